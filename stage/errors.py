@@ -1,0 +1,60 @@
+"""What a user can be told went wrong: what, where, and the command to run next.
+
+Every fault a user can meet is a `StageError`. The command line prints `message` and `remedy`, then exits
+with `exit_code`; nothing here is ever shown as a traceback. Exit codes are part of the contract:
+0 sound, 1 damage found, 2 wrong usage, 3 refused by policy, 4 signature, 5 could not finish (run it again).
+"""
+
+from __future__ import annotations
+
+
+class StageError(Exception):
+    """A fault with a way out.
+
+    Args:
+        message: what happened and where (file:line for YAML), one short paragraph.
+        remedy: what to run or change next; empty only where the message already says it.
+        exit_code: the process exit status.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, remedy: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+class DamageError(StageError):
+    """Bytes are not what they were when the bundle was made."""
+
+    exit_code = 1
+
+
+class UsageError(StageError):
+    """The command, a manifest or a run file asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class PolicyError(StageError):
+    """Refused although possible: an unsafe path, a pickle, remote code."""
+
+    exit_code = 3
+
+
+class SignatureError(StageError):
+    """A signature is missing, wrong, or by nobody who is trusted."""
+
+    exit_code = 4
+
+
+class IncompleteError(StageError):
+    """Could not finish (network, disk, interrupted). Running the same command again goes on from there."""
+
+    exit_code = 5

@@ -1,0 +1,147 @@
+"""Reads the YAML people write, remembering on which line each key stands.
+
+File -> (plain dicts and lists, `Lines`). A person who mistypes a key is told file:line and the nearest
+valid key; a key written twice is refused, because YAML would silently keep the last one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage.errors import UsageError
+
+Where = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Line numbers (from 1) of the keys of one YAML file, by path of keys."""
+
+    path: Path
+    numbers: Mapping[Where, int] = field(default_factory=dict)
+
+    def of(self, *where: str | int) -> int | None:
+        """The line of a key, or of the nearest enclosing key that has one."""
+        for depth in range(len(where), 0, -1):
+            if where[:depth] in self.numbers:
+                return self.numbers[where[:depth]]
+        return None
+
+    def place(self, *where: str | int) -> str:
+        """`file:line`, or `file` where no line is known."""
+        line = self.of(*where)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without YAML 1.1's surprises: 1e-4 is a number, and dates stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Reads a YAML mapping.
+
+    Raises:
+        UsageError: no such file, not UTF-8, not YAML, not a mapping, a key written twice, or an alias
+            (`&a`/`*a`: a few lines of those can stand for gigabytes).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", "Check the path.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path}: is a folder, expected a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", "Save the file as UTF-8.") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        _refuse_aliases(text, path)
+        node = yaml.compose(text, Loader=_Loader)
+        numbers: dict[Where, int] = {}
+        data = None if node is None else _build(node, (), numbers, path)
+    except yaml.YAMLError as error:
+        raise UsageError(_yaml_message(path, error), "Correct that line.") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}")
+    return data, Lines(Path(path), numbers)
+
+
+def check_keys(mapping: Mapping[str, Any], valid: Iterable[str], where: Where, lines: Lines) -> None:
+    """Refuses a key that means nothing, naming the nearest one that does.
+
+    Raises:
+        UsageError: for the first unknown key.
+    """
+    valid = list(valid)
+    for key in mapping:
+        if key not in valid:
+            inside = f" in `{'.'.join(map(str, where))}`" if where else ""
+            nearest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
+            hint = f"Did you mean `{nearest[0]}`? " if nearest else ""
+            raise UsageError(
+                f"{lines.place(*where, key)}: unknown key `{key}`{inside}", f"{hint}Valid keys: {', '.join(valid)}."
+            )
+
+
+def _refuse_aliases(text: str, path: Path) -> None:
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(f"{path}:{event.start_mark.line + 1}: YAML aliases (`*name`) are not read here")
+
+
+def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path) -> Any:
+    """A node as plain data; the line of each key goes into `numbers`."""
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise UsageError(f"{path}:{line}: a key must be plain text")
+            key = key_node.value
+            if key in result:
+                first = numbers[(*where, key)]
+                raise UsageError(f"{path}:{line}: `{key}` is written twice (first on line {first})", "Keep one.")
+            numbers[(*where, key)] = line
+            result[key] = _build(value_node, (*where, key), numbers, path)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            numbers[(*where, index)] = item.start_mark.line + 1
+            items.append(_build(item, (*where, index), numbers, path))
+        return items
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    except ValueError:
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: `{node.value}` cannot be read as a value") from None
+
+
+def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{path}:{mark.line + 1}: not valid YAML: {problem}" if mark else f"{path}: not valid YAML: {problem}"
+
+
+def _kind(data: object) -> str:
+    return {type(None): "nothing", list: "a list", str: "text"}.get(type(data), type(data).__name__)
