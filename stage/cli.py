@@ -1,0 +1,225 @@
+"""The `stage` command: parses, prints, sets the exit code; nothing else.
+
+Each command imports what it needs inside itself, so that `stage verify --help` starts in a blink on a login node.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from stage import __version__
+from stage.errors import IncompleteError, StageError, UsageError
+
+if TYPE_CHECKING:
+    from stage.verify import VerificationReport
+
+
+class _Group(click.Group):
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        try:
+            super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as request:
+            sys.exit(request.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(2)
+        except (KeyboardInterrupt, click.Abort):
+            _fail(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader went away (`stage show | head`): nothing is wrong
+            sys.exit(0)
+        except StageError as error:
+            _fail(error)
+        except OSError as error:
+            _fail(_from_os_error(error))
+        sys.exit(0)
+
+
+def _fail(error: StageError) -> NoReturn:
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _from_os_error(error: OSError) -> StageError:
+    """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return IncompleteError(f"{what}.", "Mend that (space, quota, permissions), then run the same command again.")
+
+
+_manifest = click.argument("manifest", type=click.Path(path_type=Path))
+_bundle = click.argument("bundle", type=click.Path(path_type=Path))
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there.")
+_quiet = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+_verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry and every file left out.")
+_endpoint = click.option(
+    "--endpoint", metavar="URL", help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co."
+)
+_update = click.option(
+    "--update",
+    "updates",
+    multiple=True,
+    is_flag=False,
+    flag_value="*",
+    metavar="[ASSET]",
+    help="Resolve anew what the lock pins: one asset, or all. May be repeated.",
+)
+
+
+def _pinning(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (_endpoint, _update, _quiet, _verbose, _json):
+        command = option(command)
+    return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stage")
+def main() -> None:
+    """Carries models, datasets and files over an air gap: one folder, every byte accounted for.
+
+    \b
+    laptop:   stage fetch manifests/my.yaml -o bundle
+              rsync -a --partial bundle/ me@cluster:bundle/
+    cluster:  stage verify bundle
+
+    Exit codes: 0 sound or done; 1 damage or failure found; 2 wrong usage or a bad manifest; 3 refused by policy;
+    4 signature missing or wrong; 5 could not finish, run it again.
+    """
+
+
+@main.command()
+@_manifest
+@_pinning
+def lock(
+    manifest: Path, endpoint: str | None, updates: tuple[str, ...], quiet: bool, verbose: bool, as_json: bool
+) -> None:
+    """Resolve MANIFEST to exact commits and files, and write that as its .lock; download nothing."""
+    from stage.fetch import load_or_resolve
+    from stage.progress import Reporter
+    from stage.sources import Sources
+
+    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+        resolved = load_or_resolve(manifest, Sources(endpoint, reporter), updates=updates, reporter=reporter)
+    if as_json:
+        click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
+
+
+@main.command()
+@_manifest
+@click.option(
+    "-o", "--output", "bundle", required=True, type=click.Path(path_type=Path), help="The bundle's folder, new or not."
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing.")
+@click.option("--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything anew.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files downloaded at once.")
+@_pinning
+def fetch(
+    manifest: Path,
+    bundle: Path,
+    dry_run: bool,
+    locked: bool,
+    jobs: int,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Download what MANIFEST asks for into one checksummed folder.
+
+    Follows MANIFEST's .lock, and writes one where there is none. Run it again after any interruption: it goes on
+    where it stopped. Run it again after changing the manifest: it fetches the difference.
+    """
+    from stage.fetch import fetch_manifest
+    from stage.progress import Reporter
+
+    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+        outcome = fetch_manifest(
+            manifest,
+            bundle,
+            endpoint=endpoint,
+            jobs=jobs,
+            locked=locked,
+            updates=updates,
+            dry_run=dry_run,
+            reporter=reporter,
+        )
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+
+
+@main.command()
+@_bundle
+@_json
+def show(bundle: Path, as_json: bool) -> None:
+    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id."""
+    from stage.show import describe, describe_json
+
+    if as_json:
+        click.echo(json.dumps(describe_json(bundle), indent=1, ensure_ascii=False))
+    else:
+        click.echo(describe(bundle))
+
+
+@main.command()
+@_bundle
+@click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Threads that read. Default: one a core.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Also write the findings there, as JSON."
+)
+@_quiet
+@_json
+def verify(bundle: Path, fast: bool, jobs: int | None, report: Path | None, quiet: bool, as_json: bool) -> None:
+    """Prove that every byte of BUNDLE is as it was fetched. Never touches the network.
+
+    Finds all damage, not the first: exit code 1 and one line for each file that is missing, extra or changed.
+    """
+    from stage.disk import write_atomically
+    from stage.progress import Reporter
+    from stage.verify import verify as verify_bundle
+
+    if report is not None and bundle.resolve() in report.resolve().parents:
+        raise UsageError(
+            f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
+        )
+    with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
+        result = verify_bundle(bundle, "fast" if fast else "full", jobs=jobs, progress=bar)
+    text = json.dumps(result.to_json(), indent=1) + "\n"
+    if report is not None:
+        write_atomically(report, text.encode())
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        _print_verification(result, quiet)
+    if not result.ok:
+        sys.exit(1)
+
+
+def _print_verification(result: VerificationReport, quiet: bool) -> None:
+    from stage.disk import human_count, human_size
+
+    for finding in result.findings:
+        click.echo(str(finding))
+    if result.ok:
+        how = (
+            "every byte is as it was fetched"
+            if result.level == "full"
+            else "names and sizes are right (bytes not read)"
+        )
+        if not quiet:
+            click.echo(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
+            click.echo(f"bundle id {result.bundle_id}")
+    else:
+        click.echo(
+            f"error: {result.root}: {human_count(len(result.findings), 'finding')}.\n"
+            "  -> Copy those files again (rsync -c repairs them), or run `stage fetch` again where the bundle was made.",
+            err=True,
+        )

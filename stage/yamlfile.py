@@ -106,7 +106,8 @@ def check_keys(mapping: Mapping[str, Any], valid: Iterable[str], where: Where, l
 def _refuse_aliases(text: str, path: Path) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            raise UsageError(f"{path}:{event.start_mark.line + 1}: YAML aliases (`*name`) are not read here")
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise UsageError(f"{path}:{line}: YAML aliases (`*name`) are not read here", "Write the value out.")
 
 
 def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path) -> Any:
@@ -117,23 +118,25 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 raise UsageError(f"{path}:{line}: a key must be plain text")
-            key = key_node.value
-            if key in result:
-                first = numbers[(*where, key)]
-                raise UsageError(f"{path}:{line}: `{key}` is written twice (first on line {first})", "Keep one.")
-            numbers[(*where, key)] = line
-            result[key] = _build(value_node, (*where, key), numbers, path)
+            here: Where = (*where, key_node.value)
+            if key_node.value in result:
+                raise UsageError(
+                    f"{path}:{line}: `{key_node.value}` is written twice (first on line {numbers[here]})", "Keep one."
+                )
+            numbers[here] = line
+            result[key_node.value] = _build(value_node, here, numbers, path)
         return result
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
-            numbers[(*where, index)] = item.start_mark.line + 1
-            items.append(_build(item, (*where, index), numbers, path))
+            place: Where = (*where, index)
+            numbers[place] = item.start_mark.line + 1
+            items.append(_build(item, place, numbers, path))
         return items
     loader = _Loader("")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
-    except ValueError:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, yaml.YAMLError):
         raise UsageError(f"{path}:{node.start_mark.line + 1}: `{node.value}` cannot be read as a value") from None
 
 

@@ -1,0 +1,73 @@
+"""Small things every writer needs: a file is there whole or not at all, and sizes people can read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from stage.errors import IncompleteError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a small file so that a reader sees the old one or the new one, whatever happens in between.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with open(temporary, "wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Refuses to begin what cannot end.
+
+    Args:
+        folder: where the bytes will go; its nearest existing parent is asked.
+        needed: bytes.
+
+    Raises:
+        IncompleteError: saying how much is missing.
+    """
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise IncompleteError(
+            f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
+            f"{human_size(needed - free)} are missing. Nothing was downloaded.",
+            f"Free {human_size(needed - free)} there, or choose another folder with -o.",
+        )
+
+
+def human_size(size: int | float) -> str:
+    """Bytes in decimal units, as disks are sold and the Hub shows them: `1.34 GB`."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 999.5 else f"{value:.3g} {unit}"
+
+
+def human_count(number: int, noun: str) -> str:
+    """`1 file`, `1,234 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

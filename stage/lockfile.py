@@ -1,0 +1,222 @@
+"""The resolved description of a bundle, to and from JSON.
+
+What a manifest asked for becomes, here, exactly which bytes: for each asset its source pinned to a commit, each
+file with size, sha256 and the upstream's own evidence, each dataset split with rows, schema and shards. The text
+is deterministic (sorted, no date, host, endpoint or tool version), so its sha256 is the bundle id. `lockreader` reads
+it back.
+
+A lock fresh from `resolve` may not know the sha256 of small files nor the rows of a dataset (the Hub does not
+publish them); `fetch` fills them in. `is_complete` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stage.digest import Digest, sha256_of_bytes
+from stage.errors import UsageError
+
+FORMAT = 1
+
+FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an asset comes from: a Hub repository at a commit, or a local path.
+
+    Attributes:
+        type: `hub` or `path`.
+        location: repository id (`org/name`) or the path as written in the manifest.
+        requested_revision: what the manifest said (`main`, a tag, a commit); None for local paths.
+        commit: the 40-hex commit it meant; None for local paths.
+        parquet_commit: for a dataset taken from the Hub's own conversion, the commit of `refs/convert/parquet`.
+    """
+
+    type: str
+    location: str
+    requested_revision: str | None = None
+    commit: str | None = None
+    parquet_commit: str | None = None
+
+    @property
+    def repository(self) -> str:
+        """The Hub repository id."""
+        return self.location
+
+
+@dataclass(frozen=True)
+class LockedFile:
+    """One payload file.
+
+    Attributes:
+        path: where it lies in the bundle, `data/...`.
+        size: bytes.
+        sha256: hex, or None until fetched.
+        upstream: the evidence published before the download; None for local files.
+        origin: the file's path at its source.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    upstream: Digest | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file of the source that does not travel, and why."""
+
+    path: str
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a dataset: its name and Arrow type, as pyarrow prints it."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class LockedSplit:
+    """One split of a dataset: payload paths of its shards in order; rows and schema are None until fetched."""
+
+    shards: tuple[str, ...]
+    rows: int | None = None
+    schema: tuple[Column, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LockedAsset:
+    """One named thing in a bundle.
+
+    Attributes:
+        kind: `model`, `tokenizer`, `dataset`, `files` or `environment`.
+        request: the manifest's entry, normalised: what `fetch` compares to see whether the lock still answers it.
+        aliases: names under which people know the repository besides `source.location`.
+        licence: as the repository states it (SPDX where the Hub uses it), or None.
+        configs: for a dataset, config -> split -> `LockedSplit`.
+    """
+
+    name: str
+    kind: str
+    request: Mapping[str, Any]
+    source: Source
+    files: tuple[LockedFile, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    aliases: tuple[str, ...] = ()
+    licence: str | None = None
+    configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The asset's folder in the bundle: `data/models/<name>`."""
+        return f"data/{FOLDERS[self.kind]}/{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every digest, row count and schema is known."""
+        splits = [split for config in self.configs.values() for split in config.values()]
+        return all(f.sha256 for f in self.files) and all(s.rows is not None and s.schema is not None for s in splits)
+
+
+@dataclass(frozen=True)
+class Lockfile:
+    """All assets of a bundle, by name."""
+
+    name: str
+    assets: Mapping[str, LockedAsset]
+
+    @property
+    def files(self) -> list[LockedFile]:
+        """Every payload file, sorted by path."""
+        return sorted((f for asset in self.assets.values() for f in asset.files), key=lambda f: f.path)
+
+    @property
+    def size(self) -> int:
+        """Payload bytes."""
+        return sum(asset.size for asset in self.assets.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every digest, row count and schema is known."""
+        return all(asset.is_complete for asset in self.assets.values())
+
+    @property
+    def id(self) -> str:
+        """sha256 of the JSON text: the bundle id, once complete."""
+        return sha256_of_bytes(self.to_json())
+
+    def with_asset(self, asset: LockedAsset) -> Lockfile:
+        """The same lock with one asset replaced."""
+        return replace(self, assets={**self.assets, asset.name: asset})
+
+    def to_json(self) -> bytes:
+        """The lock's one true text (UTF-8, keys sorted, newline at the end)."""
+        document = {
+            "format": FORMAT,
+            "name": self.name,
+            "assets": {name: _asset_to_json(asset) for name, asset in self.assets.items()},
+        }
+        return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
+    source = {"type": asset.source.type}
+    if asset.source.type == "hub":
+        source |= {"repository": asset.source.location}
+    else:
+        source |= {"path": asset.source.location}
+    for key in ("requested_revision", "commit", "parquet_commit"):
+        if (value := getattr(asset.source, key)) is not None:
+            source[key] = value
+    document: dict[str, Any] = {
+        "kind": asset.kind,
+        "request": dict(asset.request),
+        "source": source,
+        "licence": asset.licence,
+        "files": [_file_to_json(f) for f in sorted(asset.files, key=lambda f: f.path)],
+        "left_out": [
+            {"path": o.path, "size": o.size, "reason": o.reason} for o in sorted(asset.left_out, key=lambda o: o.path)
+        ],
+    }
+    if asset.aliases:
+        document["aliases"] = sorted(asset.aliases)
+    if asset.kind == "dataset":
+        document["configs"] = {
+            config: {name: _split_to_json(split) for name, split in splits.items()}
+            for config, splits in asset.configs.items()
+        }
+    return document
+
+
+def _file_to_json(file: LockedFile) -> dict[str, Any]:
+    document: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": file.sha256, "origin": file.origin}
+    if file.upstream is not None:
+        document["upstream"] = {file.upstream.algorithm: file.upstream.value}
+    return document
+
+
+def _split_to_json(split: LockedSplit) -> dict[str, Any]:
+    schema = None if split.schema is None else [{"name": c.name, "type": c.type} for c in split.schema]
+    return {"rows": split.rows, "schema": schema, "shards": list(split.shards)}
+
+
+def newer_format(where: str, found: object) -> UsageError:
+    """What to say of a lock this version is too old to read."""
+    return UsageError(
+        f"{where}: format {found!r}; this version of airlift reads format {FORMAT}.",
+        "Use a newer airlift: pip install --upgrade airlift",
+    )

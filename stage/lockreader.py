@@ -1,0 +1,224 @@
+"""Reads a lock's JSON into `Lockfile`, believing nothing.
+
+A lock can come from anywhere (a mail, a mirror, a damaged disk), and its paths decide which files are written and
+read. So every field's type is checked, every path must be one `names` allows, lie in its asset's folder, and not
+collide with another; each failure names the place in the document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+from stage import names
+from stage.digest import Digest, is_hex
+from stage.errors import PolicyError, UsageError
+from stage.lockfile import (
+    FOLDERS,
+    FORMAT,
+    Column,
+    LeftOut,
+    LockedAsset,
+    LockedFile,
+    LockedSplit,
+    Lockfile,
+    Source,
+    newer_format,
+)
+
+T = TypeVar("T")
+
+
+def read_lock(data: bytes, where: str) -> Lockfile:
+    """Reads a lock.
+
+    Args:
+        data: the JSON text, UTF-8.
+        where: the file's name, for messages.
+
+    Raises:
+        UsageError: not JSON, a newer format, or a field that is missing or not what it should be.
+        PolicyError: a path that may not be in a bundle, or two that collide.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
+    if not isinstance(document, dict) or "format" not in document:
+        raise UsageError(f"{where}: not a lock: it has no `format`.", _REMEDY)
+    if document["format"] is True or document["format"] != FORMAT:
+        raise newer_format(where, document["format"])
+    reader = _Reader(where)
+    assets = reader.take(document, "assets", dict, "")
+    lock = Lockfile(
+        name=reader.take(document, "name", str, ""),
+        assets={name: reader.asset(name, assets[name]) for name in sorted(assets)},
+    )
+    paths = [file.path for file in lock.files]
+    names.check_collisions(paths, where)
+    reader.check_shards(lock, set(paths))
+    return lock
+
+
+_REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
+
+
+class _Reader:
+    """Takes typed fields out of a parsed lock; failures name the file and the field."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fail(self, place: str, problem: str) -> NoReturn:
+        raise UsageError(f"{self.where}: `{place}` {problem}.", _REMEDY)
+
+    def take(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T:
+        """A field that must be there, of the given type."""
+        value = self.maybe(mapping, key, type_, place)
+        if value is None:
+            self.fail(f"{place}.{key}" if place else key, "is missing")
+        return value
+
+    def maybe(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T | None:
+        """A field that may be null or absent."""
+        value = mapping.get(key)
+        if value is None:
+            return None
+        negative = isinstance(value, int) and (isinstance(value, bool) or value < 0)
+        if negative or not isinstance(value, type_):
+            self.fail(f"{place}.{key}" if place else key, f"should be {_NAMES[type_]}, found {_shown(value)}")
+        return cast(T, value)
+
+    def asset(self, name: str, value: Any) -> LockedAsset:
+        place = f"assets.{name}"
+        if problem := names.problem_with_asset_name(name):
+            raise PolicyError(f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.")
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        kind = self.take(value, "kind", str, place)
+        if kind not in FOLDERS:
+            self.fail(f"{place}.kind", f"should be one of {', '.join(FOLDERS)}, found {_shown(kind)}")
+        folder = f"data/{FOLDERS[kind]}/{name}/"
+        files = self.take(value, "files", list, place)
+        left_out = self.take(value, "left_out", list, place)
+        aliases = self.maybe(value, "aliases", list, place) or []
+        return LockedAsset(
+            name=name,
+            kind=kind,
+            request=self.take(value, "request", dict, place),
+            source=self.source(self.take(value, "source", dict, place), f"{place}.source"),
+            files=tuple(self.file(f, f"{place}.files[{i}]", folder) for i, f in enumerate(files)),
+            left_out=tuple(self.left_out(o, f"{place}.left_out[{i}]") for i, o in enumerate(left_out)),
+            aliases=tuple(self.text(a, f"{place}.aliases") for a in aliases),
+            licence=self.maybe(value, "licence", str, place),
+            configs=self.configs(value, place) if kind == "dataset" else {},
+        )
+
+    def source(self, value: Mapping[str, Any], place: str) -> Source:
+        type_ = self.take(value, "type", str, place)
+        if type_ not in _LOCATION_KEYS:
+            self.fail(f"{place}.type", f"should be one of {', '.join(_LOCATION_KEYS)}, found {_shown(type_)}")
+        commits = {key: self.maybe(value, key, str, place) for key in ("commit", "parquet_commit")}
+        for key, commit in commits.items():
+            if commit is not None and not is_hex(commit, 40):
+                self.fail(f"{place}.{key}", f"should be a commit (40 hex digits), found {_shown(commit)}")
+        if type_ == "hub" and commits["commit"] is None:
+            self.fail(f"{place}.commit", "is missing")
+        return Source(
+            type=type_,
+            location=self.take(value, _LOCATION_KEYS[type_], str, place),
+            requested_revision=self.maybe(value, "requested_revision", str, place),
+            **commits,
+        )
+
+    def file(self, value: Any, place: str, folder: str) -> LockedFile:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        path = self.take(value, "path", str, place)
+        names.check_path(path, self.where)
+        if not path.startswith(folder):
+            raise PolicyError(f"{self.where}: `{place}.path` {names.printable(path)} is outside its asset, {folder}.")
+        sha256 = self.maybe(value, "sha256", str, place)
+        if sha256 is not None and not is_hex(sha256, 64):
+            self.fail(f"{place}.sha256", f"should be 64 lowercase hex digits, found {_shown(sha256)}")
+        return LockedFile(
+            path=path,
+            size=self.take(value, "size", int, place),
+            sha256=sha256,
+            upstream=self.upstream(value, place),
+            origin=self.take(value, "origin", str, place),
+        )
+
+    def upstream(self, value: Mapping[str, Any], place: str) -> Digest | None:
+        evidence = self.maybe(value, "upstream", dict, place)
+        if not evidence:
+            return None
+        if len(evidence) != 1:
+            self.fail(f"{place}.upstream", "should be one digest")
+        algorithm, digest = next(iter(evidence.items()))
+        try:
+            return Digest(algorithm, self.text(digest, f"{place}.upstream"))
+        except ValueError as error:
+            self.fail(f"{place}.upstream", f"is no digest: {error}")
+
+    def left_out(self, value: Any, place: str) -> LeftOut:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        return LeftOut(
+            self.take(value, "path", str, place),
+            self.take(value, "size", int, place),
+            self.take(value, "reason", str, place),
+        )
+
+    def configs(self, value: Mapping[str, Any], place: str) -> dict[str, dict[str, LockedSplit]]:
+        result: dict[str, dict[str, LockedSplit]] = {}
+        configs = self.take(value, "configs", dict, place)
+        for config in configs:
+            splits = self.take(configs, config, dict, f"{place}.configs")
+            result[config] = {
+                name: self.split(
+                    self.take(splits, name, dict, f"{place}.configs.{config}"), f"{place}.configs.{config}.{name}"
+                )
+                for name in splits
+            }
+        return result
+
+    def split(self, value: Mapping[str, Any], place: str) -> LockedSplit:
+        schema = self.maybe(value, "schema", list, place)
+        return LockedSplit(
+            shards=tuple(self.text(s, f"{place}.shards") for s in self.take(value, "shards", list, place)),
+            rows=self.maybe(value, "rows", int, place),
+            schema=None if schema is None else tuple(self.column(c, f"{place}.schema") for c in schema),
+        )
+
+    def column(self, value: Any, place: str) -> Column:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a list of {name, type}")
+        return Column(self.take(value, "name", str, place), self.take(value, "type", str, place))
+
+    def text(self, value: Any, place: str) -> str:
+        if not isinstance(value, str):
+            self.fail(place, f"should be text, found {_shown(value)}")
+        return value
+
+    def check_shards(self, lock: Lockfile, paths: set[str]) -> None:
+        """Every shard a split names must be a file of the lock."""
+        for asset in lock.assets.values():
+            for config, splits in asset.configs.items():
+                for split, locked in splits.items():
+                    for shard in locked.shards:
+                        if shard not in paths:
+                            self.fail(
+                                f"assets.{asset.name}.configs.{config}.{split}.shards",
+                                f"names {shard}, not a file here",
+                            )
+
+
+_LOCATION_KEYS = {"hub": "repository", "path": "path"}
+_NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,315 @@
+"""Reads what a person asks for: `manifests/*.yaml` -> `Manifest`.
+
+Every entry becomes a frozen request of its kind; a mistake is told with file:line. Nothing is looked up here:
+whether the repository exists is `resolve`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from stage import names
+from stage.digest import is_hex
+from stage.errors import UsageError
+from stage.yamlfile import Lines, Where, check_keys, load_yaml_with_lines
+
+FORMAT = 1
+CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config."""
+
+    repository: str
+    revision: str = "main"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    allow_code: bool = False
+    tokenizer_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRequest:
+    """A Hub dataset repository: one config (None: the only or the default one) and some splits (none named: all)."""
+
+    repository: str
+    revision: str = "main"
+    config: str | None = None
+    splits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRequest:
+    """A file or folder beside the manifest."""
+
+    path: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    convert: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UrlRequest:
+    """A file at an http, https or ftp address."""
+
+    url: str
+    sha256: str | None = None
+    unpack: bool = False
+    convert: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRequest:
+    """An `environment.yml` and the profile of the cluster it is for, both beside the manifest."""
+
+    environment: str
+    profile: str | None = None
+
+
+Request: TypeAlias = ModelRequest | DatasetRequest | PathRequest | UrlRequest | EnvironmentRequest
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a person asks for.
+
+    Attributes:
+        path: the file it was read from; relative paths inside are relative to its folder.
+        text: its bytes, which travel as `stage.yaml`.
+        requests: by asset name, in the order written.
+        lines: where each key stands, for messages.
+        licences: licences the bundle may hold (`policy: {licences: [...]}`); None: any.
+    """
+
+    path: Path
+    text: bytes
+    name: str
+    requests: Mapping[str, Request]
+    lines: Lines
+    licences: tuple[str, ...] | None = None
+
+    @property
+    def lock_path(self) -> Path:
+        """`x.lock` beside `x.yaml`."""
+        return self.path.with_suffix(".lock")
+
+    def place(self, asset: str, *keys: str) -> str:
+        """`file:line` of an asset's entry, or of a key in it."""
+        return self.lines.place("assets", asset, *keys)
+
+    @staticmethod
+    def load(path: Path | str) -> Manifest:
+        """Reads a manifest.
+
+        Raises:
+            UsageError: with file:line, for anything that is not as design says.
+        """
+        path = Path(path)
+        data, lines = load_yaml_with_lines(path)
+        entry = _Entry(data, (), lines)
+        check_keys(data, ("format", "name", "assets", "policy"), (), lines)
+        if data.get("format") != FORMAT:
+            found = f"found {data['format']!r}" if "format" in data else "it is missing"
+            raise UsageError(
+                f"{lines.place('format')}: `format` should be {FORMAT}, {found}.", f"Write `format: {FORMAT}`."
+            )
+        assets = entry.mapping("assets")
+        if not assets:
+            raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
+        requests = {str(name): _request(str(name), assets[name], lines) for name in assets}
+        names.check_collisions(requests, f"{path}: assets")
+        return Manifest(
+            path=path,
+            text=path.read_bytes(),
+            name=entry.text("name", default=path.stem),
+            requests=requests,
+            lines=lines,
+            licences=_licences(entry, lines),
+        )
+
+
+def as_lock_request(request: Request) -> dict[str, Any]:
+    """A request as the lock records it: the keys a person would write, defaults left out except the revision."""
+    match request:
+        case ModelRequest():
+            kind = "tokenizer" if request.tokenizer_only else "model"
+            document: dict[str, Any] = {kind: request.repository, "revision": request.revision}
+        case DatasetRequest():
+            document = {"dataset": request.repository, "revision": request.revision}
+        case PathRequest():
+            document = {"path": request.path}
+        case UrlRequest():
+            document = {"url": request.url}
+        case EnvironmentRequest():
+            document = {"environment": request.environment}
+    for key in ("config", "splits", "include", "exclude", "convert", "sha256", "unpack", "allow_code", "profile"):
+        if value := getattr(request, key, None):
+            document[key] = list(value) if isinstance(value, tuple) else value
+    return document
+
+
+_KEYS = {
+    "model": ("model", "revision", "include", "exclude", "allow_code"),
+    "tokenizer": ("tokenizer", "revision", "allow_code"),
+    "dataset": ("dataset", "revision", "config", "splits"),
+    "path": ("path", "include", "exclude", "convert"),
+    "url": ("url", "sha256", "unpack", "convert"),
+    "environment": ("environment", "profile"),
+}
+
+
+def _request(name: str, value: Any, lines: Lines) -> Request:
+    where: Where = ("assets", name)
+    if problem := names.problem_with_asset_name(name):
+        raise UsageError(f"{lines.place(*where)}: {names.printable(name)} cannot name an asset: {problem}.")
+    if not isinstance(value, dict):
+        raise UsageError(f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.")
+    kinds = [key for key in _KEYS if key in value]
+    if len(kinds) != 1:
+        every = sorted({key for keys in _KEYS.values() for key in keys})
+        check_keys(value, every, where, lines)
+        found = f"has both `{kinds[0]}` and `{kinds[1]}`" if kinds else "does not say what it is"
+        raise UsageError(f"{lines.place(*where)}: asset `{name}` {found}.", f"Give it one of: {', '.join(_KEYS)}.")
+    check_keys(value, _KEYS[kinds[0]], where, lines)
+    return _BUILDERS[kinds[0]](_Entry(value, where, lines))
+
+
+def _model(entry: _Entry) -> ModelRequest:
+    return ModelRequest(
+        repository=entry.repository("model"),
+        revision=entry.text("revision", default="main"),
+        include=entry.texts("include"),
+        exclude=entry.texts("exclude"),
+        allow_code=entry.flag("allow_code"),
+    )
+
+
+def _tokenizer(entry: _Entry) -> ModelRequest:
+    return ModelRequest(
+        repository=entry.repository("tokenizer"),
+        revision=entry.text("revision", default="main"),
+        allow_code=entry.flag("allow_code"),
+        tokenizer_only=True,
+    )
+
+
+def _dataset(entry: _Entry) -> DatasetRequest:
+    return DatasetRequest(
+        repository=entry.repository("dataset"),
+        revision=entry.text("revision", default="main"),
+        config=entry.text("config", default="") or None,
+        splits=entry.texts("splits"),
+    )
+
+
+def _path(entry: _Entry) -> PathRequest:
+    return PathRequest(
+        path=entry.text("path"),
+        include=entry.texts("include"),
+        exclude=entry.texts("exclude"),
+        convert=entry.choice("convert", CONVERSIONS),
+    )
+
+
+def _url(entry: _Entry) -> UrlRequest:
+    url = entry.text("url")
+    if not url.startswith(("http://", "https://", "ftp://")):
+        raise entry.wrong("url", "should begin with https://, http:// or ftp://", url)
+    sha256 = entry.text("sha256", default="") or None
+    if sha256 is not None and not is_hex(sha256.lower(), 64):
+        raise entry.wrong("sha256", "should be 64 hex digits", sha256)
+    return UrlRequest(
+        url=url,
+        sha256=sha256.lower() if sha256 else None,
+        unpack=entry.flag("unpack"),
+        convert=entry.choice("convert", CONVERSIONS),
+    )
+
+
+def _environment(entry: _Entry) -> EnvironmentRequest:
+    return EnvironmentRequest(environment=entry.text("environment"), profile=entry.text("profile", default="") or None)
+
+
+_BUILDERS: Mapping[str, Callable[[_Entry], Request]] = {
+    "model": _model,
+    "tokenizer": _tokenizer,
+    "dataset": _dataset,
+    "path": _path,
+    "url": _url,
+    "environment": _environment,
+}
+
+
+def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
+    if "policy" not in entry.data:
+        return None
+    policy = entry.mapping("policy")
+    check_keys(policy, ("licences",), ("policy",), lines)
+    return _Entry(policy, ("policy",), lines).texts("licences")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Typed access to one YAML mapping; mistakes come with file:line."""
+
+    data: Mapping[str, Any]
+    where: Where
+    lines: Lines
+
+    def wrong(self, key: str, problem: str, found: object) -> UsageError:
+        return UsageError(f"{self.lines.place(*self.where, key)}: `{key}` {problem}, found {found!r}.")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.data.get(key, default)
+        if isinstance(value, str) and (value or default == ""):
+            return value
+        if isinstance(value, int | float | bool):
+            raise UsageError(
+                f"{self.lines.place(*self.where, key)}: `{key}` should be text, found {type(value).__name__} {value}.",
+                f'Put it in quotes: {key}: "{value}"',
+            )
+        raise self.wrong(key, "should be text", value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.data.get(key, [])
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.wrong(key, "should be a list of texts", value)
+        return tuple(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.data.get(key, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "should be true or false", value)
+        return value
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str | None:
+        value = self.data.get(key)
+        if value is not None and value not in choices:
+            raise self.wrong(key, f"should be one of {', '.join(choices)}", value)
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.data.get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, "should be a mapping", value)
+        return value
+
+    def repository(self, key: str) -> str:
+        """A Hub repository id: `name` or `org/name`."""
+        value = self.text(key)
+        for prefix in ("https://huggingface.co/", "hf://"):
+            if value.startswith(prefix):
+                bare = value.removeprefix(prefix).removeprefix("datasets/").strip("/")
+                raise UsageError(
+                    f"{self.lines.place(*self.where, key)}: `{key}` is an address.", f"Write `{key}: {bare}`."
+                )
+        parts = value.split("/")
+        allowed = all(part and all(c.isalnum() or c in "-_." for c in part) for part in parts)
+        if len(parts) > 2 or not allowed or ".." in value:
+            raise self.wrong(key, "should be a repository such as org/name", value)
+        return value

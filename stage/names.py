@@ -1,0 +1,141 @@
+"""Which paths and names may be in a bundle.
+
+Pure rules, used by whoever writes a bundle and again by whoever reads one: a path that passes here means the
+same file on ext4, Lustre, APFS and NTFS, stands alone on a line of a BagIt manifest, and never leaves the
+bundle. The Hub accepts far more (field names with newlines, `~/.ssh`, case twins), so the rules are not theory.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from stage.errors import PolicyError
+
+PARTIAL_SUFFIX = ".partial"
+MAX_COMPONENT_BYTES = 255  # NAME_MAX on every file system our users meet
+MAX_PATH_BYTES = 1024  # leaves room for the folder the bundle lies in (PATH_MAX is 4096, 1024 on macOS)
+
+# Cc: control characters; Cs: lone surrogates (not UTF-8); Zl, Zp: line separators that some readers split on.
+_FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+def problem_with_path(path: str) -> str | None:
+    """Why `path` may not be in a bundle; None if it may.
+
+    A path is relative, POSIX-style and already normal: no `.`, `..`, empty component or trailing slash.
+    `%` is refused because BagIt (RFC 8493, 2.1.3) wants it percent-encoded in its manifests and coreutils'
+    `sha256sum -c` does not decode that: no manifest could be right for both.
+    """
+    if not path:
+        return "it is empty"
+    for character in path:
+        if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
+            return f"it has the control character U+{ord(character):04X}"
+    if path.startswith("/"):
+        return "it is absolute"
+    if "\\" in path:
+        return "it has a backslash"
+    if "%" in path:
+        return "it has a `%`"
+    if len(path.encode()) > MAX_PATH_BYTES:
+        return f"it is longer than {MAX_PATH_BYTES} bytes"
+    return next((problem for part in path.split("/") if (problem := _problem_with_component(part))), None)
+
+
+def _problem_with_component(part: str) -> str | None:
+    if part == "":
+        return "it has an empty component"
+    if part in (".", ".."):
+        return f"it has the component `{part}`"
+    if part != part.strip():
+        return f"`{part}` begins or ends with a space"
+    if len(part.encode()) > MAX_COMPONENT_BYTES:
+        return f"`{part[:40]}...` is longer than {MAX_COMPONENT_BYTES} bytes"
+    if part.endswith(PARTIAL_SUFFIX):
+        return f"`{PARTIAL_SUFFIX}` is the ending of unfinished files"
+    return None
+
+
+def check_path(path: str, what: str) -> None:
+    """Refuses a path that may not be in a bundle.
+
+    Args:
+        what: who brought the path, for the message ("model bert", "stage.lock").
+
+    Raises:
+        PolicyError: with the reason.
+    """
+    if problem := problem_with_path(path):
+        raise PolicyError(
+            f"{what}: the path {printable(path)} may not be in a bundle: {problem}.",
+            "If you need the rest, leave this file out: add it to `exclude` in the manifest.",
+        )
+
+
+def problem_with_asset_name(name: str) -> str | None:
+    """Why `name` cannot name an asset (a folder under `data/` and a key of run files); None if it can."""
+    if problem := problem_with_path(name):
+        return problem
+    if "/" in name:
+        return "it has a `/`"
+    if name.startswith((".", "-")):
+        return f"it begins with `{name[0]}`"
+    if any(not (c.isalnum() or c in "._-") for c in name):
+        return "only letters, digits, `.`, `_` and `-` may be in it"
+    if name != unicodedata.normalize("NFC", name):
+        return "it is not in Unicode normal form C"
+    return None
+
+
+def folded(path: str) -> str:
+    """What a case-insensitive, normalising disk (APFS, NTFS) makes of a path: equal results are one file there."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def collisions(paths: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of paths that cannot lie side by side.
+
+    Found are: paths listed twice, paths or folders that differ only in case or Unicode normalisation, and a
+    file where another path needs a folder.
+    """
+    seen: dict[str, str] = {}
+    files: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    ordered = sorted(paths)
+    for path in ordered:
+        if (key := folded(path)) in files:
+            found.append((files[key], path))
+        files.setdefault(key, path)
+    for path in ordered:
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            key = folded(folder)
+            if key in files:
+                found.append((files[key], path))
+            elif seen.setdefault(key, folder) != folder:
+                found.append((seen[key] + "/", path))
+    return found
+
+
+def check_collisions(paths: Iterable[str], what: str) -> None:
+    """Refuses paths that would be one file on some disk a bundle travels over.
+
+    Raises:
+        PolicyError: naming both.
+    """
+    if found := collisions(paths):
+        first, second = found[0]
+        more = f" ({len(found) - 1} more such pairs)" if len(found) > 1 else ""
+        raise PolicyError(
+            f"{what}: {printable(first)} and {printable(second)} would be the same file on a disk that ignores case "
+            f"or normalises Unicode{more}.",
+            "Leave one of them out: add it to `exclude` in the manifest.",
+        )
+
+
+def printable(path: str) -> str:
+    """A path as it can be shown on a terminal: quoted, with control characters escaped."""
+    text = "".join(c if unicodedata.category(c) not in _FORBIDDEN_CATEGORIES else ascii(c)[1:-1] for c in path)
+    return f"`{text}`"
