@@ -1,0 +1,67 @@
+"""What every test may use: Hubs on loopback, and the rule that nothing skips silently where everything can run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hubs import HUBS, INDEPENDENT, TestHub
+
+
+@pytest.fixture(params=list(HUBS))
+def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
+    """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`). Each test runs once with each."""
+    if request.param == "independent" and not INDEPENDENT.exists():
+        pytest.skip("no independent Hub beside this checkout")
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> TestHub:
+            count = len(list(tmp_path.glob("hub-*")))
+            return HUBS[request.param](tmp_path / f"hub-{count}", stack, **options)
+
+        yield start
+
+
+@pytest.fixture
+def hub(hub_factory: Callable[..., TestHub]) -> TestHub:
+    """A running Hub with no repositories."""
+    return hub_factory()
+
+
+def _skip_is_fine(item: pytest.Item | None, reason: str) -> bool:
+    """Tests of hardware or rights this machine lacks may skip anywhere, and so may the neighbour that is not there."""
+    if "no independent Hub" in reason:
+        return not INDEPENDENT.exists()
+    if item is None:
+        return False
+    return item.get_closest_marker("gpu") is not None or (
+        item.get_closest_marker("site") is not None and os.geteuid() != 0
+    )
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport, item: pytest.Item | None) -> None:
+    if not os.environ.get("AIRLIFT_NO_SKIP") or report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not _skip_is_fine(item, reason):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped (AIRLIFT_NO_SKIP): {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_skip(report, item)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report, None)
+    return report
