@@ -1,0 +1,153 @@
+"""The whole road on one machine: Hub -> bundle -> rsync -> verify -> prepare -> train -> a model that answers.
+
+Called by scripts/demo inside the checkout's .venv. Everything is written below one folder:
+
+    FOLDER/hub/       what the embedded Hub serves
+    FOLDER/laptop/    manifest, lock and bundle, as on a laptop
+    FOLDER/cluster/   the bundle after rsync, the run file and the run folder, as on a cluster without internet
+
+Each command is printed before it runs, as a person would type it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from scripts.lib.demo_repositories import DATASET, MODEL, make_repositories
+from scripts.lib.loopback_hub import LoopbackHub
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKER = ".airlift-demo"
+PARTS = ("hub", "laptop", "cluster")
+SENTENCES = (
+    "The [MASK] statement is used to define a function.",
+    "An exception is raised if the [MASK] is not found.",
+)
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass
+class Shell:
+    """Prints commands, runs them, and remembers how long each took."""
+
+    times: list[tuple[str, float]] = field(default_factory=list)
+
+    def run(self, *command: str, cwd: Path = ROOT, wall: tuple[str, ...] = ()) -> None:
+        """Runs a command, behind a `wall` prefix that takes the network away if one is given.
+
+        Raises:
+            DemoError: it did not exit with 0.
+        """
+        print(f"\n$ {shlex.join([*wall[:2], *command])}", flush=True)
+        began = time.monotonic()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLURM_"))}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        code = subprocess.run([*wall, *command], cwd=cwd, env=environment).returncode
+        self.times.append((shlex.join(command[:2]), time.monotonic() - began))
+        if code != 0:
+            raise DemoError(f"`{shlex.join(command)}` ended with {code} (in {cwd})")
+
+
+def say(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Makes the folder, or empties what an earlier demo left in it.
+
+    Raises:
+        DemoError: it holds something that is not a demo's.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DemoError(f"{folder} is a file. Name another folder: scripts/demo FOLDER")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
+        raise DemoError(f"{folder} is not empty and not a demo's: left alone. Name another folder: scripts/demo FOLDER")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).write_text("scripts/demo writes here and empties hub/, laptop/ and cluster/ when run again.\n")
+    for part in PARTS:
+        shutil.rmtree(folder / part, ignore_errors=True)
+        (folder / part).mkdir()
+
+
+def network_wall() -> tuple[tuple[str, ...], str]:
+    """A prefix that runs a command where only loopback exists, and what it is, in words."""
+    for flags, who in (("-n", "root"), ("-rn", "an ordinary user")):
+        enter = ("unshare", flags, "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+        try:
+            done = subprocess.run([*enter, "true"], capture_output=True)
+        except FileNotFoundError:
+            break
+        if done.returncode == 0:
+            return enter, f"in a network namespace of its own (unshare {flags}, as {who}): nothing but loopback exists"
+    return (), "with the network in reach: unshare (util-linux) and ip (iproute2) are missing or not allowed here"
+
+
+def travel(folder: Path, shell: Shell) -> Path:
+    """Goes the whole road; returns the run folder."""
+    laptop, cluster = folder / "laptop", folder / "cluster"
+    say("On the laptop: stage from a Hub")
+    for name, place in (("manifests", laptop), ("runs", cluster)):
+        shutil.copy(ROOT / name / "demo.yaml", place / "demo.yaml")
+    with LoopbackHub(folder / "hub") as hub:
+        make_repositories(hub.repositories)
+        print(f"embedded Hub at {hub.endpoint} (files from {hub.cdn_endpoint}), serving {MODEL} and {DATASET}")
+        shell.run("stage", "fetch", "demo.yaml", "-o", "bundle", "--endpoint", hub.endpoint, cwd=laptop)
+        answered = hub.log.find()
+        print(f"\nthe Hub answered {len(answered)} requests with {sum(e.sent for e in answered) / 1e6:.1f} MB")
+    shell.run("stage", "show", "bundle", cwd=laptop)
+
+    say("Carry it over (the Hub is gone now)")
+    shell.run("rsync", "-a", "--partial", f"{laptop}/bundle/", f"{cluster}/bundle/")
+
+    wall, words = network_wall()
+    say(f"On the cluster, {words}")
+    shell.run("stage", "verify", "bundle", cwd=cluster, wall=wall)
+    shell.run("runner", "prepare", "demo.yaml", "--bundle", "bundle", cwd=cluster, wall=wall)
+    shell.run("runner", "train", "demo.yaml", "--bundle", "bundle", "--processes", "2", cwd=cluster, wall=wall)
+    run_folder = cluster / "output" / str(yaml.safe_load((cluster / "demo.yaml").read_text())["name"])
+    script = str(ROOT / "scripts" / "lib" / "fill_mask.py")
+    shell.run("python", script, str(run_folder / "model"), *SENTENCES, cwd=cluster, wall=wall)
+    return run_folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "output" / "scripts-demo", metavar="FOLDER")
+    folder = parser.parse_args().folder.resolve()
+    shell = Shell()
+    try:
+        prepare_folder(folder)
+        run_folder = travel(folder, shell)
+    except DemoError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    say("Where everything lies")
+    for path, what in (
+        (folder / "laptop" / "bundle", "what stage made, beside its manifest and lock"),
+        (folder / "cluster" / "bundle", "the same after the journey"),
+        (run_folder, "metrics.jsonl, tensorboard/, logs/, checkpoints/"),
+        (run_folder / "model", "the trained model: from_pretrained loads it"),
+    ):
+        print(f"{path}\n    {what}")
+    print("\n" + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in shell.times))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What scripts/demo serves, and what it does to the folder it is given."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.demo import MARKER, DemoError, prepare_folder
+from scripts.lib.demo_repositories import dataset_files, model_folder, paragraphs
+
+
+def test_the_dataset_is_english_and_no_paragraph_is_in_both_splits() -> None:
+    splits = {name: [text for _, text in rows] for name, rows in paragraphs().items()}
+    assert not set(splits["train"]) & set(splits["validation"])
+    assert len(splits["train"]) > 500 and len(splits["validation"]) > 50
+    assert any("statement" in text for text in splits["validation"])
+
+
+def test_the_dataset_repository_is_parquet_with_a_card() -> None:
+    import pyarrow.parquet as pq
+
+    files = dataset_files()
+    card = files.pop("README.md")
+    assert isinstance(card, bytes) and b"config_name: topics" in card
+    rows = {path: pq.read_table(io.BytesIO(data)).num_rows for path, data in files.items() if isinstance(data, bytes)}
+    assert sum(rows.values()) == sum(map(len, paragraphs().values()))
+    assert list(rows) == sorted(rows) and len(rows) == 3
+
+
+def test_the_model_repository_is_complete() -> None:
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model_folder().iterdir()}
+
+
+def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    thesis = tmp_path / "cluster" / "thesis.tex"
+    thesis.write_text("years of work")
+    with pytest.raises(DemoError, match="left alone"):
+        prepare_folder(tmp_path)
+    assert thesis.read_text() == "years of work"
+    with pytest.raises(DemoError, match="is a file"):
+        prepare_folder(thesis)
+
+
+def test_an_earlier_demo_is_emptied_and_nothing_beside_it(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "out")
+    (tmp_path / "out" / "laptop" / "old").write_text("x")
+    (tmp_path / "out" / "notes").write_text("mine")
+    prepare_folder(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, "notes", "hub", "laptop", "cluster"}
+    assert list((tmp_path / "out" / "laptop").iterdir()) == []
