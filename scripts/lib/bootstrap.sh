@@ -60,7 +60,7 @@ make_venv() {
     wanted=$(cat pyproject.toml envs/constraints.txt | cksum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "\$ pip install -c envs/constraints.txt -e '.[train,dev]'    (a minute or more, once)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+        .venv/bin/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
             -c envs/constraints.txt -e '.[train,dev]'
         printf '%s\n' "$wanted" >"$stamp"
     fi

@@ -7,12 +7,10 @@ import sys
 
 
 def main() -> int:
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     folder, *sentences = sys.argv[1:]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()

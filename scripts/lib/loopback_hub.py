@@ -36,6 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import yaml
+
 from scripts.lib.hub_faults import Faults, RequestLog
 from scripts.lib.hub_repositories import KINDS, Commit, Repositories, Repository, StoredFile
 from scripts.lib.hub_responses import Answerer, HubError, Listener
@@ -219,8 +221,9 @@ class HubAnswerer(Answerer):
             "tags": [],
             "siblings": [{"rfilename": path} for path in commit.files],
         }
-        if licence := _licence(commit):
-            info.update(tags=[f"license:{licence}"], cardData={"license": licence})
+        if card := _card(commit):
+            info["cardData"] = card
+            info["tags"] = [f"license:{card['license']}"] if isinstance(card.get("license"), str) else []
         return info
 
     def _tree(self, commit: Commit, folder: str) -> None:
@@ -272,12 +275,13 @@ def _row(file: StoredFile) -> dict[str, Any]:
     return row
 
 
-def _licence(commit: Commit) -> str | None:
-    card = commit.files.get("README.md")
-    text = card.content.read_text(encoding="utf-8", errors="replace") if card else ""
+def _card(commit: Commit) -> dict[str, Any]:
+    """The front matter of the README: licence, a dataset's configs and splits, ..."""
+    readme = commit.files.get("README.md")
+    text = readme.content.read_text(encoding="utf-8", errors="replace") if readme else ""
     front = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    found = re.search(r"^license:[ \t]*([^\s#]+)", front[1], re.MULTILINE) if front else None
-    return found[1].strip("\"'") if found else None
+    card = yaml.safe_load(front[1]) if front else None
+    return card if isinstance(card, dict) else {}
 
 
 def main() -> int:

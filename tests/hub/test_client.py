@@ -22,7 +22,7 @@ from tests.support.hubs import MEMBER_TOKEN, STRANGER_TOKEN, TestHub
 
 WEIGHTS = bytes(range(256)) * 2000
 FILES = {
-    "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny\n",
+    "README.md": b'---\nlicense: apache-2.0\nconfigs:\n- config_name: x\n  data_files: "*.parquet"\n---\n# Tiny\n',
     "config.json": b'{"model_type": "bert"}\n',
     "model.safetensors": WEIGHTS,
     "onnx/config.json": b"{}",
@@ -50,16 +50,18 @@ def test_branch_tag_slash_and_sha_lead_to_their_commits(hub: TestHub) -> None:
 
 
 def test_the_two_hubs_agree_on_commit_shas(hub: TestHub) -> None:
-    first = hub.commit("models", "acme/tiny", FILES)
-    second = hub.commit("models", "acme/tiny", {**FILES, "a/b": b"x"})
-    assert first == "f703b5ed391c8b4610358d70e0645c174c244fff"
-    assert second == "ed25081ea74928f52b01e8988938d0791f6a4d3c"
+    first = hub.commit("models", "acme/tiny", {"config.json": b"{}", "model.safetensors": b"weights"})
+    second = hub.commit("models", "acme/tiny", {"config.json": b"{}", "a/b": b"x"})
+    assert first == "8419268766690a589e8cc57d74a8eb49f244f790"
+    assert second == "8661fc190d2fee315fc17c5fdc3b06c6f6fe0c05"
 
 
 def test_info_tells_the_licence_and_every_file(hub: TestHub) -> None:
     hub.commit("models", "acme/tiny", FILES)
     info = api(hub).model_info("acme/tiny")
     assert info.card_data is not None and info.card_data["license"] == "apache-2.0"
+    assert info.card_data["configs"][0]["data_files"] == "*.parquet"
+    assert "license:apache-2.0" in (info.tags or ())
     assert {s.rfilename for s in info.siblings or ()} == {*FILES, ".gitattributes"}
 
 
