@@ -220,6 +220,6 @@ def _print_verification(result: VerificationReport, quiet: bool) -> None:
     else:
         click.echo(
             f"error: {result.root}: {human_count(len(result.findings), 'finding')}.\n"
-            "  -> Copy those files again (rsync -c repairs them), or run `stage fetch` again where the bundle was made.",
+            "  -> Copy again with `rsync -c`, or run `stage fetch` again where the bundle was made.",
             err=True,
         )

@@ -48,7 +48,7 @@ def is_hex(value: object, length: int) -> bool:
 
 @dataclass(frozen=True)
 class FileDigests:
-    """What is known of a file once its bytes went by: size in bytes, sha256, git blob id if asked for, blocks if large."""
+    """What is known of a file once its bytes went by: size, sha256, git blob id if asked for, blocks if large."""
 
     size: int
     sha256: str

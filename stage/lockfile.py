@@ -86,11 +86,17 @@ class Column:
 
 @dataclass(frozen=True)
 class LockedSplit:
-    """One split of a dataset: payload paths of its shards in order; rows and schema are None until fetched."""
+    """One split of a dataset: payload paths of its shards in order.
+
+    Attributes:
+        rows, schema: None until fetched.
+        declared_rows: what the dataset's card says; None where it says nothing.
+    """
 
     shards: tuple[str, ...]
     rows: int | None = None
     schema: tuple[Column, ...] | None = None
+    declared_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,8 @@ def _file_to_json(file: LockedFile) -> dict[str, Any]:
 
 def _split_to_json(split: LockedSplit) -> dict[str, Any]:
     schema = None if split.schema is None else [{"name": c.name, "type": c.type} for c in split.schema]
-    return {"rows": split.rows, "schema": schema, "shards": list(split.shards)}
+    document = {"rows": split.rows, "schema": schema, "shards": list(split.shards)}
+    return document if split.declared_rows is None else {**document, "declared_rows": split.declared_rows}
 
 
 def newer_format(where: str, found: object) -> UsageError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from stage import names
 from stage.digest import Digest, is_hex
@@ -88,7 +88,7 @@ class _Reader:
         negative = isinstance(value, int) and (isinstance(value, bool) or value < 0)
         if negative or not isinstance(value, type_):
             self.fail(f"{place}.{key}" if place else key, f"should be {_NAMES[type_]}, found {_shown(value)}")
-        return cast(T, value)
+        return value
 
     def asset(self, name: str, value: Any) -> LockedAsset:
         place = f"assets.{name}"
@@ -189,6 +189,7 @@ class _Reader:
         return LockedSplit(
             shards=tuple(self.text(s, f"{place}.shards") for s in self.take(value, "shards", list, place)),
             rows=self.maybe(value, "rows", int, place),
+            declared_rows=self.maybe(value, "declared_rows", int, place),
             schema=None if schema is None else tuple(self.column(c, f"{place}.schema") for c in schema),
         )
 

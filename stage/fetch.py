@@ -1,0 +1,293 @@
+"""Lock -> bundle: checks what is here, brings what is not, and finishes the folder last.
+
+Every run does the same three things, whatever an earlier one left: hash the files that lie there already, bring the
+missing and the damaged ones, write the tag files. Nothing needs to remember how far it got, so an interruption at any
+moment leaves either a finished bundle or one that the same command goes on with.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stage import __version__
+from stage import bundle as layout
+from stage.digest import FileDigests, hash_file
+from stage.disk import check_space, human_count, human_size, write_atomically
+from stage.errors import DamageError
+from stage.inspect import parquet_footer
+from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
+from stage.manifest import Manifest
+from stage.progress import Reporter
+from stage.resolve import Resolution, read_previous, resolve
+from stage.sources import Sources
+from stage.sources.retry import Stopped
+from stage.verify import verify
+from stage.workfolder import WorkFolder
+
+ROOM_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside the payload
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class FetchOutcome:
+    """What a fetch did, or would do (`dry_run`). Sizes in bytes; `bundle_id` is None in a dry run."""
+
+    bundle: Path
+    lock_path: Path
+    bundle_id: str | None
+    files: int
+    size: int
+    fetched_files: int
+    fetched_size: int
+    dry_run: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "bundle": str(self.bundle),
+            "bundle_id": self.bundle_id,
+            "lock": str(self.lock_path),
+            "files": self.files,
+            "bytes": self.size,
+            "fetched_files": self.fetched_files,
+            "fetched_bytes": self.fetched_size,
+            "dry_run": self.dry_run,
+        }
+
+
+def fetch_manifest(
+    manifest_path: Path,
+    root: Path,
+    *,
+    endpoint: str | None,
+    jobs: int,
+    locked: bool,
+    updates: Iterable[str],
+    dry_run: bool,
+    reporter: Reporter,
+) -> FetchOutcome:
+    """`stage fetch`: resolves or follows the lock, then makes `root` the bundle it describes.
+
+    Raises:
+        StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
+    """
+    manifest = Manifest.load(manifest_path)
+    folder = WorkFolder.inspect(root)
+    sources = Sources(endpoint, reporter, at_once=jobs)
+    previous = read_previous(manifest)
+    resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
+    if dry_run:
+        return _plan(resolution, root, folder, reporter)
+    write_lock(resolution.lock, manifest, previous)
+    return _Fetch(resolution, root, folder, sources, jobs, reporter).run(previous)
+
+
+def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[str], reporter: Reporter) -> Resolution:
+    """`stage lock`: resolves what the lock does not answer and writes the lock.
+
+    Raises:
+        StageError: as for `resolve`.
+    """
+    manifest = Manifest.load(manifest_path)
+    previous = read_previous(manifest)
+    resolution = resolve(manifest, previous, sources, reporter, updates=updates)
+    wrote = write_lock(resolution.lock, manifest, previous)
+    reporter.note(f"{resolution.lock_path}: {'written' if wrote else 'unchanged'}")
+    return resolution
+
+
+def write_lock(lock: Lockfile, manifest: Manifest, previous: Lockfile | None) -> bool:
+    """Writes the lock beside its manifest unless it says the same already; returns whether it wrote."""
+    if previous is not None and previous.to_json() == lock.to_json():
+        return False
+    write_atomically(manifest.lock_path, lock.to_json())
+    return True
+
+
+class _Fetch:
+    """One run of `stage fetch`, after resolving."""
+
+    def __init__(
+        self, resolution: Resolution, root: Path, folder: WorkFolder, sources: Sources, jobs: int, reporter: Reporter
+    ) -> None:
+        self.manifest, self.lock = resolution.manifest, resolution.lock
+        self.root, self.folder, self.sources, self.jobs, self.reporter = root, folder, sources, jobs, reporter
+        self.digests: dict[str, FileDigests] = {}
+
+    def run(self, previous: Lockfile | None) -> FetchOutcome:
+        """Checks, brings, finishes."""
+        files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
+        paths = {file.path for _, file in files}
+        stale = self.folder.stale(paths)
+        here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
+        absent = [pair for pair in files if pair not in here]
+        check_space(self.root, self._bytes_to_come(absent))
+        if here:
+            size = sum(file.size for _, file in here)
+            self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
+            damaged = self._each("check", here, self._check)
+            absent += [pair for pair, is_damaged in zip(here, damaged, strict=True) if is_damaged]
+        if not absent and not stale and self._is_finished():
+            self.reporter.note(f"{self.root}: complete already; nothing to do")
+        else:
+            self._bring_and_finish(absent, stale, paths)
+            write_lock(self.lock, self.manifest, previous)
+        size = sum(file.size for _, file in absent)
+        self.reporter.note(
+            f"{self.root}: {human_count(len(files), 'file')}, {human_size(self.lock.size)}, {human_size(size)} fetched"
+        )
+        return FetchOutcome(
+            self.root, self.manifest.lock_path, self.lock.id, len(files), self.lock.size, len(absent), size, False
+        )
+
+    def _bring_and_finish(
+        self, absent: list[tuple[LockedAsset, LockedFile]], stale: list[str], paths: set[str]
+    ) -> None:
+        self.folder.mark_unfinished(paths)
+        self._each("fetch", absent, self._bring)
+        self.lock = _completed(self.lock, self.digests, self.root)
+        for path, digests in self.digests.items():
+            if digests.blocks:
+                layout.write_blocks(self.root, digests.sha256, digests.blocks)
+            self.reporter.detail(f"{path}: sha256 {digests.sha256}")
+        self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
+        layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
+
+    def _is_finished(self) -> bool:
+        """Whether the folder is, tag files included, just what finishing it again would make."""
+        if not (self.root / layout.TAG_MANIFEST).is_file() or not self.lock.is_complete:
+            return False
+        same_request = (self.root / layout.REQUEST).read_bytes() == self.manifest.text
+        report = verify(self.root, "fast")
+        return same_request and report.ok and report.bundle_id == self.lock.id
+
+    def _bytes_to_come(self, absent: list[tuple[LockedAsset, LockedFile]]) -> int:
+        partial = self.folder.partial_size
+        return max(0, sum(file.size for _, file in absent) - partial) + (ROOM_FOR_TAGS if absent else 0)
+
+    def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
+        """Hashes a file that is here; True if it is damaged."""
+        digests = hash_file(self.root / file.path, git=_wants_git(file), progress=progress)
+        if _is_as_locked(digests, file):
+            self.digests[file.path] = digests
+            return False
+        self.reporter.warn(f"{file.path}: here, but not as locked; fetching it again")
+        return True
+
+    def _bring(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
+        target = self.root / file.path
+        target.unlink(missing_ok=True)
+        self.digests[file.path] = self.sources.bring(asset, file, self.manifest, target, progress)
+
+    def _each(
+        self,
+        what: str,
+        pairs: list[tuple[LockedAsset, LockedFile]],
+        work: Callable[[LockedAsset, LockedFile, Progress], T],
+    ) -> list[T]:
+        """Runs `work` on every file, several at once, the largest first; results in the order given.
+
+        The first failure ends the others soon, and is the one that is raised.
+        """
+        with (
+            self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as add,
+            ThreadPoolExecutor(max_workers=self.jobs) as pool,
+        ):
+            order = sorted(range(len(pairs)), key=lambda i: -pairs[i][1].size)
+            futures: dict[int, Future[T]] = {i: pool.submit(work, *pairs[i], add) for i in order}
+            try:
+                wait(futures.values(), return_when=FIRST_EXCEPTION)
+            finally:
+                if any(not f.done() or f.cancelled() or f.exception() for f in futures.values()):
+                    self.sources.stop()
+                    pool.shutdown(wait=True, cancel_futures=True)
+            _raise_first(futures.values())
+            return [futures[i].result() for i in range(len(pairs))]
+
+
+def _raise_first(futures: Iterable[Future[Any]]) -> None:
+    errors = [error for f in futures if f.done() and not f.cancelled() and (error := f.exception())]
+    for error in errors:
+        if not isinstance(error, Stopped):
+            raise error
+    if errors:
+        raise KeyboardInterrupt
+
+
+def _wants_git(file: LockedFile) -> bool:
+    return file.upstream is not None and file.upstream.algorithm == "git-sha1"
+
+
+def _is_as_locked(digests: FileDigests, file: LockedFile) -> bool:
+    if digests.size != file.size or file.sha256 not in (None, digests.sha256):
+        return False
+    return file.upstream is None or digests.matches(file.upstream)
+
+
+def _completed(lock: Lockfile, digests: dict[str, FileDigests], root: Path) -> Lockfile:
+    """The lock with every sha256, row count and schema filled in."""
+    for asset in lock.assets.values():
+        files = tuple(replace(file, sha256=digests[file.path].sha256) for file in asset.files)
+        configs = {
+            config: {
+                name: _with_footers(split, root, f"{asset.name}: {config}/{name}") for name, split in splits.items()
+            }
+            for config, splits in asset.configs.items()
+        }
+        lock = lock.with_asset(replace(asset, files=files, configs=configs))
+    return lock
+
+
+def _with_footers(split: LockedSplit, root: Path, what: str) -> LockedSplit:
+    """A split with the rows and schema its shards' footers state.
+
+    Raises:
+        DamageError: a shard is no parquet, shards differ in schema, or rows are not what the card declares.
+    """
+    footers = [parquet_footer(root / shard) for shard in split.shards]
+    for shard, footer in zip(split.shards, footers, strict=True):
+        if footer.schema != footers[0].schema:
+            raise DamageError(f"{what}: {shard} has other columns than {split.shards[0]}.", "Try another revision.")
+    rows = sum(footer.rows for footer in footers)
+    if split.declared_rows not in (None, rows):
+        raise DamageError(
+            f"{what}: {rows} rows in {human_count(len(footers), 'file')}, but the dataset's card declares {split.declared_rows}.",
+            "Files are missing from the repository, or its card is out of date: try another revision, or tell its owner.",
+        )
+    return replace(split, rows=rows, schema=footers[0].schema)
+
+
+def _facts(endpoint: str) -> list[tuple[str, str]]:
+    """What is true of this fetch and of no other: kept in bag-info.txt, out of the lock."""
+    return [
+        ("Bagging-Date", datetime.now(timezone.utc).date().isoformat()),
+        ("Bag-Software-Agent", f"airlift {__version__}"),
+        ("Airlift-Endpoint", endpoint),
+        ("Airlift-Host", platform.node() or "unknown"),
+    ]
+
+
+def _plan(resolution: Resolution, root: Path, folder: WorkFolder, reporter: Reporter) -> FetchOutcome:
+    """What a fetch would do, by name and size alone."""
+    lock = resolution.lock
+    missing = [file for file in lock.files if folder.size_of(file.path) != file.size]
+    for file in lock.files:
+        state = "fetch" if file in missing else "here"
+        reporter.note(f"  {state:5} {human_size(file.size):>9}  {file.path}")
+    stale = folder.stale({file.path for file in lock.files})
+    for path in stale:
+        reporter.note(f"  drop             {path}")
+    size = sum(file.size for file in missing)
+    reporter.note(
+        f"would fetch {human_count(len(missing), 'file')}, {human_size(size)} of {human_size(lock.size)}, into {root}"
+    )
+    check_space(root, max(0, size - folder.partial_size))
+    return FetchOutcome(root, resolution.lock_path, None, len(lock.files), lock.size, len(missing), size, True)

@@ -1,0 +1,154 @@
+"""Manifest -> lock: finds out what each request means today, or keeps what an earlier lock pinned.
+
+A lock answers a manifest asset by asset: an entry that is still written the same way keeps its pin, a new or changed
+one is resolved anew, a removed one is dropped. So adding a dataset never moves the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.disk import human_count, human_size
+from stage.errors import PolicyError, UsageError
+from stage.lockfile import LockedAsset, Lockfile
+from stage.lockreader import read_lock
+from stage.manifest import Manifest, as_lock_request
+from stage.names import check_collisions
+from stage.progress import Reporter
+from stage.sources import Sources
+
+ALL = "*"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A manifest with the lock that answers it, and which assets were resolved anew for it."""
+
+    manifest: Manifest
+    lock: Lockfile
+    changed: tuple[str, ...]
+
+    @property
+    def lock_path(self) -> Path:
+        """Where the lock belongs: beside the manifest."""
+        return self.manifest.lock_path
+
+
+def read_previous(manifest: Manifest) -> Lockfile | None:
+    """The lock beside a manifest, if there is one.
+
+    Raises:
+        UsageError: it is there and cannot be read.
+    """
+    path = manifest.lock_path
+    return read_lock(path.read_bytes(), str(path)) if path.exists() else None
+
+
+def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
+    """The assets that a lock does not answer as the manifest asks now, and those it has too many."""
+    have = lock.assets if lock else {}
+    wanted = {name: as_lock_request(request) for name, request in manifest.requests.items()}
+    changed = [name for name, request in wanted.items() if name not in have or dict(have[name].request) != request]
+    return changed + [name for name in have if name not in wanted]
+
+
+def resolve(
+    manifest: Manifest,
+    previous: Lockfile | None,
+    sources: Sources,
+    reporter: Reporter,
+    *,
+    updates: Iterable[str] = (),
+    locked: bool = False,
+) -> Resolution:
+    """Makes the lock that answers a manifest.
+
+    Args:
+        previous: pins to keep where they still answer.
+        updates: assets to resolve anew whatever the lock says; `*`: all.
+        locked: refuse to move or add any pin.
+
+    Raises:
+        UsageError: `locked` and the lock does not answer; an unknown asset in `updates`; what the sources refuse.
+        PolicyError: a licence the manifest's policy does not allow; what the sources refuse.
+    """
+    updates = set(updates)
+    _check_updates(manifest, updates, locked)
+    stale = set(stale_assets(manifest, previous))
+    if locked and (previous is None or stale):
+        problem = f"does not answer it: {', '.join(sorted(stale))}" if previous else "is not there"
+        raise UsageError(
+            f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.", f"stage lock {manifest.path}"
+        )
+    assets: dict[str, LockedAsset] = {}
+    changed: list[str] = []
+    for name, request in manifest.requests.items():
+        if previous and name not in stale and not updates & {name, ALL}:
+            assets[name] = previous.assets[name]
+            reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
+        else:
+            assets[name] = sources.resolve(name, request, manifest)
+            changed.append(name)
+            reporter.note(describe(assets[name]))
+            for left in assets[name].left_out:
+                reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
+    lock = Lockfile(manifest.name, assets)
+    if previous:
+        lock = _keep_known_digests(lock, previous)
+    check_collisions([file.path for file in lock.files], str(manifest.path))
+    _check_licences(manifest, lock)
+    return Resolution(manifest, lock, tuple(changed))
+
+
+def describe(asset: LockedAsset) -> str:
+    """One line on what an asset turned out to be."""
+    source = asset.source
+    where = f"{source.location}@{source.commit[:12]}" if source.commit else source.location
+    revision = f" ({source.requested_revision})" if source.requested_revision not in (None, source.commit) else ""
+    left = f", {len(asset.left_out)} left out" if asset.left_out else ""
+    return f"{asset.name}: {asset.kind} {where}{revision}: {human_count(len(asset.files), 'file')}, {human_size(asset.size)}{left}"
+
+
+def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:
+    if locked and updates:
+        raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
+    for name in updates - {ALL}:
+        if name not in manifest.requests:
+            raise UsageError(
+                f"--update {name}: {manifest.path} has no such asset.", f"It has: {', '.join(manifest.requests)}."
+            )
+
+
+def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:
+    """A re-resolved asset that turns out to be the very same keeps its completed entry."""
+    for name, asset in lock.assets.items():
+        old = previous.assets.get(name)
+        if old is not None and old is not asset and _same_but_for_digests(asset, old):
+            lock = lock.with_asset(old)
+    return lock
+
+
+def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:
+    if (new.source, dict(new.request), new.licence, new.left_out) != (
+        old.source,
+        dict(old.request),
+        old.licence,
+        old.left_out,
+    ):
+        return False
+    key = lambda f: (f.path, f.size, f.upstream, f.origin)  # noqa: E731
+    return sorted(map(key, new.files)) == sorted(map(key, old.files)) and new.source.type == "hub"
+
+
+def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
+    if manifest.licences is None:
+        return
+    for asset in lock.assets.values():
+        if asset.source.type == "hub" and asset.licence not in manifest.licences:
+            raise PolicyError(
+                f"{manifest.place(asset.name)}: `{asset.name}` has the licence {asset.licence or '(none stated)'}; "
+                f"the manifest's policy allows {', '.join(manifest.licences)}.",
+                "Use another repository, or add the licence to `policy: licences:` after reading it.",
+            )

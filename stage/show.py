@@ -1,0 +1,91 @@
+"""What is inside a bundle, in words for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stage import bundle as layout
+from stage.bundle import Bundle
+from stage.disk import human_count, human_size
+from stage.lockfile import LockedAsset
+
+
+def describe(root: Path) -> str:
+    """The text of `stage show`.
+
+    Raises:
+        UsageError, DamageError: as for `Bundle.open`.
+    """
+    bundle = Bundle.open(root)
+    signed = "signed" if (root / layout.SIGNATURE).exists() else "not signed"
+    files = human_count(len(bundle.lock.files), "file")
+    lines = [f"{root}: {bundle.lock.name}: {files}, {human_size(bundle.lock.size)}, {signed}", f"bundle id {bundle.id}"]
+    for asset in bundle.lock.assets.values():
+        lines += ["", *_asset_lines(asset)]
+    return "\n".join(lines)
+
+
+def _asset_lines(asset: LockedAsset) -> list[str]:
+    source = asset.source
+    lines = [
+        f"{asset.name}  {asset.kind}, {human_count(len(asset.files), 'file')}, {human_size(asset.size)}",
+        f"  from     {source.location}" + (f" ({source.requested_revision})" if source.requested_revision else ""),
+    ]
+    if source.commit:
+        lines.append(f"  commit   {source.commit}")
+    if source.parquet_commit:
+        lines.append(f"  parquet  {source.parquet_commit} (the Hub's conversion)")
+    if asset.aliases:
+        lines.append(f"  also     {', '.join(asset.aliases)}")
+    if source.type == "hub":
+        lines.append(f"  licence  {asset.licence or 'none stated'}")
+    for config, splits in asset.configs.items():
+        for name, split in splits.items():
+            columns = ", ".join(f"{c.name}: {c.type}" for c in split.schema or ())
+            lines.append(f"  split    {config}/{name}: {human_count(split.rows or 0, 'row')} ({columns})")
+    lines.append(f"  path     {asset.folder}")
+    if asset.left_out:
+        size = human_size(sum(o.size for o in asset.left_out))
+        lines.append(f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)")
+    return lines
+
+
+def describe_json(root: Path) -> dict[str, Any]:
+    """The document of `stage show --json`.
+
+    Raises:
+        UsageError, DamageError: as for `Bundle.open`.
+    """
+    bundle = Bundle.open(root)
+    return {
+        "bundle": str(root),
+        "bundle_id": bundle.id,
+        "name": bundle.lock.name,
+        "files": len(bundle.lock.files),
+        "bytes": bundle.lock.size,
+        "signed": (root / layout.SIGNATURE).exists(),
+        "assets": {name: _asset_json(asset) for name, asset in bundle.lock.assets.items()},
+    }
+
+
+def _asset_json(asset: LockedAsset) -> dict[str, Any]:
+    return {
+        "kind": asset.kind,
+        "path": asset.folder,
+        "source": asset.source.location,
+        "requested_revision": asset.source.requested_revision,
+        "commit": asset.source.commit,
+        "aliases": list(asset.aliases),
+        "licence": asset.licence,
+        "files": len(asset.files),
+        "bytes": asset.size,
+        "configs": {
+            config: {
+                name: {"rows": split.rows, "columns": {c.name: c.type for c in split.schema or ()}}
+                for name, split in splits.items()
+            }
+            for config, splits in asset.configs.items()
+        },
+        "left_out": len(asset.left_out),
+    }

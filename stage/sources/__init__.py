@@ -1,0 +1,114 @@
+"""Everything that touches the network, behind one door: `Sources` resolves requests and brings files.
+
+resolve: a manifest's request -> a `LockedAsset`; bring: a `LockedFile` -> bytes in place, hashed and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from stage.digest import Digest, FileDigests
+from stage.errors import UsageError
+from stage.lockfile import LockedAsset, LockedFile
+from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
+from stage.progress import Reporter
+from stage.sources.retry import RetryPolicy
+
+
+class Sources:
+    """Where assets come from.
+
+    Args:
+        endpoint: of the Hub; None: $HF_ENDPOINT, else the public one.
+        at_once: downloads at a time.
+    """
+
+    def __init__(self, endpoint: str | None, reporter: Reporter, *, at_once: int = 4) -> None:
+        from stage.sources.download import Downloader
+        from stage.sources.http import Connections
+        from stage.sources.hub import Hub, timeout_s
+
+        policy = RetryPolicy()
+        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
+        self._downloader = Downloader(connections, reporter, policy)
+        self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
+        self._reporter = reporter
+
+    @property
+    def endpoint(self) -> str:
+        """The Hub asked, without credentials."""
+        return self._hub.name
+
+    def stop(self) -> None:
+        """Ends all work under way soon; what came is kept for the next run."""
+        self._downloader.stop.set()
+
+    def resolve(self, name: str, request: Request, manifest: Manifest) -> LockedAsset:
+        """Finds out exactly what one entry of a manifest means today.
+
+        Raises:
+            StageError: of the kind that fits; see `sources.hub`, `sources.selection`, `sources.local`.
+        """
+        from stage.sources.datasets import resolve_dataset
+        from stage.sources.local import resolve_path
+        from stage.sources.models import resolve_model
+
+        self._refuse_what_comes_later(name, request, manifest)
+        what = f"{manifest.place(name)}: `{name}`"
+        match request:
+            case ModelRequest():
+                return resolve_model(name, request, self._hub, what)
+            case DatasetRequest():
+                return resolve_dataset(name, request, self._hub, self._reporter, what)
+            case PathRequest():
+                return resolve_path(name, request, manifest)
+        raise AssertionError(request)
+
+    def bring(
+        self, asset: LockedAsset, file: LockedFile, manifest: Manifest, target: Path, progress: Callable[[int], None]
+    ) -> FileDigests:
+        """Brings one file into place.
+
+        Raises:
+            DamageError: its bytes are not the ones locked.
+            IncompleteError: the network does not let us; run again.
+        """
+        from stage.sources.download import copy_hashed
+        from stage.sources.local import local_file
+
+        if asset.source.type == "path":
+            source = local_file(asset, file, manifest)
+            digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
+            if digests is None or digests.sha256 != file.sha256:
+                target.unlink(missing_ok=True)
+                raise UsageError(
+                    f"{source}: {'changed' if digests else 'gone'} since it was locked.",
+                    f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
+                )
+            return digests
+        evidence = [file.upstream] if file.upstream else []
+        if file.sha256:
+            evidence.append(Digest("sha256", file.sha256))
+        commit = asset.source.commit or ""
+        if asset.source.parquet_commit and file.origin.endswith(".parquet"):
+            commit = asset.source.parquet_commit
+        kind = "dataset" if asset.kind == "dataset" else "model"
+        what = f"{asset.name}: {file.origin}"
+        download = self._hub.download(what, kind, asset.source.repository, commit, file.origin, file.size, *evidence)
+        return self._downloader.fetch(download, target, progress)
+
+    @staticmethod
+    def _refuse_what_comes_later(name: str, request: Request, manifest: Manifest) -> None:
+        later = {
+            "url": isinstance(request, UrlRequest),
+            "environment": isinstance(request, EnvironmentRequest),
+            "convert": bool(getattr(request, "convert", None)),
+            "allow_code": bool(getattr(request, "allow_code", False)),
+        }
+        for key, asked in later.items():
+            if asked:
+                raise UsageError(
+                    f"{manifest.place(name, key)}: asset `{name}`: this version does not do `{key}` yet.",
+                    "Take the entry out for now; models, datasets with parquet and local files work.",
+                )

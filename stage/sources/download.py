@@ -1,0 +1,273 @@
+"""Bytes from one place to one file: resumable, hashed on the way, refused if they are not the ones announced.
+
+A file grows under a `.partial` name that carries its expected digest, so that what is left of another revision is
+never taken for the beginning of this one. What an earlier attempt left is hashed again before the rest is asked
+for (a CDN's ETag says nothing about content, so there is nothing else to trust). Only bytes that match the upstream's
+evidence are renamed into place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from urllib.parse import urljoin
+
+import urllib3
+
+from stage.digest import READ_SIZE, Digest, Digester, FileDigests, feed
+from stage.disk import sync_folder
+from stage.errors import DamageError, IncompleteError
+from stage.names import PARTIAL_SUFFIX
+from stage.progress import Reporter
+from stage.sources.http import Connections, origin_of
+from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
+
+MAX_REDIRECTS = 8
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to get.
+
+    Attributes:
+        what: how to call it in messages (`bert: model.safetensors`).
+        url: where to ask; may redirect.
+        size: bytes.
+        evidence: digests the bytes must have; at least one.
+        token: sent to `url`'s own origin and to nobody else. Kept out of `repr`.
+        refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
+    """
+
+    what: str
+    url: str
+    size: int
+    evidence: tuple[Digest, ...]
+    refused: Callable[[int, str | None], Exception]
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Download({self.what!r}, {self.size})"
+
+
+class Downloader:
+    """Downloads files, several at once if called from several threads."""
+
+    def __init__(self, connections: Connections, reporter: Reporter, policy: RetryPolicy) -> None:
+        self._connections, self._reporter, self._policy = connections, reporter, policy
+        self.stop = threading.Event()
+
+    def fetch(self, download: Download, target: Path, progress: Callable[[int], None]) -> FileDigests:
+        """Gets one file into place, whatever of it is there already.
+
+        Raises:
+            DamageError: the bytes are not what the upstream says, twice; nothing is left behind.
+            IncompleteError: the network does not let us; what came is kept for the next run.
+            Stopped: `stop` was set.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_path(target, download.evidence[0])
+        for last_chance in (False, True):
+            digests = self._complete(download, partial, progress)
+            problem = _mismatch(download, digests)
+            if problem is None:
+                partial.replace(target)
+                sync_folder(target.parent)
+                return digests
+            partial.unlink()
+            progress(-digests.size)
+            if not last_chance:
+                self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
+        raise DamageError(
+            f"{download.what}: refused: {problem}. Nothing of it was kept.",
+            "Something between the Hub and here changes bytes (proxy, mirror): try another --endpoint or network.",
+        )
+
+    def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> FileDigests:
+        """Brings the partial file to its full size, over as many connections as it takes."""
+        patience = Patience(self._policy, self.stop)
+        with open(path, "a+b", buffering=0) as file:
+            partial = _Partial(download, file, progress)
+            partial.hash_what_is_there()
+            while partial.size < download.size:
+                before = partial.size
+                try:
+                    self._receive(download, partial)
+                except _Again as again:
+                    if partial.size > before:
+                        patience.progress()
+                    self._reporter.detail(patience.wait(download.what, again.problem, again.asked_s))
+            os.fsync(file.fileno())
+        return partial.digester.result()
+
+    def _receive(self, download: Download, partial: _Partial) -> None:
+        """One request: appends what comes."""
+        try:
+            with closing(self._open(download, partial.size)) as response:
+                if response.status == 200 and partial.size:
+                    partial.restart()
+                _check_span(download, response, partial.size)
+                encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+                for chunk in response.stream(CHUNK, decode_content=encoded):
+                    if self.stop.is_set():
+                        raise Stopped
+                    if partial.size + len(chunk) > download.size:
+                        raise _Again(f"more than the {download.size} bytes announced")
+                    partial.append(chunk)
+        except urllib3.exceptions.SSLError as error:
+            raise IncompleteError(
+                f"{download.what}: no trusted TLS connection: {error}.",
+                "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate.",
+            ) from None
+        except urllib3.exceptions.HTTPError as error:
+            raise _Again(_in_words(error)) from None
+        if partial.size < download.size:
+            raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
+    def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
+        """Asks for the bytes from `offset` on, following redirects; the token stays with its own origin."""
+        url = download.url
+        for _ in range(MAX_REDIRECTS):
+            headers = {"Accept-Encoding": "identity"}
+            if offset:
+                headers["Range"] = f"bytes={offset}-"
+            at_home = origin_of(url) == origin_of(download.url)
+            if download.token and at_home:
+                headers["Authorization"] = f"Bearer {download.token}"
+            response = self._connections.get(url, headers)
+            location = response.headers.get("Location")
+            if response.status in (301, 302, 303, 307, 308) and location:
+                response.release_conn()
+                url = urljoin(url, location)
+                continue
+            if response.status in (200, 206):
+                return response
+            response.release_conn()
+            _raise_for_status(download, response, at_home)
+        raise _Again("redirected in circles")
+
+
+class _Again(Exception):
+    """This attempt failed; another may not."""
+
+    def __init__(self, problem: str, asked_s: float | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.asked_s = problem, asked_s
+
+
+def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at_home: bool) -> None:
+    status = response.status
+    if status in RETRIED_STATUS:
+        raise _Again(f"HTTP {status}", asked_delay(response.headers))
+    if at_home and status != 416:
+        raise download.refused(status, response.headers.get("X-Error-Code"))
+    raise _Again(f"HTTP {status} from the CDN (an expired address, mostly)")
+
+
+def partial_path(target: Path, evidence: Digest) -> Path:
+    """Where a file grows: beside its target, told apart by what it is going to be."""
+    name = target.name
+    if len(name.encode()) > 200:  # NAME_MAX is 255
+        name = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return target.with_name(f"{name}.{evidence.value[:12]}{PARTIAL_SUFFIX}")
+
+
+class _Partial:
+    """A file that grows, and the digests of what is in it: the two never part."""
+
+    def __init__(self, download: Download, file: FileIO, progress: Callable[[int], None]) -> None:
+        self._download, self._file, self._progress = download, file, progress
+        self.digester = self._new_digester()
+
+    def _new_digester(self) -> Digester:
+        git = any(evidence.algorithm == "git-sha1" for evidence in self._download.evidence)
+        return Digester(self._download.size, git=git)
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self.digester.size
+
+    def hash_what_is_there(self) -> None:
+        """Takes over what an earlier run left; starts anew if that is more than the file will ever be."""
+        if os.fstat(self._file.fileno()).st_size > self._download.size:
+            self._file.truncate(0)
+        self._file.seek(0)
+        feed(self.digester, self._file.readinto, progress=self._progress)
+
+    def restart(self) -> None:
+        """Forgets everything: the server sends the file from its beginning."""
+        self._file.truncate(0)
+        self._progress(-self.size)
+        self.digester = self._new_digester()
+
+    def append(self, chunk: bytes) -> None:
+        """Writes and hashes the next bytes."""
+        view = memoryview(chunk)
+        while view:
+            view = view[self._file.write(view) :]
+        self.digester.update(chunk)
+        self._progress(len(chunk))
+
+
+def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
+    """The answer must be the bytes asked for, of a file of the size announced."""
+    if response.status == 206:
+        span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if not span or int(span[1]) != offset:
+            raise _Again("an answer to another Range than the one asked for")
+        total = span[3]
+    else:
+        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+        total = "*" if encoded else response.headers.get("Content-Length", "*")
+    if total not in ("*", str(download.size)):
+        raise _Again(f"the server has {total} bytes, the listing says {download.size}")
+
+
+def _mismatch(download: Download, digests: FileDigests) -> str | None:
+    for evidence in download.evidence:
+        if not digests.matches(evidence):
+            return f"its {evidence.algorithm} is {digests.found(evidence.algorithm)}, not {evidence.value} as announced"
+    return None
+
+
+def _in_words(error: urllib3.exceptions.HTTPError) -> str:
+    match error:
+        case urllib3.exceptions.NameResolutionError():
+            return (
+                f"cannot resolve the host name {error.conn.host}"
+                if hasattr(error, "conn")
+                else "cannot resolve the host"
+            )
+        case urllib3.exceptions.NewConnectionError():
+            return "cannot connect"
+        case urllib3.exceptions.TimeoutError():
+            return "no bytes for a while"
+    return "the connection broke"
+
+
+def copy_hashed(source: Path, target: Path, size: int, progress: Callable[[int], None]) -> FileDigests:
+    """A local file into place, hashed on the way, with the same promise: whole or not there.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(target, Digest("sha256", hashlib.sha256(str(source).encode()).hexdigest()))
+    digester = Digester(size)
+    with open(source, "rb", buffering=0) as reader, open(partial, "wb", buffering=0) as writer:
+        while chunk := reader.read(READ_SIZE):
+            writer.write(chunk)
+            digester.update(chunk)
+            progress(len(chunk))
+        os.fsync(writer.fileno())
+    partial.replace(target)
+    sync_folder(target.parent)
+    return digester.result()

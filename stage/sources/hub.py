@@ -1,0 +1,254 @@
+"""The Hub: a repository and a revision become a commit, a listing, and addresses of files.
+
+Metadata, authentication and the meaning of errors are huggingface_hub's; what this room adds is patience (the client
+gives up at the first 429 or reset on metadata) and words: which asset, why, what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import HfApi, get_session, get_token
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import KernelInfo, RepoFile
+
+from stage import __version__
+from stage.digest import Digest, is_hex
+from stage.errors import IncompleteError, StageError, UsageError
+from stage.progress import Reporter
+from stage.sources.download import Download
+from stage.sources.http import without_credentials
+from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
+from stage.sources.selection import RemoteFile
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at a commit.
+
+    Attributes:
+        kind: `model` or `dataset`.
+        id: its name today; differs from the one asked for if that redirects.
+        card: the front matter of its README (YAML), as the Hub parsed it.
+    """
+
+    kind: str
+    id: str
+    commit: str
+    licence: str | None
+    gated: bool
+    card: dict[str, Any]
+
+
+class Hub:
+    """The read side of a Hub at one endpoint.
+
+    Args:
+        endpoint: `--endpoint`; None: $HF_ENDPOINT, else the public Hub.
+        stop: as for `Downloader`.
+    """
+
+    def __init__(self, endpoint: str | None, reporter: Reporter, policy: RetryPolicy, stop: threading.Event) -> None:
+        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        if not self.endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"the endpoint `{self.endpoint}` is no address.", "It should begin with https://")
+        self._reporter, self._policy, self._stop = reporter, policy, stop
+        self._token = get_token()
+        self._api = HfApi(
+            endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
+        )
+        # The client's default is to wait for ever; a Hub that says nothing would hang us.
+        get_session().timeout = httpx2.Timeout(timeout_s())
+
+    def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
+        """Pins a revision (branch, tag, commit, `refs/...`) to a commit.
+
+        Raises:
+            UsageError: no such repository or revision, gated, or disabled.
+            IncompleteError: the Hub cannot be reached.
+        """
+        info = self._call(what, kind, id, revision, lambda: self._api.repo_info(id, revision=revision, repo_type=kind))
+        if isinstance(info, KernelInfo) or info.sha is None or not is_hex(info.sha, 40):
+            raise IncompleteError(
+                f"{what}: {self.name} does not say which commit `{revision}` is.", "Try another --endpoint."
+            )
+        card = info.card_data.to_dict() if info.card_data else {}
+        tagged = [t.partition(":")[2] for t in info.tags or [] if t.startswith("license:")]
+        declared = card.get("license")
+        licences = tagged or ([declared] if isinstance(declared, str) else declared or [])
+        return Repository(
+            kind=kind,
+            id=info.id,
+            commit=info.sha,
+            licence=", ".join(map(str, licences)) or None,
+            gated=bool(getattr(info, "gated", False)),
+            card=card,
+        )
+
+    def files(self, what: str, repository: Repository) -> list[RemoteFile]:
+        """Every file of a repository at its commit, from the tree (one request a thousand files)."""
+
+        def listing() -> list[RemoteFile]:
+            tree = self._api.list_repo_tree(
+                repository.id, recursive=True, revision=repository.commit, repo_type=repository.kind
+            )
+            return [_remote_file(entry, what) for entry in tree if isinstance(entry, RepoFile)]
+
+        return self._call(what, repository.kind, repository.id, repository.commit, listing)
+
+    def download(self, what: str, kind: str, id: str, commit: str, path: str, size: int, *evidence: Digest) -> Download:
+        """How to get one file."""
+        prefix = "datasets/" if kind == "dataset" else ""
+        return Download(
+            what=what,
+            url=f"{self.endpoint}/{prefix}{quote(id)}/resolve/{commit}/{quote(path)}",
+            size=size,
+            evidence=evidence,
+            token=self._token,
+            refused=lambda status, code: self._refused(what, kind, id, path, status, code),
+        )
+
+    @property
+    def name(self) -> str:
+        """The endpoint, fit for messages and for `bag-info.txt`."""
+        return without_credentials(self.endpoint)
+
+    def _call(self, what: str, kind: str, id: str, revision: str, ask: Callable[[], T]) -> T:
+        patience = Patience(self._policy, self._stop)
+        while True:
+            try:
+                return ask()
+            except (StageError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError) as error:
+                problem, asked_s = self._retried(error)
+                if problem is None:
+                    raise self._in_words(what, kind, id, revision, error) from None
+            except httpx2.TransportError as error:
+                problem, asked_s = _transport_problem(error), None
+            try:
+                self._reporter.detail(patience.wait(f"{what}: {self.name}", problem, asked_s))
+            except IncompleteError as error:
+                raise IncompleteError(
+                    error.message, f"{error.remedy} Behind a firewall, name a mirror with --endpoint."
+                ) from None
+
+    @staticmethod
+    def _retried(error: Exception) -> tuple[str | None, float | None]:
+        response = getattr(error, "response", None)
+        if isinstance(error, HfHubHTTPError) and response is not None and response.status_code in RETRIED_STATUS:
+            return f"HTTP {response.status_code}", asked_delay(response.headers)
+        return None, None
+
+    def _in_words(self, what: str, kind: str, id: str, revision: str, error: Exception) -> StageError:
+        match error:
+            case StageError():
+                return error
+            case GatedRepoError():
+                return self._gated(what, kind, id)
+            case RevisionNotFoundError():
+                return self._no_revision(what, kind, id, revision)
+            case DisabledRepoError():
+                return UsageError(f"{what}: the {kind} {id} was disabled by the Hub.", "Use another repository.")
+            case RepositoryNotFoundError():
+                return self._not_found(what, kind, id)
+            case OfflineModeIsEnabled():
+                return UsageError(
+                    f"{what}: HF_HUB_OFFLINE is set, so the Hub may not be asked.", "unset HF_HUB_OFFLINE"
+                )
+            case HFValidationError():
+                return UsageError(f"{what}: `{id}` cannot be a repository: {error}")
+            case HfHubHTTPError() if error.response is not None and error.response.status_code in (401, 403):
+                return self._not_found(what, kind, id)
+        return IncompleteError(
+            f"{what}: {self.name} answered: {_first_line(error)}", "Try again, or another --endpoint."
+        )
+
+    def _refused(self, what: str, kind: str, id: str, path: str, status: int, code: str | None) -> StageError:
+        """A file was refused although its repository's listing was not."""
+        if status in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
+            return self._gated(what, kind, id)
+        if status in (401, 403, 404):
+            return UsageError(
+                f"{what}: {path} of {id} is not there any more (HTTP {status}).",
+                "Its commit may have been deleted: run again with --update to follow the repository as it is now.",
+            )
+        return IncompleteError(f"{what}: HTTP {status} from {self.name}.", "Try again, or another --endpoint.")
+
+    def _page(self, kind: str, id: str) -> str:
+        return f"{DEFAULT_ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{id}"
+
+    def _gated(self, what: str, kind: str, id: str) -> StageError:
+        if self._token:
+            return UsageError(
+                f"{what}: the {kind} {id} is gated, and the account of your token has no access.",
+                f"Accept its terms at {self._page(kind, id)} with that account; then run again.",
+            )
+        return UsageError(
+            f"{what}: the {kind} {id} is gated: it needs an account that accepted its terms.",
+            f"Accept them at {self._page(kind, id)}, then give a token: run `hf auth login`, or set HF_TOKEN.",
+        )
+
+    def _not_found(self, what: str, kind: str, id: str) -> StageError:
+        seen = "with your token" if self._token else "without a token"
+        return UsageError(
+            f"{what}: {self.name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
+            "Check the spelling (org/name). For a private one give a token: run `hf auth login`, or set HF_TOKEN.",
+        )
+
+    def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
+        try:
+            refs = self._api.list_repo_refs(id, repo_type=kind)
+            names = [ref.name for ref in [*refs.branches, *refs.tags]]
+        except (HfHubHTTPError, httpx2.TransportError):
+            names = []
+        hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
+        return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
+
+
+def timeout_s() -> float:
+    """Seconds a server may say nothing: $HF_HUB_DOWNLOAD_TIMEOUT, as for huggingface_hub."""
+    try:
+        return float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")) or DEFAULT_TIMEOUT_S
+    except ValueError:
+        return DEFAULT_TIMEOUT_S
+
+
+def _remote_file(entry: RepoFile, what: str) -> RemoteFile:
+    """The Hub's evidence: sha256 for an LFS file; else the git blob id (for LFS files that hashes the pointer)."""
+    try:
+        evidence = Digest("lfs-sha256", entry.lfs.sha256) if entry.lfs else Digest("git-sha1", entry.blob_id)
+    except ValueError as error:
+        raise IncompleteError(
+            f"{what}: the listing of {entry.path!r} makes no sense: {error}.", "Try another --endpoint."
+        ) from None
+    if isinstance(entry.size, bool) or not isinstance(entry.size, int) or entry.size < 0:
+        raise IncompleteError(f"{what}: the listing gives {entry.path!r} no size.", "Try another --endpoint.")
+    return RemoteFile(entry.path, entry.size, evidence)
+
+
+def _transport_problem(error: httpx2.TransportError) -> str:
+    if isinstance(error, httpx2.TimeoutException):
+        return "no answer in time"
+    return "cannot connect" if isinstance(error, httpx2.ConnectError) else "the connection broke"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

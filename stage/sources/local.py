@@ -1,0 +1,76 @@
+"""Local files: a file or folder beside the manifest becomes an asset of files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from stage.digest import hash_file
+from stage.errors import PolicyError, UsageError
+from stage.lockfile import LeftOut, LockedAsset, LockedFile, Source
+from stage.manifest import Manifest, PathRequest, as_lock_request
+from stage.names import check_path, printable
+from stage.sources.selection import matches
+
+
+def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedAsset:
+    """Lists and hashes what a `path:` entry points to.
+
+    Raises:
+        UsageError: nothing there, nothing in it, or a pattern that matches nothing.
+        PolicyError: a symbolic link, a special file, or a name that may not be in a bundle.
+    """
+    place = manifest.place(name, "path")
+    base = manifest.path.parent / Path(request.path).expanduser()
+    if not base.exists():
+        raise UsageError(f"{place}: `{name}`: there is no {base}.", "Paths are relative to the manifest's folder.")
+    found = {base.name: base} if base.is_file() else _walk(base, f"{place}: `{name}`")
+    for pattern in request.include:
+        if not any(matches(path, pattern) for path in found):
+            raise UsageError(
+                f"{place}: `{name}`: the pattern `{pattern}` matches none of the {len(found)} files in {base}."
+            )
+    asset = LockedAsset(
+        name=name,
+        kind="files",
+        request=as_lock_request(request),
+        source=Source("path", request.path),
+        files=(),
+    )
+    files, left_out = [], []
+    for path, file in sorted(found.items()):
+        if any(matches(path, pattern) for pattern in request.exclude):
+            left_out.append(LeftOut(path, file.stat().st_size, "excluded by the manifest"))
+        elif request.include and not any(matches(path, pattern) for pattern in request.include):
+            left_out.append(LeftOut(path, file.stat().st_size, "not in the manifest's `include`"))
+        else:
+            check_path(f"{asset.folder}/{path}", f"{place}: `{name}`")
+            digests = hash_file(file)
+            files.append(LockedFile(f"{asset.folder}/{path}", digests.size, digests.sha256, None, path))
+    if not files:
+        raise UsageError(f"{place}: `{name}`: {base} has no file to take.")
+    return LockedAsset(**{**asset.__dict__, "files": tuple(files), "left_out": tuple(left_out)})
+
+
+def local_file(asset: LockedAsset, file: LockedFile, manifest: Manifest) -> Path:
+    """Where a locked file of a `path:` asset lies on this machine."""
+    base = manifest.path.parent / Path(asset.source.location).expanduser()
+    return base if base.is_file() else base / file.origin
+
+
+def _walk(base: Path, what: str) -> dict[str, Path]:
+    """Regular files below a folder. A link is refused: following it could take in anything."""
+    found: dict[str, Path] = {}
+    for folder, _, _ in os.walk(base):
+        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+            path = Path(entry.path)
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
+                found[path.relative_to(base).as_posix()] = path
+            elif not stat.S_ISDIR(mode):
+                raise PolicyError(
+                    f"{what}: {printable(str(path))} is a link or a special file; a bundle holds regular files only.",
+                    "Put the file itself there, or leave it out with `exclude`.",
+                )
+    return found

@@ -1,0 +1,192 @@
+"""Which parquet files of a dataset repository are which config and split: pure rules on a listing.
+
+The order of trust is that of the `datasets` library: what the card's `configs` say, else what folders and file names
+say. What the Hub converted by itself lies on `refs/convert/parquet` as `<config>/<split>/0000.parquet`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stage.errors import UsageError
+
+Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths in order
+
+_KEYWORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_NUMBERED = re.compile(r"(.*?)[-_.](\d{5,})-of-(\d{5,})(?:-[0-9a-f]+)?\.parquet")
+
+
+def from_card(configs: Any, paths: Sequence[str]) -> Layout:
+    """The layout that a card's `configs` declares, as far as it is made of parquet files.
+
+    Args:
+        configs: the card's YAML: a list of `{config_name, data_files, data_dir}`, where `data_files` is a pattern, a
+            list of patterns, or a list of `{split, path}` (huggingface.co/docs/hub/datasets-manual-configuration).
+    """
+    layout: Layout = {}
+    for entry in configs if isinstance(configs, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        base = str(entry.get("data_dir") or "").strip("/")
+        splits: dict[str, list[str]] = {}
+        for split, patterns in _declared(entry.get("data_files")):
+            found = sorted(
+                {p for pattern in patterns for p in paths if _glob(_join(base, pattern)).fullmatch(p)}, key=_natural
+            )
+            splits.setdefault(split, []).extend(p for p in found if p not in splits.get(split, []))
+        if "data_files" not in entry and base:
+            splits = _splits_by_name([p for p in paths if p.startswith(f"{base}/")])
+        splits = {split: found for split, found in splits.items() if found}
+        if splits and all(p.endswith(".parquet") for found in splits.values() for p in found):
+            layout[str(entry.get("config_name") or "default")] = splits
+    return layout
+
+
+def default_config(configs: Any, layout: Layout) -> str | None:
+    """The config a person means who names none: the only one, the one marked `default: true`, or `default`."""
+    if len(layout) == 1:
+        return next(iter(layout))
+    for entry in configs if isinstance(configs, list) else []:
+        if isinstance(entry, dict) and entry.get("default") is True and entry.get("config_name") in layout:
+            return str(entry["config_name"])
+    return "default" if "default" in layout else None
+
+
+def from_names(paths: Sequence[str]) -> Layout:
+    """The layout that folders and names suggest, where no card says anything.
+
+    Top folders whose parquet files name splits are configs (`wikitext-2-raw-v1/train-...`); files at the top or in
+    `data/` are config `default`.
+    """
+    layout: Layout = {}
+    for path in sorted((p for p in paths if p.endswith(".parquet") and not p.startswith(".")), key=_natural):
+        folder = path.split("/")[0] if "/" in path else ""
+        is_config = folder not in ("", "data") and _split_of(folder) is None
+        layout.setdefault(folder if is_config else "default", {}).setdefault(_split_of(path) or "train", []).append(
+            path
+        )
+    return layout
+
+
+def from_conversion(paths: Sequence[str], what: str, config: str | None) -> Layout:
+    """The layout of `refs/convert/parquet`.
+
+    Raises:
+        UsageError: the config asked for was converted only in part (the Hub stops at 5 GB).
+    """
+    layout: Layout = {}
+    for path in sorted(paths, key=_natural):
+        parts = path.split("/")
+        if len(parts) != 3 or not path.endswith(".parquet"):
+            continue
+        if parts[1].startswith("partial-"):
+            if config in (None, parts[0]):
+                raise UsageError(
+                    f"{what}: the Hub converted config `{parts[0]}` only in part (5 GB), and none is published.",
+                    "Name another config, or bring the files yourself with `path:`.",
+                )
+            continue
+        layout.setdefault(parts[0], {}).setdefault(parts[1], []).append(path)
+    return layout
+
+
+def declared_rows(dataset_info: Any, config: str) -> dict[str, int]:
+    """Split -> rows as the card's `dataset_info` declares them; empty where it does not."""
+    entries = dataset_info if isinstance(dataset_info, list) else [dataset_info]
+    for entry in entries:
+        if isinstance(entry, dict) and (len(entries) == 1 or entry.get("config_name") == config):
+            if entry.get("config_name", config) not in (config, "default"):
+                continue
+            splits = entry.get("splits") or []
+            return {
+                str(s["name"]): s["num_examples"]
+                for s in splits
+                if isinstance(s, dict) and "name" in s and isinstance(s.get("num_examples"), int)
+            }
+    return {}
+
+
+def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
+    """Names such as `train-00000-of-00004` say how many files a split has.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    groups: dict[tuple[str, int], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.fullmatch(path):
+            groups.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for (stem, total), found in sorted(groups.items()):
+        missing = sorted(set(range(total)) - found)
+        if missing and total <= 100_000:
+            raise UsageError(
+                f"{what}: {stem} has {len(found)} of {total} parquet files; number {missing[0]} is missing.",
+                "The upload is not whole: try another revision, or tell its owner.",
+            )
+
+
+def _declared(data_files: Any) -> list[tuple[str, list[str]]]:
+    if isinstance(data_files, str):
+        return [("train", [data_files])]
+    if isinstance(data_files, Mapping):
+        return [(str(split), _as_list(patterns)) for split, patterns in data_files.items()]
+    declared: list[tuple[str, list[str]]] = []
+    for item in data_files if isinstance(data_files, list) else []:
+        if isinstance(item, str):
+            declared.append(("train", [item]))
+        elif isinstance(item, Mapping):
+            declared.append((str(item.get("split", "train")), _as_list(item.get("path"))))
+    return declared
+
+
+def _as_list(value: Any) -> list[str]:
+    return (
+        [value]
+        if isinstance(value, str)
+        else [v for v in value if isinstance(v, str)]
+        if isinstance(value, list)
+        else []
+    )
+
+
+def _join(base: str, pattern: str) -> str:
+    return f"{base}/{pattern}" if base else pattern.removeprefix("./")
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """A glob as fsspec reads it: `*` and `?` stay in one folder, `**` crosses folders."""
+    out = ""
+    for token in re.findall(r"\*\*/?|\*|\?|\[[^\]]+\]|.", pattern):
+        out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or (
+            token.replace("[!", "[^") if token.startswith("[") and len(token) > 1 else re.escape(token)
+        )
+    return re.compile(out)
+
+
+def _splits_by_name(paths: Sequence[str]) -> dict[str, list[str]]:
+    splits: dict[str, list[str]] = {}
+    for path in sorted(paths, key=_natural):
+        splits.setdefault(_split_of(path) or "train", []).append(path)
+    return splits
+
+
+def _split_of(path: str) -> str | None:
+    """The split a path names: `data/<split>-00000-of-00001.parquet`, or a keyword between separators."""
+    name = path.rpartition("/")[2]
+    words = re.split(r"[ ._\-/]+", path.lower())
+    for split, keywords in _KEYWORDS.items():
+        if any(word in keywords for word in words):
+            return split
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match and re.fullmatch(r"\w+", match[1]) else None
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """Sorts `part-2` before `part-10`."""
+    return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", path) if t]

@@ -1,0 +1,219 @@
+"""Which files of a model repository travel: pure rules on a listing.
+
+By default, what `from_pretrained` needs, in one weight format: safetensors before anything. Everything else is named
+with the reason it stays behind, because a missing file is cheap on the laptop and dear on the cluster.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from stage.digest import Digest
+from stage.errors import PolicyError, UsageError
+from stage.lockfile import LeftOut, LockedFile
+from stage.names import printable
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the Hub lists it: path in the repository, size in bytes, the Hub's digest of it."""
+
+    path: str
+    size: int
+    evidence: Digest
+
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill")
+_OTHER_WEIGHTS = {
+    ".h5": "TensorFlow weights",
+    ".msgpack": "Flax weights",
+    ".ot": "Rust weights",
+    ".onnx": "an ONNX copy",
+    ".onnx_data": "an ONNX copy",
+    ".gguf": "a GGUF copy",
+    ".ggml": "a GGML copy",
+    ".tflite": "a TensorFlow Lite copy",
+    ".mlmodel": "a Core ML copy",
+    ".mlpackage": "a Core ML copy",
+}
+_TEXT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".spm", ".tiktoken", ".vocab", ".bpe", ".yaml", ".yml")
+_DOCUMENTS = re.compile(r"(README|LICEN[CS]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
+_TOKENIZER_FILES = re.compile(
+    r"config\.json|tokenizer.*|vocab.*|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template.*|"
+    r".*\.(model|spm|tiktoken|bpe|jinja)|sentencepiece.*|spiece.*|bpe\.codes"
+)
+_WEIGHT_NAMES = r"(model|adapter_model|diffusion_pytorch_model)"
+_SINGLE = re.compile(_WEIGHT_NAMES + r"\.safetensors")
+_SHARD = re.compile(_WEIGHT_NAMES + r"-(\d{5})-of-(\d{5})\.safetensors")
+_INDEX = re.compile(_WEIGHT_NAMES + r"\.safetensors\.index\.json")
+
+
+def select_by_patterns(
+    files: Sequence[RemoteFile], include: Sequence[str], exclude: Sequence[str], what: str
+) -> tuple[list[RemoteFile], list[LeftOut]]:
+    """The files that match a person's own patterns (fnmatch as on the Hub: `*` matches `/` too; `x/` means all in x).
+
+    Raises:
+        UsageError: an `include` pattern matches no file.
+        PolicyError: a pickle or code was asked for.
+    """
+    paths = [file.path for file in files]
+    for pattern in include:
+        if not any(matches(path, pattern) for path in paths):
+            raise UsageError(
+                f"{what}: the pattern `{pattern}` matches none of its {len(paths)} files.",
+                f"There are: {', '.join(printable(p) for p in sorted(paths)[:8])}{', ...' if len(paths) > 8 else ''}",
+            )
+    taken, left_out = [], []
+    for file in files:
+        if any(matches(file.path, pattern) for pattern in exclude):
+            left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
+        elif not any(matches(file.path, pattern) for pattern in include):
+            left_out.append(LeftOut(file.path, file.size, "not in the manifest's `include`"))
+        else:
+            _refuse_code_and_pickles(file.path, what)
+            taken.append(file)
+    return taken, left_out
+
+
+def select_model(
+    files: Sequence[RemoteFile], exclude: Sequence[str], what: str, *, tokenizer_only: bool = False
+) -> tuple[list[RemoteFile], list[LeftOut]]:
+    """The files that `from_pretrained` needs, and the others with the reason they stay.
+
+    Raises:
+        PolicyError: the only weights are pickles.
+        UsageError: shards are missing from the repository.
+    """
+    kept, left_out = [], []
+    for file in files:
+        if any(matches(file.path, pattern) for pattern in exclude):
+            left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
+        else:
+            kept.append(file)
+    wanted_folders = _folders_with_parts({file.path for file in kept})
+    weights = {folder: _weights([f.path for f in kept], folder, what) for folder in wanted_folders}
+    taken = []
+    for file in kept:
+        folder, _, name = file.path.rpartition("/")
+        if tokenizer_only:
+            reason = _reason_against_tokenizer(folder, name)
+        elif folder not in wanted_folders and not (folder == "additional_chat_templates" and name.endswith(".jinja")):
+            reason = "in a folder that from_pretrained does not read"
+        else:
+            reason = _reason_against(file.path, name, weights.get(folder, frozenset()))
+        if reason:
+            left_out.append(LeftOut(file.path, file.size, reason))
+        else:
+            taken.append(file)
+    if not tokenizer_only:
+        _refuse_only_pickles(taken, left_out, what)
+    return taken, left_out
+
+
+def _folders_with_parts(paths: set[str]) -> set[str]:
+    """The folders that hold parts of the model: the top one, and those that a pipeline's own index speaks of."""
+    folders = {""}
+    if "model_index.json" in paths or "modules.json" in paths:  # diffusers; sentence-transformers
+        folders |= {
+            path.split("/")[0]
+            for path in paths
+            if path.count("/") == 1 and path.endswith(("/config.json", "_config.json"))
+        }
+    return folders
+
+
+def _weights(paths: Iterable[str], folder: str, what: str) -> frozenset[str]:
+    """The one set of safetensors that from_pretrained would read from a folder (it tries the single file first)."""
+    inside = {path for path in paths if path.rpartition("/")[0] == folder and path.endswith(".safetensors")}
+    names = {path: PurePosixPath(path).name for path in inside}
+    chosen: set[str] = set()
+    for stem in ("model", "adapter_model", "diffusion_pytorch_model"):
+        single = {p for p in inside if (m := _SINGLE.fullmatch(names[p])) and m[1] == stem}
+        shards = {p for p in inside if (m := _SHARD.fullmatch(names[p])) and m[1] == stem}
+        if not single and shards:
+            _refuse_missing_shards([names[p] for p in shards], what)
+        chosen |= single or shards
+    return frozenset(chosen or inside)
+
+
+def _refuse_missing_shards(names: Iterable[str], what: str) -> None:
+    matches = [m for m in map(_SHARD.fullmatch, names) if m]
+    total = max(int(m[3]) for m in matches)
+    missing = sorted(set(range(1, total + 1)) - {int(m[2]) for m in matches})
+    if missing:
+        raise UsageError(
+            f"{what}: the repository lacks {len(missing)} of {total} weight files, number {missing[0]} first.",
+            "The upload is not whole: try another revision, or tell its owner.",
+        )
+
+
+def _reason_against(path: str, name: str, weights: frozenset[str]) -> str | None:
+    """Why a file of a folder that is read stays behind; None if it travels."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if path in weights:
+        return None
+    if suffix == ".safetensors":
+        return "another copy of the weights"
+    if _INDEX.fullmatch(name):
+        return None if any(_SHARD.fullmatch(w.rpartition("/")[2]) for w in weights) else "an index of shards not taken"
+    if suffix in PICKLE_SUFFIXES or name.startswith("pytorch_model.bin"):
+        return "a pickle"
+    if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
+        return _OTHER_WEIGHTS.get(suffix, "weights of another framework")
+    if suffix == ".py":
+        return "code of the repository"
+    if name.startswith("."):
+        return "the Hub's own housekeeping"
+    if suffix in _TEXT_SUFFIXES or _DOCUMENTS.fullmatch(name):
+        return None
+    return "not needed by from_pretrained"
+
+
+def _reason_against_tokenizer(folder: str, name: str) -> str | None:
+    if folder == "additional_chat_templates" and name.endswith(".jinja"):
+        return None
+    if folder or not (_TOKENIZER_FILES.fullmatch(name) or _DOCUMENTS.fullmatch(name)):
+        return "not part of the tokenizer"
+    return "a pickle" if name.lower().endswith(PICKLE_SUFFIXES) else None
+
+
+def _refuse_only_pickles(taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], what: str) -> None:
+    if any(file.path.endswith(".safetensors") for file in taken):
+        return
+    pickles = [o.path for o in left_out if o.reason == "a pickle"]
+    if pickles:
+        raise PolicyError(
+            f"{what}: its weights are pickles ({printable(pickles[0])}), which can run code when loaded, "
+            "and there are no safetensors.",
+            "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's discussions), or, to "
+            'train from scratch, leave the weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
+        )
+
+
+def _refuse_code_and_pickles(path: str, what: str) -> None:
+    if path.lower().endswith(PICKLE_SUFFIXES):
+        raise PolicyError(
+            f"{what}: `include` asks for {printable(path)}, a pickle, which can run code when loaded.",
+            "Ask for the safetensors instead.",
+        )
+    if path.lower().endswith(".py"):
+        raise PolicyError(
+            f"{what}: `include` asks for {printable(path)}: code of the repository would run on the cluster.",
+            "Leave it out of `include`.",
+        )
+
+
+def locked_file(file: RemoteFile, path: str) -> LockedFile:
+    """A listed file as the lock records it: for an LFS file the Hub's word is our sha256 already."""
+    known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
+    return LockedFile(path, file.size, known, file.evidence, file.path)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern of a manifest means this path, by the Hub's rule."""
+    return fnmatch.fnmatchcase(path, pattern + "*" if pattern.endswith("/") else pattern)

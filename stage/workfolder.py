@@ -1,0 +1,134 @@
+"""The folder a fetch works in: what lies there, what of it is ours, what is in the way.
+
+A fetch deletes what an earlier manifest brought and this one does not ask for. So it must know its own files from a
+person's: ours are those named by the folder's own lock, by the journal of an interrupted fetch, or partial files.
+Anything else stops the fetch before it touches the network.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage import bundle as layout
+from stage.errors import StageError, UsageError
+from stage.lockreader import read_lock
+from stage.names import PARTIAL_SUFFIX, printable
+
+_OURS = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE, layout.JOURNAL}
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """A bundle's folder before a fetch: size in bytes of each file in it, and which payload files are known as ours."""
+
+    root: Path
+    sizes: dict[str, int]
+    ours: frozenset[str]
+
+    @staticmethod
+    def inspect(root: Path) -> WorkFolder:
+        """Looks at a folder that may not exist yet.
+
+        Raises:
+            UsageError: it is a file, has links in it, or is a folder of something else.
+        """
+        if not root.exists():
+            return WorkFolder(root, {}, frozenset())
+        if not root.is_dir():
+            raise UsageError(f"{root}: is a file; a bundle is a folder.", "Choose another -o.")
+        sizes = _sizes(root)
+        if sizes:
+            try:
+                layout.require_bundle(root)
+            except UsageError:
+                raise UsageError(
+                    f"{root}: is not empty and not a bundle; nothing was changed.", "Choose a new folder with -o."
+                ) from None
+        return WorkFolder(root, sizes, _known_paths(root))
+
+    def size_of(self, path: str) -> int | None:
+        """Bytes of a file that is here; None if it is not."""
+        return self.sizes.get(path)
+
+    @property
+    def partial_size(self) -> int:
+        """Bytes that interrupted downloads left."""
+        return sum(size for path, size in self.sizes.items() if path.endswith(PARTIAL_SUFFIX))
+
+    def stale(self, wanted: set[str]) -> list[str]:
+        """Payload files of ours that `wanted` does not name any more.
+
+        Raises:
+            UsageError: files that nobody fetched lie in the folder.
+        """
+        stale, foreign = [], []
+        for path in self.sizes:
+            if path in wanted or path in _OURS or path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{layout.BLOCKS}/"):
+                continue
+            (stale if path in self.ours else foreign).append(path)
+        if foreign:
+            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+            raise UsageError(
+                f"{self.root}: {printable(foreign[0])}{more} is not from any fetch; a bundle holds nothing else.",
+                "Move it out of the folder, then run again.",
+            )
+        return stale
+
+    def stale_blocks(self, wanted: set[str]) -> list[str]:
+        """Block digests of files that are not in the bundle any more."""
+        return [path for path in self.sizes if path.startswith(f"{layout.BLOCKS}/") and path not in wanted]
+
+    def mark_unfinished(self, paths: set[str]) -> None:
+        """Before anything changes: takes the seal off, and notes which files are going to be ours."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / layout.JOURNAL, "a", encoding="utf-8") as journal:
+            journal.writelines(f"{path}\n" for path in sorted(paths))
+            journal.flush()
+            os.fsync(journal.fileno())
+        (self.root / layout.TAG_MANIFEST).unlink(missing_ok=True)
+        (self.root / layout.SIGNATURE).unlink(missing_ok=True)
+
+    def remove(self, paths: list[str]) -> None:
+        """Deletes files of ours, every leftover partial file, and folders that are empty then."""
+        partial = [p.relative_to(self.root).as_posix() for p in self.root.rglob(f"*{PARTIAL_SUFFIX}")]
+        for path in {*paths, *partial} - {layout.JOURNAL}:
+            (self.root / path).unlink(missing_ok=True)
+        for folder, _, _ in sorted(os.walk(self.root), reverse=True):
+            if folder != str(self.root) and not os.listdir(folder):
+                os.rmdir(folder)
+
+
+def _sizes(root: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for folder, folders, files in os.walk(root):
+        for name in [*folders, *files]:
+            path = Path(folder, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[path.relative_to(root).as_posix()] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise UsageError(
+                    f"{path}: a link or special file inside a bundle.", "Remove it (a bundle holds regular files only)."
+                )
+    return sizes
+
+
+def _known_paths(root: Path) -> frozenset[str]:
+    """Payload paths that an earlier fetch into this folder wrote or was going to write."""
+    known: set[str] = set()
+    lock, journal = root / layout.LOCK, root / layout.JOURNAL
+    if lock.is_file():
+        try:
+            known |= {file.path for file in read_lock(lock.read_bytes(), str(lock)).files}
+        except StageError:  # a damaged lock names nothing; the payload manifest still may
+            known |= (
+                set(layout.parse_manifest((root / layout.MANIFEST).read_bytes()))
+                if (root / layout.MANIFEST).is_file()
+                else set()
+            )
+    if journal.is_file():
+        known |= set(journal.read_text(encoding="utf-8").splitlines())
+    return frozenset(known)
