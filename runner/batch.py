@@ -164,7 +164,8 @@ def _exit_code(code: int, first_end: str) -> int:
     exited = re.match(r"Exited with exit code (\d+)", first_end)
     if exited:
         return int(exited[1]) if int(exited[1]) <= 5 else 1
-    if first_end.startswith(("Killed", "Terminated", "User defined signal", "Out Of Memory")) or code > 128:
+    ended_from_outside = first_end.startswith(("Killed", "Terminated", "User defined signal", "Out Of Memory"))
+    if ended_from_outside or (not first_end and code > 128):
         say(f"the ranks were ended from outside ({first_end or f'srun exit code {code}'})")
         say("submit the run again to resume from its last checkpoint")
         return 5

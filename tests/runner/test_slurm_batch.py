@@ -1,0 +1,77 @@
+"""The srun side, as far as it is text; tests/site runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner import batch
+from runner.errors import UsageError
+from runner.slurm import SlurmJobEnvironment
+from tests.runner.test_launch import BATCH
+
+
+def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
+    environ = BATCH | {"SLURM_JOB_CPUS_PER_NODE": "64(x2)"} | changes
+    environ = {name: value for name, value in environ.items() if value}
+    found = SlurmJobEnvironment.from_environ(environ)
+    assert found is not None
+    return found, environ
+
+
+def test_srun_is_told_everything_it_would_guess_otherwise() -> None:
+    assert batch.srun_command(*job(SLURM_CPUS_PER_TASK="16"), ["python", "x.py"]) == [
+        "srun",
+        "--nodes=2",
+        "--ntasks=4",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=16",
+        "--kill-on-bad-exit=1",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        "--label",
+        "python",
+        "x.py",
+    ]
+
+
+def test_without_cpus_per_task_a_rank_gets_its_share_of_the_smallest_node() -> None:
+    assert batch.cpus_per_task(*job()) == 32
+    assert batch.cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="64,9")) == 4
+    assert batch.cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="1(x2)")) == 1
+
+
+def test_tasks_are_spread_evenly_or_refused() -> None:
+    assert batch.tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="6")[0]) == 3
+    assert batch.tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="")[0]) == 1
+    with pytest.raises(UsageError, match="5 tasks do not divide among 2 nodes"):
+        batch.tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="5")[0])
+
+
+def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:
+    stale = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "SLURM_EXPORT_ENV": "NONE"}
+    described, environ = job(MASTER_ADDR="n1-ib", HOME="/home/alice", **stale)
+    variables = batch.srun_environment(described, environ, 12345)
+    assert not set(stale) & set(variables)
+    assert variables["MASTER_ADDR"] == "n1-ib"
+    assert variables["MASTER_PORT"] == "12345"
+    assert variables["AIRLIFT_RANK"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "32"
+    assert variables["HOME"] == "/home/alice"
+
+
+@pytest.mark.parametrize(
+    ("code", "first_end", "expected"),
+    [
+        (0, "", 0),
+        (143, "Exited with exit code 2", 2),  # srun ended the others with SIGTERM and reports that
+        (143, "Exited with exit code 134", 1),
+        (137, "Killed", 5),
+        (143, "Terminated", 5),
+        (1, "Out Of Memory", 5),
+        (134, "Aborted (core dumped)", 1),
+        (1, "", 1),
+    ],
+)
+def test_the_first_rank_that_ended_badly_decides_the_exit_code(code: int, first_end: str, expected: int) -> None:
+    assert batch._exit_code(code, first_end) == expected
