@@ -31,6 +31,7 @@ from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, 
 
 MAX_REDIRECTS = 8
 CHUNK = 1 << 20
+SHORT_BODY = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,12 @@ class Downloader:
             response = self._connections.get(url, headers)
             location = response.headers.get("Location")
             if response.status in (301, 302, 303, 307, 308) and location:
-                response.release_conn()
+                _discard(response)
                 url = urljoin(url, location)
                 continue
             if response.status in (200, 206):
                 return response
-            response.release_conn()
+            _discard(response)
             _raise_for_status(download, response, at_home)
         raise _Again("redirected in circles")
 
@@ -160,6 +161,16 @@ class _Again(Exception):
     def __init__(self, problem: str, asked_s: float | None = None) -> None:
         super().__init__(problem)
         self.problem, self.asked_s = problem, asked_s
+
+
+def _discard(response: urllib3.BaseHTTPResponse) -> None:
+    """Gives the connection back for the next request, which an unread body would break; a long one isn't worth it."""
+    length = response.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) <= SHORT_BODY:
+        response.drain_conn()
+        response.release_conn()
+    else:
+        response.close()
 
 
 def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at_home: bool) -> None:
