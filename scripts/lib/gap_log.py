@@ -1,0 +1,56 @@
+"""Writes down every packet that would leave a closed network: `gap_log.py DEVICE FILE`. Linux, needs CAP_NET_RAW.
+
+DEVICE is where the default route ends; nothing answers there. One line a packet: source, destination, protocol,
+port, and for DNS the name that was asked for. Used by scripts/slurm-site; stdlib only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import sys
+
+ETHERTYPE_IPV4 = 0x0800
+PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp"}
+DNS_PORT = 53
+
+
+def describe(packet: bytes) -> str:
+    """One IPv4 packet in words: `10.77.0.1 -> 192.0.2.53 udp 53 huggingface.co`."""
+    header = (packet[0] & 0x0F) * 4
+    protocol = PROTOCOLS.get(packet[9], str(packet[9]))
+    source, destination = (ipaddress.IPv4Address(packet[start : start + 4]) for start in (12, 16))
+    words = [str(source), "->", str(destination), protocol]
+    if protocol in ("tcp", "udp") and len(packet) >= header + 4:
+        port = struct.unpack_from("!H", packet, header + 2)[0]
+        words.append(str(port))
+        if protocol == "udp" and port == DNS_PORT:
+            words.append(question(packet[header + 8 :]))
+    return " ".join(words)
+
+
+def question(message: bytes) -> str:
+    """The first name a DNS message asks for (RFC 1035, 4.1.2)."""
+    labels, here = [], 12
+    while here < len(message) and message[here]:
+        end = here + 1 + message[here]
+        labels.append(message[here + 1 : end].decode("ascii", "replace"))
+        here = end
+    return ".".join(labels)
+
+
+def main(device: str, path: str) -> None:
+    """Listens for ever."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETHERTYPE_IPV4)) as listener:
+        listener.bind((device, ETHERTYPE_IPV4))
+        # The file appears once nothing can be missed any more: who waits for it knows that we listen.
+        with open(path, "a", encoding="utf-8", buffering=1) as log:
+            while True:
+                packet = listener.recv(65535)
+                if len(packet) >= 20:
+                    print(describe(packet), file=log)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""One real Slurm for all tests here: scripts/slurm-site with two nodes, an ordinary user, and no way out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "scripts" / "slurm-site"
+USER = "alice"
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running site. Commands run on its login node as the ordinary user, in their home."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home" / USER
+
+    def control(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """scripts/slurm-site itself."""
+        return subprocess.run(
+            [str(SCRIPT), *arguments],
+            env=os.environ | {"SLURM_SITE": str(self.folder)},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=300,
+        )
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command of the user on the login node."""
+        done = self.control("exec", "-u", USER, *command, check=False, cwd=self.home)
+        assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def python(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """The interpreter that runs the tests, as the user."""
+        return self.run(sys.executable, *arguments, check=check)
+
+    def job(self, number: int) -> dict[str, str]:
+        """What Slurm knows of a job."""
+        shown = self.run("scontrol", "show", "job", str(number), "--oneliner").stdout
+        return dict(word.partition("=")[::2] for word in shown.split())
+
+    def state(self, number: int) -> str:
+        return self.job(number)["JobState"]
+
+    def wait_for_end(self, number: int, seconds: float = 240) -> dict[str, str]:
+        """Until the job is over for good (a requeued job is PENDING meanwhile)."""
+        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+        self.wait(lambda: self.state(number) in over, seconds, lambda: str(self.job(number)))
+        return self.job(number)
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 120, why: Callable[[], str] = str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain: {why()}\n{self.control('status').stdout}"
+            time.sleep(0.2)
+
+    def leaks(self) -> str:
+        """What tried to leave, from anywhere in the site."""
+        return self.control("leaks", check=False).stdout
+
+    def job_number(self, text: str) -> int:
+        match = re.search(r"\bjob (\d+)|^(\d+)$", text, re.MULTILINE)
+        assert match, f"no job number in {text!r}"
+        return int(match[1] or match[2])
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    if os.geteuid() != 0:
+        pytest.skip("scripts/slurm-site needs root")
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    if missing:
+        pytest.skip(f"scripts/slurm-site needs {', '.join(missing)}")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-site-", dir="/tmp"))  # short: it holds sockets
+    running = Site(folder)
+    # The user must be able to read this Python and this checkout, wherever root keeps them.
+    readable = {str(REPOSITORY), sys.prefix, sys.base_prefix}
+    exposed = [word for path in sorted(readable) for word in ("--expose", path)]
+    try:
+        running.control("up", "--nodes", "2", "--cpus", "4", "--gpus", "2", "--user", USER, *exposed)
+        yield running
+    finally:
+        running.control("down")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaves(site: Site) -> Iterator[None]:
+    """Every test here also shows that nothing tried to leave."""
+    yield
+    assert site.leaks() == ""

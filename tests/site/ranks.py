@@ -1,0 +1,99 @@
+"""A job without training: the launcher and its ranks, as `runner train` uses them.
+
+ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
+ranks.py launch FOLDER PROGRAM                   in the batch script
+ranks.py rank FOLDER PROGRAM                     in each task
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from runner import launch
+from runner.sbatch import SbatchRequest
+from runner.submit import submit
+
+
+def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
+    fields: dict[str, object] = {
+        "name": folder.name,
+        "run_folder": folder,
+        "working_folder": folder.parent,
+        "command": (sys.executable, __file__, "launch", str(folder), program),
+        "bin_folder": Path(sys.executable).parent,
+        "nodes": 2,
+        "tasks_per_node": 2,
+        "gpus_per_node": 0,
+        "time": "00:10:00",
+    }
+    return SbatchRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def meet(folder: Path, place: launch.RankEnvironment) -> None:
+    """All ranks add up their numbers over gloo."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(place.rank)])
+    dist.all_reduce(total)
+    told = {"host": socket.gethostname(), "total": total.item(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **told}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fail(folder: Path, place: launch.RankEnvironment) -> None:
+    """One rank fails with the code of a damaged bundle, the others would wait for it for ever."""
+    if place.rank == 3:
+        sys.exit(1 if (folder / "crash").exists() else 3)
+    time.sleep(600)
+
+
+def save_when_told(folder: Path, place: launch.RankEnvironment) -> None:
+    """Works until a signal comes, saves and leaves; done when started again."""
+    if os.environ.get("SLURM_RESTART_COUNT"):
+        (folder / f"resumed-{place.rank}").touch()
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        (folder / f"saved-{place.rank}").write_text(signal.Signals(number).name)
+        if place.rank == 0:
+            while len(list(folder.glob("saved-*"))) < place.world_size:
+                time.sleep(0.01)
+            (folder / launch.SENTINEL).write_text("signal")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, stop)
+    (folder / f"works-{place.rank}").touch()
+    time.sleep(600)
+
+
+PROGRAMS = {"meet": meet, "fail": fail, "save_when_told": save_when_told}
+
+
+def main(step: str, path: str, program: str, *changes: str) -> int:
+    folder = Path(path)
+    if step == "submit":
+        pairs = (change.partition("=") for change in changes)
+        print(submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs})))
+        return 0
+    if step == "launch":
+        assert launch.role(os.environ) == "batch"
+        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder)
+    assert launch.role(os.environ) == "rank"
+    place = launch.rank_environment(os.environ)
+    os.environ.update(place.variables())
+    PROGRAMS[program](folder, place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

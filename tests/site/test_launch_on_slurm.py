@@ -1,0 +1,123 @@
+"""The launcher on a real Slurm: who is a rank, where rank 0 is found, what a failure or a signal does to the job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.site.conftest import Site
+
+pytestmark = pytest.mark.site
+PROGRAM = str(Path(__file__).parent / "ranks.py")
+
+
+def start(site: Site, name: str, program: str, *changes: str) -> tuple[int, Path]:
+    folder = site.home / name
+    return int(site.python(PROGRAM, "submit", str(folder), program, *changes).stdout), folder
+
+
+def log(folder: Path, job: int) -> str:
+    return (folder / "logs" / f"slurm-{job}.out").read_text()
+
+
+def told(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+
+
+def wait_for_work(site: Site, folder: Path) -> None:
+    site.wait(lambda: len(list(folder.glob("works-*"))) == 4)
+
+
+def test_ranks_of_two_nodes_meet(site: Site) -> None:
+    job, folder = start(site, "meet", "meet")
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
+    ranks = told(folder)
+    assert [rank["host"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
+    assert [rank["LOCAL_RANK"] for rank in ranks] == ["0", "1", "0", "1"]
+    assert {rank["total"] for rank in ranks} == {6.0}
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {"n1"}
+    assert len({rank["MASTER_PORT"] for rank in ranks}) == 1
+
+
+def test_a_rank_sees_the_gpus_of_its_node(site: Site) -> None:
+    job, folder = start(site, "gpus", "meet", "gpus_per_node=2")
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
+    assert [rank["gpus"] for rank in told(folder)] == ["0,1"] * 4
+
+
+def test_a_batch_script_of_the_users_own_that_calls_srun_makes_ranks(site: Site) -> None:
+    folder = site.home / "own"
+    folder_made = f"mkdir -p {folder}"
+    script = f"#!/bin/bash\n{folder_made}\nsrun {sys.executable} {PROGRAM} rank {folder} meet\n"
+    site.run("bash", "-c", f"cat > own.sbatch <<'END'\n{script}END")
+    submitted = site.run("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=own.out", "own.sbatch")
+    job = int(submitted.stdout)
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED", (site.home / "own.out").read_text()
+    assert [rank["host"] for rank in told(folder)] == ["n1", "n1", "n2", "n2"]
+
+
+def test_in_an_salloc_shell_the_launcher_reaches_all_nodes(site: Site) -> None:
+    folder = site.home / "salloc"
+    site.run("mkdir", str(folder))
+    site.run("salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, PROGRAM, "launch", str(folder), "meet")
+    assert [rank["host"] for rank in told(folder)] == ["n1", "n2"]
+
+
+def test_a_job_submitted_from_inside_a_step_is_not_taken_for_that_step(site: Site) -> None:
+    folder = site.home / "nested"
+    step = ["srun", "--ntasks=1", "--time=5", sys.executable, PROGRAM, "submit", str(folder), "meet"]
+    job = int(site.run(*step).stdout)
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
+    assert len(told(folder)) == 4
+
+
+def test_a_failing_rank_ends_the_job_with_its_own_exit_code(site: Site) -> None:
+    job, folder = start(site, "fail", "fail")
+    ended = site.wait_for_end(job, seconds=60)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "3:0"), log(folder, job)
+
+
+def test_a_signal_to_the_ranks_requeues_the_job_and_it_finishes(site: Site) -> None:
+    job, folder = start(site, "signal", "save_when_told")
+    wait_for_work(site, folder)
+    site.run("scancel", "--signal=TERM", str(job))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+    assert len(list(folder.glob("resumed-*"))) == 4
+    assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGTERM"}
+    assert "back in the queue (restart 1" in log(folder, job)
+
+
+def test_a_signal_to_the_batch_script_alone_is_handed_on_to_the_ranks(site: Site) -> None:
+    job, folder = start(site, "batch-signal", "save_when_told")
+    wait_for_work(site, folder)
+    site.run("scancel", "--batch", "--signal=TERM", str(job))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+    assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGUSR1"}
+
+
+def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
+    job, folder = start(site, "cancel", "save_when_told")
+    wait_for_work(site, folder)
+    site.run("scancel", str(job))
+    assert site.wait_for_end(job)["JobState"] == "CANCELLED"
+    site.wait(lambda: "squeue" not in site.run("squeue", "--noheader", "--format=%i").stdout)
+    assert str(job) not in site.run("squeue", "--noheader", "--format=%i").stdout.split()
+    assert "back in the queue" not in log(folder, job)
+
+
+def test_a_job_that_another_pushes_aside_saves_and_comes_back(site: Site) -> None:
+    job, folder = start(
+        site, "preempted", "save_when_told", 'partition="spare"', "tasks_per_node=2", 'options={"exclusive": true}'
+    )
+    wait_for_work(site, folder)
+    other, _ = start(site, "urgent", "meet", 'options={"exclusive": true}')
+    ended = site.wait_for_end(job)
+    assert site.wait_for_end(other)["JobState"] == "COMPLETED"
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+    assert len(list(folder.glob("saved-*"))) == 4
+    assert len(list(folder.glob("resumed-*"))) == 4
