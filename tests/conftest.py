@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.hubs import HUBS, INDEPENDENT, TestHub
+from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
+from tests.support.staging import MANIFEST, Laptop
 
 
 @pytest.fixture(params=list(HUBS))
@@ -31,6 +32,28 @@ def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Call
 def hub(hub_factory: Callable[..., TestHub]) -> TestHub:
     """A running Hub with no repositories."""
     return hub_factory()
+
+
+@pytest.fixture
+def laptop(hub: TestHub, tmp_path: Path) -> Laptop:
+    """A folder with a manifest for a small model and a small dataset, and a Hub that serves both."""
+    return _new_laptop(hub, tmp_path / "laptop")
+
+
+@pytest.fixture(scope="session")
+def undisturbed_id(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The bundle id of `laptop`'s manifest where nothing goes wrong."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with ExitStack() as stack:
+        return _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop").fetched()
+
+
+def _new_laptop(hub: TestHub, folder: Path) -> Laptop:
+    folder.mkdir()
+    laptop = Laptop(folder, hub)
+    laptop.publish()
+    laptop.write(MANIFEST)
+    return laptop
 
 
 def _skip_is_fine(item: pytest.Item | None, reason: str) -> bool:

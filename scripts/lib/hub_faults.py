@@ -103,6 +103,7 @@ class Exchange:
         file: `<kind>/<id>/<path>` where the request was for a file, on either side.
         token: whether an Authorization header came with it.
         user: whose token that was; None for a wrong one.
+        at: when it came, seconds since 1970.
         sent: bytes of the body handed to the network, which may be more than arrived.
         finished: the last byte was sent, or the connection is gone.
     """
@@ -114,6 +115,7 @@ class Exchange:
     range: str | None
     token: bool
     user: str | None
+    at: float
     status: int | None = None
     sent: int = 0
     finished: bool = False

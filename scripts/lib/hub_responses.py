@@ -83,6 +83,7 @@ class Answerer(BaseHTTPRequestHandler):
             range=self.headers.get("Range"),
             token=authorization is not None,
             user=self.user(authorization.partition(" ")[2]) if authorization else None,
+            at=time.time(),
         )
         self.listener.log.begin(self.exchange)
         names = [name for name in (self.exchange.path, self.exchange.file) if name]

@@ -28,7 +28,7 @@ MEMBER_TOKEN, STRANGER_TOKEN = "hf_tester", "hf_outsider"
 
 @dataclass(frozen=True)
 class Request:
-    """One line of a Hub's log. `file` is `<kind>/<id>/<path>` for a file, on either side."""
+    """One line of a Hub's log. `file` is `<kind>/<id>/<path>` for a file, on either side; `at`: seconds since 1970."""
 
     side: str
     method: str
@@ -38,6 +38,7 @@ class Request:
     token: bool
     status: int | None
     sent: int
+    at: float
 
 
 class TestHub(ABC):
@@ -111,7 +112,7 @@ class OwnHub(TestHub):
 
     def requests(self, path: str = "", **equal: object) -> list[Request]:
         return [
-            Request(e.side, e.method, e.path, e.file, e.range, e.token, e.status, e.sent)
+            Request(e.side, e.method, e.path, e.file, e.range, e.token, e.status, e.sent, e.at)
             for e in self._hub.log.find(path, **equal)
         ]
 
@@ -149,7 +150,15 @@ class IndependentHub(TestHub):
     def requests(self, path: str = "", **equal: object) -> list[Request]:
         rows = [
             Request(
-                r["side"], r["method"], r["path"], r["file"], r["range"], r["auth"] is not None, r["status"], r["sent"]
+                r["side"],
+                r["method"],
+                r["path"],
+                r["file"],
+                r["range"],
+                r["auth"] is not None,
+                r["status"],
+                r["sent"],
+                r["time"],
             )
             for r in self._hub.log.rows()
         ]

@@ -1,0 +1,114 @@
+"""Requests that cannot be: which asset, why, what to do, before a byte is downloaded."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support.hubs import STRANGER_TOKEN
+from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop
+
+
+def nothing_was_downloaded(laptop: Laptop) -> bool:
+    return not laptop.bundle.exists() and not [r for r in laptop.hub.requests() if r.file in LANDING]
+
+
+def line_of(manifest: str, text: str) -> int:
+    return next(number for number, line in enumerate(manifest.splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
+def test_an_unknown_repository(laptop: Laptop, token: str | None) -> None:
+    manifest = MANIFEST.replace(MODEL, "acme/tiny-brt")
+    laptop.write(manifest)
+    message = laptop.refused(2, **({"HF_TOKEN": token} if token else {}))
+    assert f"tiny.yaml:{line_of(manifest, 'tiny-bert:')}: `tiny-bert`" in message
+    assert "acme/tiny-brt" in message and "does not exist or is private" in message and "hf auth login" in message
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
+@pytest.mark.parametrize(("kind", "repository"), [("models", MODEL), ("datasets", DATASET)])
+def test_a_gated_repository(laptop: Laptop, kind: str, repository: str, token: str | None) -> None:
+    laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
+    message = laptop.refused(2, **({"HF_TOKEN": token} if token else {}))
+    page = f"https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{repository}"
+    assert "gated" in message and page in message and ("HF_TOKEN" in message) == (token is None)
+
+
+def test_a_token_that_is_no_good(laptop: Laptop) -> None:
+    message = laptop.refused(2, HF_TOKEN="hf_expired")
+    assert "token" in message and nothing_was_downloaded(laptop)
+
+
+def test_an_unknown_revision(laptop: Laptop) -> None:
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    revision: v9"))
+    message = laptop.refused(2)
+    assert "`tiny-bert`" in message and "no revision `v9`" in message and "main" in message
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_pattern_that_matches_nothing(laptop: Laptop) -> None:
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f'model: {MODEL}\n    include: ["*.json", "*.safetensor"]'))
+    message = laptop.refused(2)
+    assert "`*.safetensor` matches none" in message and "model.safetensors" in message
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("config: plain", "no parquet"), ("splits: [train, dev]", "no split `dev`")]
+)
+def test_an_unknown_config_or_split(laptop: Laptop, wrong: str, said: str) -> None:
+    replacement = "config: fancy" if wrong.startswith("config") else f"config: plain\n    {wrong}"
+    laptop.write(MANIFEST.replace("config: plain", replacement))
+    message = laptop.refused(2)
+    assert "`lines`" in message and said in message
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nearest"),
+    [(f"model: {MODEL}", f"model: {MODEL}\n    revison: main", "revision"), ("name: tiny", "nmae: tiny", "name")],
+)
+def test_an_unknown_key(laptop: Laptop, old: str, new: str, nearest: str) -> None:
+    manifest = MANIFEST.replace(old, new)
+    laptop.write(manifest)
+    message = laptop.refused(2)
+    key = new.split()[-2]
+    assert f"tiny.yaml:{line_of(manifest, key)}: unknown key `{key.rstrip(':')}`" in message
+    assert f"`{nearest}`" in message
+    assert laptop.hub.requests() == []
+
+
+def test_a_disk_too_small(laptop: Laptop) -> None:
+    disk = laptop.folder / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=1m none disk && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, "sh", *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle")],
+        cwd=laptop.folder,
+        env=laptop.environment(),
+        capture_output=True,
+        text=True,
+    )
+    if "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    assert done.returncode == 5, done.stderr
+    assert "are missing" in done.stderr and "MB" in done.stderr and "Traceback" not in done.stderr
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_folder_of_something_else_is_left_alone(laptop: Laptop) -> None:
+    laptop.bundle.mkdir()
+    (laptop.bundle / "thesis.tex").write_text("years of work")
+    message = laptop.refused(2)
+    assert "not a bundle" in message
+    assert [path.name for path in laptop.bundle.iterdir()] == ["thesis.tex"]
+    assert laptop.hub.requests() == []
+
+
+def test_a_hub_that_cannot_be_reached(laptop: Laptop) -> None:
+    laptop.hub.faults.add(side="hub", path="^/api/", status=404, body="<html>a captive portal</html>")
+    message = laptop.refused(5)
+    assert "--endpoint" in message

@@ -1,0 +1,154 @@
+"""A laptop for tests: a manifest, two small repositories on a Hub, and `stage` run as a user runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support.hubs import TestHub
+
+MODEL, DATASET = "acme/tiny-bert", "acme/lines"
+MANIFEST = f"""\
+format: 1
+name: tiny
+assets:
+  tiny-bert:
+    model: {MODEL}
+  lines:
+    dataset: {DATASET}
+    config: plain
+"""
+# What lies on the Hub -> where it lands in the bundle
+LANDING = {
+    **{
+        f"models/{MODEL}/{name}": f"data/models/tiny-bert/{name}"
+        for name in ("README.md", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
+    },
+    **{
+        f"datasets/{DATASET}/plain/{name}.parquet": f"data/datasets/lines/plain/{name}.parquet"
+        for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")
+    },
+    f"datasets/{DATASET}/README.md": "data/datasets/lines/CARD.md",
+}
+
+
+def safetensors(size: int) -> bytes:
+    """A safetensors file with one tensor of `size` pseudo-random bytes."""
+    header = json.dumps({"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + random.Random(size).randbytes(size)
+
+
+@cache
+def model_files(weights: int = 3_000_000) -> dict[str, bytes]:
+    """A model repository: what travels, and what should be left behind."""
+    return {
+        "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny BERT\n",
+        "config.json": b'{"model_type": "bert", "vocab_size": 5, "hidden_size": 4}\n',
+        "model.safetensors": safetensors(weights),
+        "onnx/model.onnx": b"onnx" * 100,
+        "pytorch_model.bin": b"pickle" * 100,
+        "tokenizer.json": b'{"version": "1.0"}\n' * 2000,
+        "vocab.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n",
+    }
+
+
+@cache
+def dataset_files() -> dict[str, bytes]:
+    """A dataset repository: parquet, a card that declares a config."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = {
+        "README.md": b"---\nlicense: cc0-1.0\nconfigs:\n- config_name: plain\n  data_files:\n"
+        b"  - split: train\n    path: plain/train-*\n  - split: validation\n    path: plain/validation-*\n---\n"
+    }
+    for number, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")):
+        noise = random.Random(number)
+        table = pa.table({"text": [noise.randbytes(40).hex() for _ in range(2000)]})
+        sink = io.BytesIO()
+        pq.write_table(table, sink)
+        files[f"plain/{name}.parquet"] = sink.getvalue()
+    return files
+
+
+@dataclass
+class Laptop:
+    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for."""
+
+    folder: Path
+    hub: TestHub
+
+    @property
+    def bundle(self) -> Path:
+        return self.folder / "bundle"
+
+    def publish(self, weights: int = 3_000_000) -> None:
+        self.hub.commit("models", MODEL, model_files(weights))
+        self.hub.commit("datasets", DATASET, dataset_files())
+
+    def write(self, manifest: str) -> None:
+        (self.folder / "tiny.yaml").write_text(manifest)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """A user's environment: no token, nothing cached, and little patience with a silent server."""
+        kept = {
+            name: os.environ[name]
+            for name in ("PATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START")
+            if name in os.environ
+        }
+        home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+        return {**kept, **home, "HF_ENDPOINT": self.hub.endpoint, **more}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "stage", *arguments]
+
+    def stage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def fetch(self, bundle: str = "bundle", *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.stage("fetch", "tiny.yaml", "-o", bundle, "-v", *options, **environment)
+
+    def fetched(self, bundle: str = "bundle", *options: str, **environment: str) -> str:
+        """Fetches, which must succeed; returns the bundle id."""
+        done = self.fetch(bundle, *options, **environment)
+        assert done.returncode == 0, done.stderr
+        return bundle_id(self.folder / bundle)
+
+    def refused(self, code: int, *options: str, **environment: str) -> str:
+        """Fetches, which must fail with `code`, in words, leaving no bundle that looks finished; returns the words."""
+        done = self.fetch("bundle", *options, **environment)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        assert not (self.bundle / "tagmanifest-sha256.txt").exists()
+        return done.stderr
+
+
+def bundle_id(bundle: Path) -> str:
+    """sha256 of the lock in a finished bundle."""
+    assert (bundle / "tagmanifest-sha256.txt").is_file()
+    return hashlib.sha256((bundle / "stage.lock").read_bytes()).hexdigest()
+
+
+def payload(bundle: Path) -> dict[str, int]:
+    """Path -> size of every payload file, unfinished ones included."""
+    return {
+        path.relative_to(bundle).as_posix(): path.stat().st_size
+        for path in (bundle / "data").rglob("*")
+        if path.is_file()
+    }
