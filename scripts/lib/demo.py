@@ -41,17 +41,22 @@ class DemoError(Exception):
 
 @dataclass
 class Shell:
-    """Prints commands, runs them, and remembers how long each took."""
+    """Prints commands as a person would type them, runs them, and remembers how long each took."""
 
     times: list[tuple[str, float]] = field(default_factory=list)
+    cwd: Path = ROOT
 
-    def run(self, *command: str, cwd: Path = ROOT, wall: tuple[str, ...] = ()) -> None:
-        """Runs a command, behind a `wall` prefix that takes the network away if one is given.
+    def run(self, *command: str, cwd: Path, wall: tuple[str, ...] = ()) -> None:
+        """Runs a command, behind a `wall` (see `network_wall`) that takes the network away if one is given.
 
         Raises:
             DemoError: it did not exit with 0.
         """
-        print(f"\n$ {shlex.join([*wall[:2], *command])}", flush=True)
+        print()
+        if cwd != self.cwd:
+            self.cwd = cwd
+            print(f"$ cd {shlex.quote(str(cwd))}")
+        print(f"$ {'offline ' if wall else ''}{shlex.join(command)}", flush=True)
         began = time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLURM_"))}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
@@ -82,17 +87,20 @@ def prepare_folder(folder: Path) -> None:
         (folder / part).mkdir()
 
 
-def network_wall() -> tuple[tuple[str, ...], str]:
-    """A prefix that runs a command where only loopback exists, and what it is, in words."""
-    for flags, who in (("-n", "root"), ("-rn", "an ordinary user")):
+def network_wall() -> tuple[str, ...]:
+    """A prefix that runs a command where only loopback exists; says what it is, or that there is none."""
+    for flags, who in (("-n", "as root"), ("-rn", "as an ordinary user")):
         enter = ("unshare", flags, "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
         try:
             done = subprocess.run([*enter, "true"], capture_output=True)
         except FileNotFoundError:
             break
         if done.returncode == 0:
-            return enter, f"in a network namespace of its own (unshare {flags}, as {who}): nothing but loopback exists"
-    return (), "with the network in reach: unshare (util-linux) and ip (iproute2) are missing or not allowed here"
+            say(f"On the cluster, in a network namespace of its own, {who}: nothing but loopback exists there")
+            print(f'\n$ offline() {{ {shlex.join(enter)} "$@"; }}')
+            return enter
+    say("On the cluster, WITH the network in reach: unshare (util-linux) or ip (iproute2) is missing or not allowed")
+    return ()
 
 
 def travel(folder: Path, shell: Shell) -> Path:
@@ -110,10 +118,9 @@ def travel(folder: Path, shell: Shell) -> Path:
     shell.run("stage", "show", "bundle", cwd=laptop)
 
     say("Carry it over (the Hub is gone now)")
-    shell.run("rsync", "-a", "--partial", f"{laptop}/bundle/", f"{cluster}/bundle/")
+    shell.run("rsync", "-a", "--partial", "laptop/bundle/", "cluster/bundle/", cwd=folder)
 
-    wall, words = network_wall()
-    say(f"On the cluster, {words}")
+    wall = network_wall()
     shell.run("stage", "verify", "bundle", cwd=cluster, wall=wall)
     shell.run("runner", "prepare", "demo.yaml", "--bundle", "bundle", cwd=cluster, wall=wall)
     shell.run("runner", "train", "demo.yaml", "--bundle", "bundle", "--processes", "2", cwd=cluster, wall=wall)
