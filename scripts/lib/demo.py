@@ -137,6 +137,10 @@ def main() -> int:
     shell = Shell()
     try:
         prepare_folder(folder)
+    except DemoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
         run_folder = travel(folder, shell)
     except DemoError as error:
         print(f"\nerror: {error}", file=sys.stderr)
