@@ -180,7 +180,7 @@ def _requeue(job: SlurmJobEnvironment) -> int:
         say("stopped by a signal; run the same command again to resume (only batch jobs are requeued)")
         return 5
     if state.get("JobState") != "RUNNING":
-        say(f"stopped: the job is {state.get('JobState')} and is not requeued; submit the run again to resume")
+        say(f"stopped: Slurm ends the job ({state.get('JobState')}), so it is not requeued; submit it again to resume")
         return 5
     if job.restart_count >= MAX_REQUEUES:
         say(f"stopped: requeued {job.restart_count} times already; submit the run again to resume")

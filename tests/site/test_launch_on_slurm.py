@@ -104,10 +104,11 @@ def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
     job, folder = start(site, "cancel", "save_when_told")
     wait_for_work(site, folder)
     site.run("scancel", str(job))
+    site.wait(lambda: "not requeued" in log(folder, job) or site.state(job) == "CANCELLED")
     assert site.wait_for_end(job)["JobState"] == "CANCELLED"
-    site.wait(lambda: "squeue" not in site.run("squeue", "--noheader", "--format=%i").stdout)
-    assert str(job) not in site.run("squeue", "--noheader", "--format=%i").stdout.split()
-    assert "back in the queue" not in log(folder, job)
+    # A requeue would have to come from the batch script; once its process is gone, nothing can bring the job back.
+    site.wait(lambda: site.control("nexec", "n1", "pgrep", "-f", str(folder), check=False).returncode == 1)
+    assert (site.state(job), site.job(job)["Restarts"]) == ("CANCELLED", "0")
 
 
 def test_a_job_that_another_pushes_aside_saves_and_comes_back(site: Site) -> None:
@@ -121,3 +122,24 @@ def test_a_job_that_another_pushes_aside_saves_and_comes_back(site: Site) -> Non
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
     assert len(list(folder.glob("saved-*"))) == 4
     assert len(list(folder.glob("resumed-*"))) == 4
+
+
+@pytest.mark.slow
+def test_a_job_that_reaches_its_time_limit_saves_before_it_and_goes_on(site: Site) -> None:
+    job, folder = start(site, "limit", "save_when_told", 'time="00:02:00"')
+    ended = site.wait_for_end(job, seconds=200)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+    assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGTERM"}
+
+
+@pytest.mark.slow
+def test_a_job_that_loses_a_node_starts_again(site: Site) -> None:
+    job, folder = start(site, "node-lost", "save_when_told")
+    wait_for_work(site, folder)
+    site.control("kill-node", "n2")
+    try:
+        site.wait(lambda: site.state(job) == "PENDING")
+    finally:
+        site.control("start-node", "n2")
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
