@@ -259,8 +259,8 @@ def _with_footers(split: LockedSplit, root: Path, what: str) -> LockedSplit:
     rows = sum(footer.rows for footer in footers)
     if split.declared_rows not in (None, rows):
         raise DamageError(
-            f"{what}: {rows} rows in {human_count(len(footers), 'file')}, but the dataset's card declares {split.declared_rows}.",
-            "Files are missing from the repository, or its card is out of date: try another revision, or tell its owner.",
+            f"{what}: {rows} rows in {human_count(len(footers), 'file')}; the card says {split.declared_rows}.",
+            "Files are missing from the repository, or its card is out of date: try another revision.",
         )
     return replace(split, rows=rows, schema=footers[0].schema)
 

@@ -108,7 +108,8 @@ def describe(asset: LockedAsset) -> str:
     where = f"{source.location}@{source.commit[:12]}" if source.commit else source.location
     revision = f" ({source.requested_revision})" if source.requested_revision not in (None, source.commit) else ""
     left = f", {len(asset.left_out)} left out" if asset.left_out else ""
-    return f"{asset.name}: {asset.kind} {where}{revision}: {human_count(len(asset.files), 'file')}, {human_size(asset.size)}{left}"
+    files = f"{human_count(len(asset.files), 'file')}, {human_size(asset.size)}"
+    return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
 def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:

@@ -64,7 +64,8 @@ class WorkFolder:
         Raises:
             UsageError: files that nobody fetched lie in the folder.
         """
-        stale, foreign = [], []
+        stale: list[str] = []
+        foreign: list[str] = []
         for path in self.sizes:
             if path in wanted or path in _OURS or path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{layout.BLOCKS}/"):
                 continue
@@ -97,8 +98,8 @@ class WorkFolder:
         for path in {*paths, *partial} - {layout.JOURNAL}:
             (self.root / path).unlink(missing_ok=True)
         for folder, _, _ in sorted(os.walk(self.root), reverse=True):
-            if folder != str(self.root) and not os.listdir(folder):
-                os.rmdir(folder)
+            if folder != str(self.root) and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
 
 
 def _sizes(root: Path) -> dict[str, int]:

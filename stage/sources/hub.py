@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, get_session, get_token
+from huggingface_hub import HfApi, constants, get_session, get_token
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -73,6 +73,9 @@ class Hub:
             raise UsageError(f"the endpoint `{self.endpoint}` is no address.", "It should begin with https://")
         self._reporter, self._policy, self._stop = reporter, policy, stop
         self._token = get_token()
+        # Else the client asks huggingface.co, whatever our endpoint is, for things to put into its User-Agent, and
+        # behind a firewall waits for that.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         self._api = HfApi(
             endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
         )
@@ -91,7 +94,7 @@ class Hub:
             raise IncompleteError(
                 f"{what}: {self.name} does not say which commit `{revision}` is.", "Try another --endpoint."
             )
-        card = info.card_data.to_dict() if info.card_data else {}
+        card: dict[str, Any] = dict(vars(info.card_data)) if info.card_data else {}
         tagged = [t.partition(":")[2] for t in info.tags or [] if t.startswith("license:")]
         declared = card.get("license")
         licences = tagged or ([declared] if isinstance(declared, str) else declared or [])
