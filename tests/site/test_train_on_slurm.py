@@ -1,0 +1,148 @@
+"""The whole product on a cluster: an ordinary user submits a run, it is interrupted, comes back, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.demo_repositories import dataset_files, model_folder
+from scripts.lib.loopback_hub import LoopbackHub
+from tests.site.conftest import USER, Site
+
+pytestmark = pytest.mark.site
+RUNNER = (str(Path(sys.executable).parent / "runner"),)
+
+MANIFEST = """\
+format: 1
+name: tiny
+assets:
+  tiny-bert: {model: acme/tiny-bert}
+  reference: {dataset: acme/reference, config: topics}
+"""
+RUN = """\
+format: 1
+name: tiny
+task: masked-lm
+model: {asset: tiny-bert}
+dataset: {asset: reference}
+sequence_length: 64
+steps: 40
+batch: {global: 16, micro: 2}
+precision: fp32
+checkpoint: {every: 10, keep: 2}
+slurm: {nodes: 2, tasks_per_node: 2, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1"]}
+"""
+
+
+def tiny_bert(folder: Path) -> dict[str, bytes]:
+    """A model repository: BERT of two layers of 32 with random weights, the demo model's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder())
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def bundle(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Staged on the laptop, then carried to the user's home on the cluster."""
+    laptop = tmp_path_factory.mktemp("laptop")
+    (laptop / "tiny.yaml").write_text(MANIFEST)
+    with LoopbackHub(laptop / "hub") as hub:
+        hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model")))
+        hub.repositories.commit("datasets", "acme/reference", dataset_files())
+        stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
+        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    carried = site.home / "bundle"
+    subprocess.run(["cp", "-r", str(laptop / "bundle"), str(carried)], check=True)
+    (site.home / "tiny.yaml").write_text(RUN)
+    owner = site.home.stat()
+    for path in (site.home / "tiny.yaml", carried, *carried.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    return carried
+
+
+def submit(site: Site, name: str, *options: str) -> tuple[int, Path]:
+    output = site.home / "output" / name
+    said = site.run(*RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *options)
+    return site.job_number(said.stdout), output
+
+
+def losses(run_folder: Path) -> list[tuple[int, float]]:
+    path = run_folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def log(run_folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted((run_folder / "logs").glob("slurm-*.out")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site, bundle: Path) -> Path:
+    job, run_folder = submit(site, "undisturbed")
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(run_folder)
+    assert ended["UserId"].startswith(f"{USER}(")
+    return run_folder
+
+
+def test_a_job_trains_on_two_nodes_and_exports_its_model(undisturbed: Path) -> None:
+    recorded = losses(undisturbed)
+    assert [step for step, _ in recorded] == list(range(1, 41))
+    assert recorded[-1][1] < recorded[0][1]
+    assert list((undisturbed / "model").glob("*.safetensors"))
+    assert json.loads((undisturbed / "environment.json").read_text())["world_size"] == 4
+
+
+@pytest.mark.parametrize("signal", ["TERM", "USR1"])
+def test_a_preempted_job_requeues_and_finishes_with_the_losses_of_an_undisturbed_one(
+    site: Site, undisturbed: Path, signal: str
+) -> None:
+    job, run_folder = submit(site, f"preempted-{signal}")
+    site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
+    site.run("scancel", f"--signal={signal}", str(job))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
+    assert losses(run_folder) == losses(undisturbed)
+    assert not (run_folder / "requeue").exists()
+
+
+def test_a_job_whose_rank_is_killed_fails_and_resumes_when_submitted_again(site: Site, undisturbed: Path) -> None:
+    job, run_folder = submit(site, "killed")
+    site.wait(lambda: any((run_folder / "checkpoints").glob("step-*")), why=lambda: log(run_folder))
+    site.run(
+        "srun",
+        f"--jobid={job}",
+        "--overlap",
+        "--nodes=1",
+        "--nodelist=n2",
+        "pkill",
+        "-KILL",
+        "-n",
+        "-f",
+        "runner train",
+    )
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), log(run_folder)
+    again, _ = submit(site, "killed")
+    assert site.wait_for_end(again)["JobState"] == "COMPLETED", log(run_folder)
+    assert dict(losses(run_folder)) == dict(losses(undisturbed))
+
+
+def test_a_script_that_is_only_printed_submits_nothing(site: Site, bundle: Path) -> None:
+    printed = site.run(*RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--print").stdout
+    assert printed.startswith("#!/bin/bash -l\n")
+    assert "#SBATCH --ntasks-per-node=2\n" in printed
+    assert site.run("squeue", "--noheader").stdout == ""
+    assert not (site.home / "output" / "tiny").exists()
