@@ -25,6 +25,11 @@ from runner.slurm import SlurmJobEnvironment, master_port, task_counts
 MAX_REQUEUES = 32
 """A job that was requeued this often is left alone: something other than progress keeps bringing it back."""
 
+SCONTROL_TIMEOUT_S = 40
+
+_TOLD_TO_STOP = ("Terminated", "User defined signal 1")
+"""How srun describes ranks that met a stop signal while they were still importing: nothing saved, nothing wrong."""
+
 _TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.*)")
 
 
@@ -109,6 +114,9 @@ def run_batch(argv: Sequence[str], run_folder: Path, environ: Mapping[str, str] 
         # Rank 0 wrote it after everyone had saved: whatever happened while the ranks went away, they can resume.
         sentinel.unlink()
         return _requeue(job)
+    if first_end.startswith(_TOLD_TO_STOP):
+        say("the ranks were told to stop before they could save")
+        return _requeue(job)
     return _exit_code(code, first_end)
 
 
@@ -164,7 +172,7 @@ def _exit_code(code: int, first_end: str) -> int:
     exited = re.match(r"Exited with exit code (\d+)", first_end)
     if exited:
         return int(exited[1]) if int(exited[1]) <= 5 else 1
-    ended_from_outside = first_end.startswith(("Killed", "Terminated", "User defined signal", "Out Of Memory"))
+    ended_from_outside = first_end.startswith(("Killed", *_TOLD_TO_STOP, "Out Of Memory"))
     if ended_from_outside or (not first_end and code > 128):
         say(f"the ranks were ended from outside ({first_end or f'srun exit code {code}'})")
         say("submit the run again to resume from its last checkpoint")
@@ -175,6 +183,9 @@ def _exit_code(code: int, first_end: str) -> int:
 def _requeue(job: SlurmJobEnvironment) -> int:
     """Puts the job back into the queue, if Slurm still counts it as running and the bound is not reached."""
     shown = _scontrol("show", "job", str(job.job_id), "--oneliner")
+    if shown.returncode != 0:
+        say(f"stopped: Slurm does not answer ({shown.stderr.strip()}); submit the run again to resume")
+        return 5
     state = dict(word.partition("=")[::2] for word in shown.stdout.split())
     if state.get("BatchFlag") != "1":
         say("stopped by a signal; run the same command again to resume (only batch jobs are requeued)")
@@ -195,8 +206,17 @@ def _requeue(job: SlurmJobEnvironment) -> int:
     return 5
 
 
-def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(arguments, 1, "", str(error))
+def _scontrol(*arguments: str, tries: int = 5) -> subprocess.CompletedProcess[str]:
+    """Asks Slurm's controller, again if it is busy: a night's work waits for the answer."""
+    for left in reversed(range(tries)):
+        try:
+            done = subprocess.run(
+                ["scontrol", *arguments], capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            done = subprocess.CompletedProcess(arguments, 1, "", str(error))
+        if done.returncode == 0:
+            break
+        if left:
+            time.sleep(5)
+    return done

@@ -100,11 +100,19 @@ def test_a_signal_to_the_batch_script_alone_is_handed_on_to_the_ranks(site: Site
     assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGUSR1"}
 
 
-def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
-    job, folder = start(site, "cancel", "save_when_told")
+def test_a_signal_while_the_ranks_still_start_does_not_lose_the_job(site: Site) -> None:
+    job, folder = start(site, "early", "start_slowly")
+    wait_for_work(site, folder)
+    site.run("scancel", "--signal=TERM", str(job))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+
+
+@pytest.mark.parametrize("program", ["save_when_told", "start_slowly"])
+def test_a_cancelled_job_stays_cancelled(site: Site, program: str) -> None:
+    job, folder = start(site, f"cancel-{program}", program)
     wait_for_work(site, folder)
     site.run("scancel", str(job))
-    site.wait(lambda: "not requeued" in log(folder, job) or site.state(job) == "CANCELLED")
     assert site.wait_for_end(job)["JobState"] == "CANCELLED"
     # A requeue would have to come from the batch script; once its process is gone, nothing can bring the job back.
     site.wait(lambda: site.control("nexec", "n1", "pgrep", "-f", str(folder), check=False).returncode == 1)
