@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +29,7 @@ from stage.resolve import Resolution, read_previous, resolve
 from stage.sources import Sources
 from stage.sources.retry import Stopped
 from stage.verify import verify
-from stage.workfolder import WorkFolder
+from stage.workfolder import WorkFolder, alone_in
 
 ROOM_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside the payload
 
@@ -80,14 +81,15 @@ def fetch_manifest(
         StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
     """
     manifest = Manifest.load(manifest_path)
-    folder = WorkFolder.inspect(root)
-    sources = Sources(endpoint, reporter, at_once=jobs)
-    previous = read_previous(manifest)
-    resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
-    if dry_run:
-        return _plan(resolution, root, folder, reporter)
-    write_lock(resolution.lock, manifest, previous)
-    return _Fetch(resolution, root, folder, sources, jobs, reporter).run(previous)
+    with nullcontext() if dry_run else alone_in(root):
+        folder = WorkFolder.inspect(root)
+        sources = Sources(endpoint, reporter, at_once=jobs)
+        previous = read_previous(manifest)
+        resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
+        if dry_run:
+            return _plan(resolution, root, folder, reporter)
+        write_lock(resolution.lock, manifest, previous)
+        return _Fetch(resolution, root, folder, sources, jobs, reporter).run(previous)
 
 
 def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[str], reporter: Reporter) -> Resolution:

@@ -7,17 +7,57 @@ Anything else stops the fetch before it touches the network.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
-from stage.errors import StageError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 
 _OURS = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE, layout.JOURNAL}
+
+
+@contextmanager
+def alone_in(root: Path) -> Iterator[None]:
+    """Keeps a second fetch out of a folder, which is made if need be and removed if it is left empty.
+
+    The lock (flock on the folder itself) ends with the process, however that ends. Where the file system knows no
+    locks (some network disks) the fetch goes on without.
+
+    Raises:
+        IncompleteError: another fetch is at work there.
+    """
+    if root.exists() and not root.is_dir():
+        yield  # `WorkFolder.inspect` has the words
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        _lock(descriptor, root)
+        try:
+            yield
+        finally:
+            if not any(root.iterdir()):
+                root.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, root: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise IncompleteError(
+            f"{root}: another `stage fetch` is at work in this folder.", "Wait until it has ended, then run again."
+        ) from None
+    except OSError:
+        pass
 
 
 @dataclass(frozen=True)

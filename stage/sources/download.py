@@ -223,7 +223,10 @@ class _Partial:
         """Writes and hashes the next bytes."""
         view = memoryview(chunk)
         while view:
-            view = view[self._file.write(view) :]
+            try:
+                view = view[self._file.write(view) :]
+            except OSError as error:  # a full disk: say where
+                raise OSError(error.errno, error.strerror, self._file.name) from None
         self.digester.update(chunk)
         self._progress(len(chunk))
 

@@ -134,6 +134,44 @@ def test_a_bundle_cut_off_in_the_middle_is_called_unfinished(slow_laptop: Laptop
         assert "unfinished" in done.stderr + done.stdout and "Traceback" not in done.stderr
 
 
+def test_two_fetches_into_one_folder_do_not_mix(slow_laptop: Laptop) -> None:
+    laptop = slow_laptop
+    first = start(laptop)
+    assert wait_until(lambda: bytes_here(laptop.bundle) >= 1_000_000, first)
+    second = laptop.fetch()
+    assert second.returncode == 5 and "another `stage fetch`" in second.stderr
+    first.communicate()
+    assert first.returncode == 0
+    assert laptop.stage("verify", "bundle").returncode == 0
+
+
+def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Laptop) -> None:
+    laptop.hub.faults.add(side="cdn", path=r"model\.safetensors$", times=1, stall_after=2_500_000, stall_s=2)
+    (laptop.folder / "disk").mkdir()
+    script = """
+        mount -t tmpfs -o size=24m none disk || exit 99
+        "$@" & fetch=$!
+        until ls disk/bundle/data/models/tiny-bert/model*.partial >/dev/null 2>&1; do kill -0 $fetch || exit 98; done
+        cat /dev/zero >disk/filler 2>/dev/null
+        wait $fetch; echo "first: $?"
+        rm disk/filler
+        "$@" 2>/dev/null; echo "second: $?"
+        "$1" -m stage verify -q disk/bundle; echo "verify: $?"
+    """
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle")],
+        cwd=laptop.folder,
+        env=laptop.environment(HF_HUB_DOWNLOAD_TIMEOUT="5"),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    assert done.stdout.splitlines() == ["first: 5", "second: 0", "verify: 0"], done.stdout + done.stderr
+    assert "No space left on device" in done.stderr and "disk/bundle/data/" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_finished_bundle_fetched_again_asks_for_no_file(laptop: Laptop) -> None:
     first = laptop.fetched()
     laptop.hub.forget_requests()
