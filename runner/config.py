@@ -1,0 +1,342 @@
+"""The run file: what to train, on what, how.
+
+`runs/x.yaml` (+ `--set key=value`, + their own ds_config.json) -> `RunConfig`, frozen and checked. Each component
+owns its dataclass; each default carries its reason, and `RunConfig.explain` lists all that were not chosen by the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from runner import deepspeed_config
+from runner.errors import Lines, UsageError, load_yaml_with_lines
+from runner.fields import key_of, read, setting
+
+FORMAT = 1
+Auto = Literal["auto"]
+
+
+class Choice(NamedTuple):
+    """One automatic choice, for printing: what, the value taken, and why."""
+
+    key: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and whether its weights are taken or drawn anew."""
+
+    asset: str = setting()
+    init: Literal["pretrained", "scratch"] = setting("pretrained", "the asset's own weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """Which rows become text. `limit` counts rows of a split, from its beginning."""
+
+    asset: str = setting()
+    config: str | Auto = setting("auto", "the only configuration of the dataset")
+    train: str = setting("train", "the usual name")
+    validation: str | None = setting("auto", "the split named `validation`, if there is one")
+    text: str = setting("text", "the usual name of the column")
+    limit: dict[str, int] = setting(dict, "all rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Sequences an optimizer step (`global`), and at a time on one device (`micro`). Accumulation is derived."""
+
+    total: int | Auto = setting("auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1)
+    micro: int | Auto = setting("auto", "the most that fits", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """torch's AdamW. `clip` is the largest global gradient norm; 0 does not clip."""
+
+    name: Literal["adamw"] = setting("adamw", "what these models were trained with")
+    lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
+    eps: float = setting(1.0e-8, "Adam's own", above=0)
+    weight_decay: float = setting(0.01, "as BERT; never on biases and norms", at_least=0)
+    clip: float = setting(1.0, "keeps one bad batch from spoiling the run", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the rate changes. `warmup` below 1 is a share of all steps, from 1 on a number of steps."""
+
+    name: Literal["cosine", "linear", "constant"] = setting("cosine", "ends at zero, smoothly")
+    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How the model is spread over the ranks."""
+
+    name: Literal["deepspeed", "fsdp", "ddp"] = setting("deepspeed", "the main engine")
+    zero: Literal["auto", 0, 1, 2, 3] = setting("auto", "the lowest stage that fits is the fastest")
+    offload: Literal["none", "cpu", "nvme"] = setting("none", "slower; only for what does not fit otherwise")
+    config: str | None = setting(None, "no ds_config.json of yours")
+    sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
+    wrap: dict[str, int] | None = setting(None, "fsdp only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """`every` that many steps, and at the end; the last `keep` stay."""
+
+    every: int = setting(500, "loses some minutes at worst", at_least=1)
+    keep: int = setting(3, "the newest and two before it", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What `runner submit` asks Slurm for."""
+
+    partition: str | None = setting(None, "the site's default")
+    nodes: int = setting(1, "one node", at_least=1)
+    gpus_per_node: int = setting(0, "none asked for", at_least=0)
+    tasks_per_node: int | Auto = setting("auto", "one for each GPU; one where there is none", at_least=1)
+    time: str | None = setting(None, "the site's default")
+    modules: tuple[str, ...] = setting((), "none")
+    setup: tuple[str, ...] = setting((), "nothing")
+    options: dict[str, str | int | float | bool] = setting(dict, "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Parsed, not done by this version."""
+
+    rank: int = setting(8, "", at_least=1)
+    alpha: float = setting(32.0, "", above=0)
+    dropout: float = setting(0.0, "", at_least=0, below=1)
+    targets: tuple[str, ...] = setting((), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationConfig:
+    """Parsed, not done by this version."""
+
+    bits: Literal[4, 8] = setting(4, "")
+    type: str = setting("nf4", "")
+    double: bool = setting(True, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run. Read with `RunConfig.load`.
+
+    Attributes:
+        path: the run file.
+        given: dotted keys that were chosen by the user, in the run file, with `--set`, or in their ds_config.json.
+        deepspeed: what their ds_config.json says beyond the keys of the run file; handed to DeepSpeed.
+        notes: what reading their ds_config.json decided.
+    """
+
+    format: int = setting()
+    name: str = setting("auto", "the run file's name")
+    task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
+    model: ModelConfig = setting()
+    dataset: DatasetConfig = setting()
+    sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
+    epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
+    steps: int | None = setting(None, "follows from the epochs", at_least=1)
+    batch: BatchConfig = setting(BatchConfig)
+    optimizer: OptimizerConfig = setting(OptimizerConfig)
+    schedule: ScheduleConfig = setting(ScheduleConfig)
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = setting("auto", "bf16 where the device has it, then fp16")
+    activation_checkpointing: bool = setting(False, "a third slower; only for what does not fit otherwise")
+    engine: EngineConfig = setting(EngineConfig)
+    lora: LoraConfig | None = setting(None, "every weight is trained")
+    quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
+    environment: str | None = setting(None, "the environment that runs this command")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    seed: int = setting(42, "any number will do", at_least=0)
+    slurm: SlurmConfig = setting(SlurmConfig)
+    path: Path = field(default=Path("run.yaml"))
+    given: frozenset[str] = field(default=frozenset())
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Choice, ...] = field(default=())
+
+    @staticmethod
+    def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+        """Reads a run file.
+
+        Args:
+            path: the YAML file.
+            overrides: `a.b=value` texts, as given with `--set`; each value is read as YAML.
+
+        Raises:
+            UsageError: with file:line; also for what this version does not do yet, and where their
+                ds_config.json contradicts the run file.
+        """
+        data, lines = load_yaml_with_lines(path)
+        data, lines = _override(data, lines, overrides)
+        if data.get("format", FORMAT) != FORMAT:
+            raise UsageError(
+                f"{lines.place('format')}: format {data['format']!r}; this version of airlift reads format {FORMAT}",
+                "Use a newer airlift: pip install --upgrade airlift",
+            )
+        config, given = read(RunConfig, data, (), lines)
+        if config.name == "auto":
+            config = replace(config, name=Path(path).stem)
+        if config.steps is not None and "epochs" not in given:
+            config = replace(config, epochs=None)
+        config = replace(config, path=Path(path), given=given)
+        _check_together(config, lines)
+        return _with_their_config(config, lines)
+
+    def explain(self) -> list[Choice]:
+        """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
+        skip = {note.key for note in self.notes} | {"lora", "quantization", "environment", "slurm"}
+        choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and c.key.split(".")[0] not in skip]
+        return [*choices, *self.notes]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain YAML data, defaults filled in: a run file again."""
+        return _plain(self)
+
+    def to_yaml(self) -> str:
+        """The text of `config.yaml` in a run folder."""
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+
+
+class _Places(Lines):
+    """Line numbers, where a value that came by `--set` is placed on the command line instead."""
+
+    def place(self, *where: str | int) -> str:
+        for depth in range(len(where), 0, -1):
+            if self.numbers.get(where[:depth]) == 0:
+                return f"--set {'.'.join(map(str, where[:depth]))}"
+        return super().place(*where)
+
+
+def _override(data: dict[str, Any], lines: Lines, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
+    numbers = dict(lines.numbers)
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        keys = tuple(dotted.strip().split("."))
+        if not equals or not all(keys):
+            raise UsageError(f"--set {text}: expected key=value", "For instance: --set batch.micro=4")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
+        if isinstance(parsed, str) and re.fullmatch(r"[-+]?[0-9][0-9.]*[eE][-+]?[0-9]+", parsed):
+            parsed = float(parsed)  # YAML 1.1 takes 1e-4 for text; nobody who types it means that
+        here = data
+        for key in keys[:-1]:
+            if not isinstance(here.get(key), dict):
+                here[key] = {}
+            here = here[key]
+        here[keys[-1]] = parsed
+        # 0 is no line: `_Places` shows the command line instead.
+        numbers = {where: n for where, n in numbers.items() if where[: len(keys)] != keys} | {keys: 0}
+    return data, _Places(lines.path, numbers)
+
+
+def _check_together(config: RunConfig, lines: Lines) -> None:
+    """What no single key can say."""
+    if not re.fullmatch(r"[\w][\w.+-]*", config.name):
+        raise UsageError(
+            f"{lines.place('name')}: `{config.name}` is also a folder's name: letters, digits, `.`, `_`, `-` and `+` only"
+        )
+    if {"epochs", "steps"} <= config.given and config.epochs is not None and config.steps is not None:
+        raise UsageError(f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them.")
+    if config.epochs is None and config.steps is None:
+        raise UsageError(f"{lines.place('epochs')}: neither `epochs` nor `steps`", "Give one of them.")
+    if unknown := set(config.dataset.limit) - {"train", "validation"}:
+        raise UsageError(
+            f"{lines.place('dataset', 'limit', *unknown)}: `{unknown.pop()}` cannot be limited",
+            "Valid keys: train, validation.",
+        )
+    if low := [name for name, rows in config.dataset.limit.items() if rows < 1]:
+        raise UsageError(f"{lines.place('dataset', 'limit', low[0])}: at least 1 row")
+    if config.schedule.warmup > 1 and config.schedule.warmup != int(config.schedule.warmup):
+        raise UsageError(
+            f"{lines.place('schedule', 'warmup')}: {config.schedule.warmup} is neither a share below 1 nor whole steps"
+        )
+    later: dict[tuple[str, ...], str | None] = {
+        ("task",): config.task if config.task not in ("masked-lm", "causal-lm") else None,
+        ("engine", "name"): config.engine.name if config.engine.name != "deepspeed" else None,
+        ("engine", "offload"): config.engine.offload if config.engine.offload != "none" else None,
+        ("engine", "sharding"): config.engine.sharding,
+        ("engine", "wrap"): "wrap" if config.engine.wrap else None,
+        ("lora",): "lora" if config.lora else None,
+        ("quantization",): "quantization" if config.quantization else None,
+        ("environment",): config.environment,
+    }
+    for where, value in later.items():
+        if value:
+            raise UsageError(
+                f"{lines.place(*where)}: `{'.'.join(where)}: {value}` is valid, but this version does not do it yet",
+                "This version trains masked-lm and causal-lm, all weights, with the engine deepspeed, without offload.",
+            )
+
+
+def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
+    """The run file and their ds_config.json as one."""
+    if config.engine.config is None:
+        return config
+    theirs = (config.path.parent / config.engine.config).resolve()
+    merged = deepspeed_config.merge(
+        deepspeed_config.load(theirs, lines.place("engine", "config")),
+        theirs,
+        {key: _lookup(config, key) for key in deepspeed_config.RUN_FILE_KEYS if key in config.given},
+        lambda key: lines.place(*key.split(".")),
+    )
+    for key, value in merged.values.items():
+        config = _replace(config, key.split("."), value)
+    config = replace(config, engine=replace(config.engine, config=str(theirs)))
+    notes = tuple(Choice(key, value, f"from {theirs.name}") for key, value in merged.values.items())
+    return replace(
+        config,
+        given=config.given | frozenset(merged.values),
+        deepspeed=merged.rest,
+        notes=notes + tuple(Choice(*note) for note in merged.notes),
+    )
+
+
+def _field_named(component: Any, key: str) -> dataclasses.Field[Any]:
+    return next(f for f in dataclasses.fields(component) if f.metadata and key_of(f) == key)
+
+
+def _lookup(component: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        component = getattr(component, _field_named(component, key).name)
+    return component
+
+
+def _replace(component: Any, keys: Sequence[str], value: Any) -> Any:
+    name = _field_named(component, keys[0]).name
+    inner = _replace(getattr(component, name), keys[1:], value) if len(keys) > 1 else value
+    return replace(component, **{name: inner})
+
+
+def _defaults(component: Any, where: tuple[str, ...], given: frozenset[str]) -> Iterator[Choice]:
+    for item in dataclasses.fields(component):
+        if not item.metadata:
+            continue
+        here, value = (*where, key_of(item)), getattr(component, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from _defaults(value, here, given)
+        elif ".".join(here) not in given and item.metadata["why"]:
+            yield Choice(".".join(here), value, item.metadata["why"])
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {key_of(f): _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

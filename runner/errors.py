@@ -1,0 +1,26 @@
+"""The runner's door to `stage`: faults a user can meet, and the reading of YAML with line numbers.
+
+Together with `inputs`, the only room of `runner` that imports `stage`.
+"""
+
+from __future__ import annotations
+
+from stage import __version__
+from stage.disk import human_count, human_size, write_atomically
+from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
+from stage.yamlfile import Lines, check_keys, load_yaml_with_lines
+
+__all__ = [
+    "DamageError",
+    "IncompleteError",
+    "Lines",
+    "PolicyError",
+    "StageError",
+    "UsageError",
+    "__version__",
+    "check_keys",
+    "human_count",
+    "human_size",
+    "load_yaml_with_lines",
+    "write_atomically",
+]

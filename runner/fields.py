@@ -1,0 +1,159 @@
+"""Turns a YAML mapping into a frozen dataclass, saying file:line and what was expected when it does not fit.
+
+(mapping, line numbers, dataclass) -> (instance, keys that were given). A dataclass declares each key with
+`setting(default, why)`: the reason travels with the default, so it can be printed at start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from runner.errors import Lines, UsageError, check_keys
+
+T = TypeVar("T")
+REQUIRED: Any = object()
+Where = tuple[str, ...]
+
+
+def setting(
+    default: Any = REQUIRED,
+    why: str = "",
+    *,
+    key: str | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with what the reader needs.
+
+    Args:
+        default: the value when the key is absent; `REQUIRED` where there is none.
+        why: the reason for that default, printed at start.
+        key: the key in the file, where it cannot be a Python name (`global`).
+        at_least, above, below: bounds for numbers.
+    """
+    metadata = {"why": why, "key": key, "at_least": at_least, "above": above, "below": below}
+    if default is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def key_of(field: dataclasses.Field[Any]) -> str:
+    """The name of a field in the file."""
+    return field.metadata.get("key") or field.name
+
+
+def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, frozenset[str]]:
+    """Reads one component.
+
+    Returns:
+        The instance, and the dotted keys that the file gave (all others are defaults).
+
+    Raises:
+        UsageError: unknown or missing key, wrong type, out of bounds.
+    """
+    if not isinstance(mapping, Mapping):
+        raise UsageError(f"{lines.place(*where)}: `{'.'.join(where)}` must be `key: value` lines, found {mapping!r}")
+    fields = {key_of(field): field for field in dataclasses.fields(typing.cast(Any, cls)) if field.metadata}
+    check_keys(mapping, fields, where, lines)
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    given: set[str] = set()
+    for key, field in fields.items():
+        here = (*where, key)
+        if key not in mapping:
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise UsageError(f"{lines.place(*where)}: `{'.'.join(here)}` is missing", f"Add `{key}:`.")
+            continue
+        component = _component(hints[field.name])
+        if component and mapping[key] is not None:
+            values[field.name], inner = read(component, mapping[key], here, lines)
+            given |= inner
+        else:
+            values[field.name] = _value(hints[field.name], mapping[key], field, here, lines)
+        given.add(".".join(here))
+    return cls(**values), frozenset(given)
+
+
+def _component(hint: Any) -> type | None:
+    """The dataclass in a hint (`X` or `X | None`)."""
+    for option in _options(hint):
+        if dataclasses.is_dataclass(option):
+            return typing.cast(type, option)
+    return None
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, lines: Lines) -> Any:
+    for option in _options(hint):
+        fits, converted = _fit(option, value)
+        if fits:
+            _check_bounds(converted, field, where, lines)
+            return converted
+    expected = " or ".join(_describe(option) for option in _options(hint))
+    raise UsageError(f"{lines.place(*where)}: `{'.'.join(where)}` must be {expected}, found {_show(value)}")
+
+
+def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
+    """Whether a YAML value is of a type, and the value in that type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is type(None):
+        return value is None, None
+    if origin is typing.Literal:
+        return (value in arguments and not isinstance(value, bool)), value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if hint is float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number, float(value) if number else value
+    if hint in (str, bool):
+        return isinstance(value, hint), value
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)
+        if len(kinds) != len(value):
+            return False, value
+        items = [_fit(kind, item) for kind, item in zip(kinds, value, strict=True)]
+        return all(fits for fits, _ in items), tuple(item for _, item in items)
+    if origin is dict and isinstance(value, Mapping):
+        pairs = {str(key): next((r for r in (_fit(o, item) for o in _options(arguments[1])) if r[0]), (False, item))
+                 for key, item in value.items()}  # fmt: skip
+        return all(fits for fits, _ in pairs.values()), {key: item for key, (_, item) in pairs.items()}
+    return False, value
+
+
+def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines: Lines) -> None:
+    bounds = (("at_least", "at least", lambda v, b: v >= b), ("above", "above", lambda v, b: v > b),
+              ("below", "below", lambda v, b: v < b))  # fmt: skip
+    numbers = [n for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, (int, float))]
+    for name, words, holds in bounds:
+        bound = field.metadata.get(name)
+        if bound is not None and not all(holds(number, bound) for number in numbers):
+            raise UsageError(
+                f"{lines.place(*where)}: `{'.'.join(where)}` must be {words} {bound}, found {_show(value)}"
+            )
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " | ".join(f"`{choice}`" for choice in arguments)
+    if origin is tuple:
+        each = _describe(arguments[0])
+        return f"a list of {each}" if arguments[-1] is ... else f"a list of {len(arguments)}, each {each}"
+    if origin is dict:
+        return "`key: value` lines"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    return names[hint]
+
+
+def _show(value: Any) -> str:
+    return f"`{str(value).lower()}`" if isinstance(value, bool) else "nothing" if value is None else f"`{value}`"

@@ -1,0 +1,173 @@
+"""Asset names -> local paths: the one place where `runner` looks into a bundle.
+
+A run file names assets; out come folders and files on this disk, with the digests that say exactly which they are.
+Nothing of the payload is read here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config import RunConfig
+from runner.errors import UsageError
+from stage.bundle import Bundle
+from stage.lockfile import LockedAsset
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A model's folder, loadable with `from_pretrained`.
+
+    Attributes:
+        digests: file name -> sha256 of every file in it.
+        settings: its config.json.
+    """
+
+    asset: str
+    path: Path
+    source: str
+    commit: str | None
+    digests: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    @property
+    def tokenizer_digests(self) -> dict[str, str]:
+        """sha256 of everything that is not weights: what a tokenizer can depend on."""
+        return {name: digest for name, digest in self.digests.items() if not name.endswith(".safetensors")}
+
+
+@dataclass(frozen=True)
+class SplitInput:
+    """The parquet files of one split in order; `columns` is name -> Arrow type."""
+
+    name: str
+    files: tuple[Path, ...]
+    digests: tuple[str, ...]
+    rows: int
+    columns: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, resolved."""
+
+    bundle: Path
+    bundle_id: str
+    model: ModelInput
+    train: SplitInput
+    validation: SplitInput | None
+    dataset_asset: str
+    dataset_config: str
+
+
+def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
+    """Finds a run's model and dataset in a bundle.
+
+    Raises:
+        UsageError: not a finished bundle, no such asset, config, split or column; says what there is.
+        DamageError: the bundle's lock is damaged.
+    """
+    bundle = Bundle.open(bundle_path)
+    dataset = _dataset(config, bundle)
+    name, splits = _dataset_config(config, dataset)
+    train = _split(config, bundle, dataset, name, splits, config.dataset.train)
+    validation = config.dataset.validation
+    if validation == "auto":
+        validation = "validation" if "validation" in splits else None
+    return Inputs(
+        bundle=bundle.root.resolve(),
+        bundle_id=bundle.id,
+        model=_model(config, bundle),
+        train=train,
+        validation=_split(config, bundle, dataset, name, splits, validation) if validation else None,
+        dataset_asset=dataset.name,
+        dataset_config=name,
+    )
+
+
+def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
+    asset = bundle.asset(config.model.asset)
+    if asset.kind != "model":
+        raise UsageError(f"{config.path}: `model.asset: {asset.name}` is a {asset.kind}, not a model.")
+    folder = bundle.asset_path(asset.name).resolve()
+    return ModelInput(
+        asset=asset.name,
+        path=folder,
+        source=asset.source.location,
+        commit=asset.source.commit,
+        digests={file.path.removeprefix(f"{asset.folder}/"): file.sha256 or "" for file in asset.files},
+        settings=_settings(folder, bundle),
+    )
+
+
+def _settings(folder: Path, bundle: Bundle) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: the model has no config.json, so nothing can load it.",
+            f"If the bundle should have it: stage verify {bundle.root}",
+        ) from None
+    except ValueError:
+        raise UsageError(f"{path}: not JSON.", f"stage verify {bundle.root}") from None
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path}: not a model's config.", f"stage verify {bundle.root}")
+    return settings
+
+
+def _dataset(config: RunConfig, bundle: Bundle) -> LockedAsset:
+    asset = bundle.asset(config.dataset.asset)
+    if asset.kind != "dataset":
+        raise UsageError(f"{config.path}: `dataset.asset: {asset.name}` is a {asset.kind}, not a dataset.")
+    return asset
+
+
+def _dataset_config(config: RunConfig, asset: LockedAsset) -> tuple[str, Mapping[str, Any]]:
+    have = ", ".join(asset.configs)
+    if config.dataset.config == "auto":
+        if len(asset.configs) != 1:
+            raise UsageError(
+                f"{config.path}: dataset `{asset.name}` has several configs.", f"Set dataset.config: {have}"
+            )
+        return next(iter(asset.configs.items()))
+    if config.dataset.config not in asset.configs:
+        raise UsageError(
+            f"{config.path}: dataset `{asset.name}` has no config `{config.dataset.config}`.", f"It has: {have}"
+        )
+    return config.dataset.config, asset.configs[config.dataset.config]
+
+
+def _split(
+    config: RunConfig, bundle: Bundle, asset: LockedAsset, name: str, splits: Mapping[str, Any], split: str
+) -> SplitInput:
+    if split not in splits:
+        raise UsageError(
+            f"{config.path}: dataset `{asset.name}` ({name}) has no split `{split}` in this bundle.",
+            f"It has: {', '.join(splits)}.",
+        )
+    locked = splits[split]
+    columns = {column.name: column.type for column in locked.schema}
+    text = config.dataset.text
+    if text not in columns:
+        raise UsageError(
+            f"{config.path}: `dataset.text: {text}`: the split `{split}` of `{asset.name}` has no such column.",
+            f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+        )
+    if columns[text] not in ("string", "large_string", "string_view"):
+        raise UsageError(
+            f"{config.path}: `dataset.text: {text}`: that column of `{asset.name}` holds {columns[text]}, not text.",
+            f"Columns of text: {', '.join(c for c, t in columns.items() if 'string' in t) or 'none'}.",
+        )
+    digests = {file.path: file.sha256 or "" for file in asset.files}
+    return SplitInput(
+        name=split,
+        files=tuple((bundle.root / shard).resolve() for shard in locked.shards),
+        digests=tuple(digests[shard] for shard in locked.shards),
+        rows=locked.rows,
+        columns=columns,
+    )
