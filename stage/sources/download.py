@@ -93,7 +93,7 @@ class Downloader:
 
     def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> FileDigests:
         """Brings the partial file to its full size, over as many connections as it takes."""
-        patience = Patience(self._policy, self.stop)
+        patience = Patience(self._policy, self.stop, self._reporter)
         with open(path, "a+b", buffering=0) as file:
             partial = _Partial(download, file, progress)
             partial.hash_what_is_there()
@@ -104,7 +104,7 @@ class Downloader:
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
-                    self._reporter.detail(patience.wait(download.what, again.problem, again.asked_s))
+                    patience.wait(download.what, again.problem, again.asked_s)
             os.fsync(file.fileno())
         return partial.digester.result()
 

@@ -136,7 +136,7 @@ class Hub:
         return without_credentials(self.endpoint)
 
     def _call(self, what: str, kind: str, id: str, revision: str, ask: Callable[[], T]) -> T:
-        patience = Patience(self._policy, self._stop)
+        patience = Patience(self._policy, self._stop, self._reporter)
         while True:
             try:
                 return ask()
@@ -147,7 +147,7 @@ class Hub:
             except httpx2.TransportError as error:
                 problem, asked_s = _transport_problem(error), None
             try:
-                self._reporter.detail(patience.wait(f"{what}: {self.name}", problem, asked_s))
+                patience.wait(f"{what}: {self.name}", problem, asked_s)
             except IncompleteError as error:
                 raise IncompleteError(
                     error.message, f"{error.remedy} Behind a firewall, name a mirror with --endpoint."

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from stage.errors import IncompleteError
+from stage.progress import Reporter
 
+LONG_WAIT_S = 3.0  # nobody should wonder longer than this why nothing happens
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 
@@ -46,18 +48,19 @@ class Patience:
 
     Args:
         stop: set by whoever wants the waiting to end (Ctrl-C, another file's failure).
+        reporter: hears of every wait before it begins; the person too, if it is a long one.
     """
 
-    def __init__(self, policy: RetryPolicy, stop: threading.Event) -> None:
-        self._policy, self._stop = policy, stop
+    def __init__(self, policy: RetryPolicy, stop: threading.Event, reporter: Reporter) -> None:
+        self._policy, self._stop, self._reporter = policy, stop, reporter
         self._failures = 0
 
     def progress(self) -> None:
         """New bytes came: start counting from zero."""
         self._failures = 0
 
-    def wait(self, what: str, problem: str, asked_s: float | None = None) -> str:
-        """Waits before the next attempt; returns a sentence on what happened.
+    def wait(self, what: str, problem: str, asked_s: float | None = None) -> None:
+        """Waits before the next attempt.
 
         Raises:
             IncompleteError: patience is at its end, or the server asks for more than we grant.
@@ -71,9 +74,10 @@ class Patience:
                 "Run the same command again after that time; a token (HF_TOKEN) raises the Hub's limits.",
             )
         delay = self._policy.delay(self._failures, asked_s, random.random())
+        tell = self._reporter.note if delay >= LONG_WAIT_S else self._reporter.detail
+        tell(f"{what}: {problem}; trying again in {delay:.1f} s")
         if self._stop.wait(delay):
             raise Stopped
-        return f"{what}: {problem}; trying again after {delay:.1f} s"
 
 
 RUN_AGAIN = "Run the same command again: it goes on where it stopped."
