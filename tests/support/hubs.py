@@ -16,13 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.lib.hub_repositories import LFS_ATTRIBUTES
+from scripts.lib.hub_repositories import FIRST_COMMIT, LFS_ATTRIBUTES
 from scripts.lib.loopback_hub import LoopbackHub
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEPENDENT = ROOT.parent / "shared" / "hub" / "hub_server.py"
 AUTHOR = "acme <acme@example.com>"
-FIRST_COMMIT = 1_704_067_200
 MEMBER_TOKEN, STRANGER_TOKEN = "hf_tester", "hf_outsider"
 
 
