@@ -55,13 +55,13 @@ make_venv() {
     if [ ! -x .venv/bin/python ]; then
         find_python
         echo "\$ $python -m venv .venv"
-        "$python" -m venv .venv
+        "$python" -m venv .venv || return
     fi
     wanted=$(cat pyproject.toml envs/constraints.txt | cksum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "\$ pip install -c envs/constraints.txt -e '.[train,dev]'    (a minute or more, once)"
         .venv/bin/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
-            -c envs/constraints.txt -e '.[train,dev]'
+            -c envs/constraints.txt -e '.[train,dev]' || return
         printf '%s\n' "$wanted" >"$stamp"
     fi
 }
