@@ -42,6 +42,21 @@ def test_ranks_of_two_nodes_meet(site: Site) -> None:
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1
 
 
+def test_a_first_node_whose_name_does_not_resolve_is_found_by_the_address_slurm_uses(site: Site) -> None:
+    code = """
+import socket
+from runner import master
+resolve = socket.getaddrinfo
+def without_names(host, *rest):
+    if not host[0].isdigit():
+        raise socket.gaierror("no such name")
+    return resolve(host, *rest)
+socket.getaddrinfo = without_names
+print(master.master_address({}, "n[2,1]", 2))
+"""
+    assert site.python("-c", code).stdout == "10.77.0.2\n"
+
+
 def test_a_rank_sees_the_gpus_of_its_node(site: Site) -> None:
     job, folder = start(site, "gpus", "meet", "gpus_per_node=2")
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
