@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -111,6 +112,16 @@ def test_a_dataset_without_parquet_comes_from_the_hubs_conversion(laptop: Laptop
     laptop.fetched()
     assert set(payload(laptop.bundle)) == set(LANDING.values())
     assert bundle_id(laptop.bundle) != undisturbed_id
+
+
+def test_a_listing_of_many_pages_is_taken_whole(hub_factory: Callable[..., TestHub], tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, hub_factory(page_size=20))
+    laptop.write(f"format: 1\nassets:\n  many:\n    model: {MODEL}\n")
+    many = {f"vocab-{number:03}.txt": b"%d\n" % number for number in range(70)}
+    laptop.hub.commit("models", MODEL, {**model_files(1000), **many})
+    laptop.fetched()
+    assert {f"data/models/many/{name}" for name in many} <= set(payload(laptop.bundle))
+    assert len(laptop.hub.requests("/tree/")) == 4
 
 
 def test_files_are_asked_for_by_commit(laptop: Laptop) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.support.hubs import STRANGER_TOKEN
-from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop
+from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
 
 
 def nothing_was_downloaded(laptop: Laptop) -> bool:
@@ -79,6 +79,21 @@ def test_an_unknown_key(laptop: Laptop, old: str, new: str, nearest: str) -> Non
     assert f"tiny.yaml:{line_of(manifest, key)}: unknown key `{key.rstrip(':')}`" in message
     assert f"`{nearest}`" in message
     assert laptop.hub.requests() == []
+
+
+def test_a_model_of_pickles_only(laptop: Laptop) -> None:
+    files = {name: data for name, data in model_files().items() if name != "model.safetensors"}
+    laptop.hub.commit("models", MODEL, files)
+    message = laptop.refused(3)
+    assert "pytorch_model.bin" in message and "safetensors" in message
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_path_that_may_not_be_in_a_bundle(laptop: Laptop) -> None:
+    laptop.hub.commit("models", MODEL, {**model_files(), "100%.json": b"{}"})
+    message = laptop.refused(3)
+    assert "`tiny-bert`" in message and "100%.json" in message
+    assert nothing_was_downloaded(laptop)
 
 
 def test_a_disk_too_small(laptop: Laptop) -> None:
