@@ -20,6 +20,7 @@ from runner.errors import Lines, UsageError, load_yaml_with_lines
 from runner.fields import key_of, read, setting
 
 FORMAT = 1
+NOT_YET = {"lora", "quantization", "environment", "engine.sharding", "engine.wrap", "engine.offload"}
 Auto = Literal["auto"]
 
 
@@ -198,8 +199,8 @@ class RunConfig:
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
-        skip = {note.key for note in self.notes} | {"lora", "quantization", "environment", "slurm"}
-        choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and c.key.split(".")[0] not in skip]
+        skip = {note.key for note in self.notes} | NOT_YET | {"slurm", "steps" if self.steps is None else "epochs"}
+        choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -298,13 +299,10 @@ def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
     for key, value in merged.values.items():
         config = _replace(config, key.split("."), value)
     config = replace(config, engine=replace(config.engine, config=str(theirs)))
-    notes = tuple(Choice(key, value, f"from {theirs.name}") for key, value in merged.values.items())
-    return replace(
-        config,
-        given=config.given | frozenset(merged.values),
-        deepspeed=merged.rest,
-        notes=notes + tuple(Choice(*note) for note in merged.notes),
-    )
+    explained = {key for key, _, _ in merged.notes}
+    taken = [Choice(k, v, f"from {theirs.name}") for k, v in merged.values.items() if k not in explained]
+    notes = (*taken, *(Choice(*note) for note in merged.notes))
+    return replace(config, given=config.given | frozenset(merged.values), deepspeed=merged.rest, notes=notes)
 
 
 def _field_named(component: Any, key: str) -> dataclasses.Field[Any]:
