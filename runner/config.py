@@ -250,7 +250,7 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
     """What no single key can say."""
     if not re.fullmatch(r"[\w][\w.+-]*", config.name):
         raise UsageError(
-            f"{lines.place('name')}: `{config.name}` is also a folder's name: letters, digits, `.`, `_`, `-` and `+` only"
+            f"{lines.place('name')}: `{config.name}` becomes a folder's name: letters, digits, `.`, `_`, `-`, `+`"
         )
     if {"epochs", "steps"} <= config.given and config.epochs is not None and config.steps is not None:
         raise UsageError(f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them.")

@@ -180,9 +180,8 @@ def _read_accumulation(
 ) -> None:
     accumulation = rest.get("gradient_accumulation_steps", "auto")
     has_total = "batch.global" in said or given.get("batch.global", "auto") != "auto"
-    if accumulation == "auto" or has_total:
-        if rest.pop("gradient_accumulation_steps", "auto") != "auto":
-            notes.append(("gradient_accumulation_steps", "derived", f"theirs, {accumulation}, follows from the others"))
+    if (accumulation == "auto" or has_total) and rest.pop("gradient_accumulation_steps", "auto") != "auto":
+        notes.append(("gradient_accumulation_steps", "derived", f"theirs, {accumulation}, follows from the others"))
 
 
 def _without_auto(tree: dict[str, Any], where: str, notes: list[tuple[str, object, str]]) -> dict[str, Any]:

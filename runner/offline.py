@@ -39,7 +39,7 @@ def set_cache_folders(environ: MutableMapping[str, str]) -> Path:
 
     A variable that is set already is left alone. Returns the folder.
     """
-    base = Path(environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp")  # noqa: S108
+    base = Path(environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp")
     folder = base / f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"
     for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):
         environ.setdefault(name, str(folder / name.lower().removesuffix("_dir")))

@@ -131,7 +131,8 @@ def environment_record(facts: Mapping[str, Any], environ: Mapping[str, str]) -> 
 
 
 _SLURM_VARIABLES = frozenset(
-    "SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION SLURM_NNODES SLURM_NTASKS SLURM_CLUSTER_NAME SLURM_RESTART_COUNT".split()
+    f"SLURM_{name}"
+    for name in ("JOB_ID", "JOB_NODELIST", "JOB_PARTITION", "NNODES", "NTASKS", "CLUSTER_NAME", "RESTART_COUNT")
 )
 
 

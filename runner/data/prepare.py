@@ -173,7 +173,8 @@ def _write(recipe: Recipe, folder: Path) -> None:
         os.fsync(file.fileno())
     if num_sequences == 0:
         raise UsageError(
-            f"split `{recipe.split.name}`: its {human_count(num_documents, 'text')} fill not one sequence of {recipe.sequence_length} tokens.",
+            f"split `{recipe.split.name}`: its {human_count(num_documents, 'text')} do not fill one sequence of "
+            f"{recipe.sequence_length} tokens.",
             "Set a smaller sequence_length, or raise dataset.limit.",
         )
     facts = StoreFacts(
@@ -248,5 +249,6 @@ def _described(store: TokenStore) -> str:
     size = human_size((store.folder / TOKENS).stat().st_size)
     return (
         f"{human_count(facts.num_sequences, 'sequence')} of {facts.sequence_length} tokens "
-        f"from {human_count(facts.num_documents, 'text')} ({facts.dtype}, {size}, {facts.dropped_tokens} tokens of the tail dropped)"
+        f"from {human_count(facts.num_documents, 'text')} "
+        f"({facts.dtype}, {size}; the last {facts.dropped_tokens} tokens fill no sequence)"
     )

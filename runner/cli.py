@@ -1,0 +1,142 @@
+"""The `runner` command: parses, prints, sets the exit code; nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from runner.errors import IncompleteError, StageError, __version__
+
+
+class _Group(click.Group):
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        try:
+            super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as request:
+            sys.exit(request.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(2)
+        except (KeyboardInterrupt, click.Abort):
+            _fail(IncompleteError("Interrupted.", "Run the same command again: it resumes."))
+        except StageError as error:
+            _fail(error)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            _fail(
+                IncompleteError(f"{what}.", "Mend that (space, quota, permissions), then run the same command again.")
+            )
+        sys.exit(0)
+
+
+def _fail(error: StageError) -> NoReturn:
+    sys.stdout.flush()
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _run_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = [
+        click.argument("run", type=click.Path(path_type=Path)),
+        click.option(
+            "--bundle", required=True, type=click.Path(path_type=Path), help="The bundle's folder, verified beforehand."
+        ),
+        click.option(
+            "--output",
+            type=click.Path(path_type=Path),
+            metavar="FOLDER",
+            help="The run folder. Default: output/<name>.",
+        ),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a key of the run file, e.g. batch.micro=4.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="runner")
+def main() -> None:
+    """Trains from a bundle, offline: in a Slurm job or on one machine.
+
+    \b
+    login node:  runner check RUN --bundle B
+                 runner submit RUN --bundle B
+    one machine: runner train RUN --bundle B --processes 2
+
+    Exit codes: 0 done; 1 failure; 2 wrong usage or a bad run file; 3 refused by policy; 5 could not finish, run it
+    again.
+    """
+
+
+@main.command()
+@_run_options
+@click.option("--processes", type=click.IntRange(1), help="Ranks to reckon with. Default: what `slurm:` asks for.")
+def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], processes: int | None) -> None:
+    """Find what would fail, before anything is queued: assets, columns, lengths, batch, memory, disk."""
+    from runner.train import Run
+
+    loaded = Run.load(run, bundle, output, overrides)
+    slurm = loaded.config.slurm
+    asked = slurm.nodes * (slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else slurm.gpus_per_node or 1)
+    loaded.check(processes or asked, click.echo)
+    click.echo("nothing found that would fail")
+
+
+@main.command()
+@_run_options
+def prepare(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...]) -> None:
+    """Tokenise the data once, outside the ranks. `train` does it by itself where that is missing."""
+    from runner import offline
+    from runner.train import Run, prepare_behind_wall
+
+    offline.set_variables(os.environ)
+    loaded = Run.load(run, bundle, output, overrides)
+    loaded.check(None, click.echo)
+    prepare_behind_wall(loaded)
+
+
+@main.command()
+@_run_options
+@click.option("--processes", type=click.IntRange(1), help="Ranks on this machine. In a Slurm job srun starts them.")
+@click.option("--dry-run", is_flag=True, help="Check and explain; start nothing.")
+def train(
+    run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], processes: int | None, dry_run: bool
+) -> None:
+    """Train what RUN describes. Resumes from the newest valid checkpoint by itself."""
+    from runner.train import Run
+    from runner.train import train as train_run
+
+    sys.exit(train_run(Run.load(run, bundle, output, overrides), processes, dry_run=dry_run, environ=os.environ))
+
+
+@main.command()
+@_run_options
+@click.option("--print", "only_print", is_flag=True, help="Print the sbatch script; submit nothing.")
+def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], only_print: bool) -> None:
+    """Write the sbatch script into the run folder and submit it."""
+    from runner.sbatch import sbatch_script
+    from runner.submit import request
+    from runner.submit import submit as submit_job
+    from runner.train import Run
+
+    loaded = Run.load(run, bundle, output, overrides)
+    wanted = request(loaded.config, bundle, loaded.folder.root, overrides)
+    if only_print:
+        click.echo(sbatch_script(wanted), nl=False)
+        return
+    loaded.check(wanted.nodes * wanted.tasks_per_node, click.echo)
+    submit_job(wanted)

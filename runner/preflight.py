@@ -1,0 +1,140 @@
+"""Everything that can be known to fail before a rank starts, in seconds, on a machine without a GPU.
+
+(run file, inputs, ranks if known) -> lines for people, or the first `UsageError`. Reads headers and configs, no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+from runner.config import RunConfig
+from runner.data.prepare import frame, load_tokenizer
+from runner.errors import IncompleteError, UsageError, human_size
+from runner.inputs import Inputs, ModelInput
+from runner.plan import STATE_BYTES, ModelShape, check_batch, sequence_length, state_bytes
+from runner.records import RunFolder
+
+LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
+
+
+def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int | None) -> list[str]:
+    """Checks a run before anything is launched.
+
+    Args:
+        world_size: ranks, where that is known.
+
+    Returns:
+        What was found, a line each.
+
+    Raises:
+        UsageError: what cannot work, with what would.
+        IncompleteError: the disk is too small for the checkpoints.
+    """
+    model = inputs.model
+    shape = ModelShape.of(model.settings, count_parameters(model))
+    length, _ = sequence_length(config, shape)
+    _check_model_for_task(config, model)
+    tokenizer = load_tokenizer(model)
+    frame(config.task, tokenizer)
+    _check_vocabulary(config, model, len(tokenizer), shape)
+    if world_size is not None:
+        check_batch(config, world_size)
+    needed = disk_needed(config, shape)
+    _check_disk(folder.root, needed)
+    lines = [
+        f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, init {config.model.init}",
+        f"data {inputs.dataset_asset}/{inputs.dataset_config}: {inputs.train.rows:,} rows to train on, "
+        f"{inputs.validation.rows if inputs.validation else 0:,} to validate; sequences of {length} tokens",
+        f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
+    ]
+    if world_size is not None:
+        sizes = ", ".join(
+            f"{stage}: {human_size(state_bytes(shape.num_parameters, stage, world_size))}" for stage in range(4)
+        )
+        lines.append(
+            f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
+        )
+    return lines
+
+
+def disk_needed(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes a run writes at most: `keep` checkpoints and one more while it is written, and the exported model.
+
+    A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
+    """
+    return shape.num_parameters * (16 * (config.checkpoint.keep + 1) + 4)
+
+
+def count_parameters(model: ModelInput) -> int | None:
+    """Parameters according to the safetensors headers; None without weights.
+
+    Raises:
+        UsageError: a header cannot be read.
+    """
+    weights = [name for name in model.digests if name.endswith(".safetensors")]
+    return sum(_parameters_in(model.path / name) for name in weights) if weights else None
+
+
+def _parameters_in(path: Path) -> int:
+    """safetensors: u64 little-endian header length, then JSON (github.com/huggingface/safetensors, README)."""
+    try:
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > LARGEST_HEADER:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(file.read(size))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return sum(_product(shape) for shape in shapes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise UsageError(f"{path}: not a safetensors file: {error}.", "Run `stage verify` on the bundle.") from None
+
+
+def _product(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= int(size)
+    return total
+
+
+def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
+    from transformers.models.auto import modeling_auto
+
+    names = {
+        "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    kind = model.settings.get("model_type")
+    if kind not in names[config.task]:
+        other = next((task for task, known in names.items() if kind in known), None)
+        raise UsageError(
+            f"{config.path}: transformers has no {config.task} model of type `{kind}` ({model.path / 'config.json'}).",
+            f"Set task: {other}" if other else "Use another model.",
+        )
+    if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
+        raise UsageError(
+            f"{config.path}: `{model.asset}` has no weights in this bundle.",
+            "Set model.init: scratch, or stage the weights.",
+        )
+
+
+def _check_vocabulary(config: RunConfig, model: ModelInput, num_tokens: int, shape: ModelShape) -> None:
+    if shape.vocabulary and num_tokens > shape.vocabulary:
+        raise UsageError(
+            f"{config.path}: the tokenizer of `{model.asset}` knows {num_tokens} tokens, its model {shape.vocabulary}.",
+            "Tokenizer and model do not belong together: stage both from one repository.",
+        )
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise IncompleteError(
+            f"{folder}: checkpoints and model need up to {human_size(needed)}; {human_size(free)} are free.",
+            "Free space there, choose another --output, or keep fewer: --set checkpoint.keep=1",
+        )

@@ -1,0 +1,175 @@
+"""`runner train` and `runner prepare`: from a run file to ranks at work.
+
+The same command is a launcher and, started again by itself or by srun, a rank. The launcher checks, prepares the data
+and writes the run folder; the rank trains. So whoever calls it how, the heavy work is done once and outside the ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner import inputs as inputs_module
+from runner import launch, offline, preflight
+from runner.config import RunConfig
+from runner.data.prepare import is_prepared, prepare, recipes
+from runner.errors import StageError, UsageError
+from runner.inputs import Inputs
+from runner.plan import ModelShape, sequence_length
+from runner.records import RunFolder, environment_record, write_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file with what it names, found."""
+
+    config: RunConfig
+    inputs: Inputs
+    folder: RunFolder
+    bundle: Path
+    overrides: tuple[str, ...]
+
+    @staticmethod
+    def load(run_file: Path, bundle: Path, output: Path | None, overrides: Sequence[str]) -> Run:
+        """Reads the run file and resolves its assets.
+
+        Raises:
+            UsageError, DamageError: as for `RunConfig.load` and `inputs.resolve`.
+        """
+        config = RunConfig.load(run_file, overrides)
+        inputs = inputs_module.resolve(config, bundle)
+        folder = RunFolder((output or Path("output") / config.name).absolute())
+        return Run(config, inputs, folder, bundle, tuple(overrides))
+
+    def check(self, world_size: int | None, say: Callable[[str], None]) -> None:
+        """Refuses what cannot work."""
+        for line in preflight.check(self.config, self.inputs, self.folder, world_size):
+            say(line)
+
+
+def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
+    """Trains, as whatever this process is. Returns the exit code.
+
+    Raises:
+        StageError: before anything is launched.
+    """
+    offline.set_variables(os.environ)
+    role = launch.role(environ, processes)
+    if role == "rank":
+        return _be_a_rank(run, environ)
+    num_local = processes or 1
+    _explain(run)
+    run.check(_world_size(role, num_local, environ), print)
+    if dry_run:
+        print("dry run: nothing was started")
+        return 0
+    run.folder.make()
+    prepare_behind_wall(run)
+    _write_records(run, environ)
+    offline.set_cache_folders(os.environ)
+    argv = launch.runner_command(
+        "train", str(run.config.path), "--bundle", str(run.bundle.absolute()), "--output", str(run.folder.root),
+        *(word for override in run.overrides for word in ("--set", override)),
+    )  # fmt: skip
+    if role == "batch":
+        return launch.run_batch(argv, run.folder.root)
+    return launch.run_local(argv, num_local, run.folder.root)
+
+
+def prepare_behind_wall(run: Run) -> None:
+    """Makes the stores in a child process that cannot open an internet socket; instant if they are there.
+
+    Raises:
+        StageError: what the child met.
+    """
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    wanted = recipes(run.config, run.inputs, length)
+    if all(is_prepared(recipe, run.folder.stores) for recipe in wanted.values()):
+        for recipe in wanted.values():
+            prepare(recipe, run.folder.stores, print)
+        return
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_prepare_in_child, args=(run, length, sender))
+    child.start()
+    sender.close()
+    try:
+        problem = receiver.recv()
+    except EOFError:
+        problem = None
+    child.join()
+    if isinstance(problem, StageError):
+        raise problem
+    if child.exitcode != 0:
+        raise StageError(
+            f"preparing the data ended with {child.exitcode} (see above; -9 is often too little memory).",
+            "Run it on a machine with more memory, then train.",
+            exit_code=1,
+        )
+
+
+def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection) -> None:
+    if why_not := offline.wall():
+        print(f"no network wall round the preparation: {why_not}")
+    try:
+        for recipe in recipes(run.config, run.inputs, length).values():
+            prepare(recipe, run.folder.stores, print)
+    except StageError as error:
+        sender.send(error)
+    except OSError as error:
+        sender.send(
+            StageError(
+                f"{error.filename or run.folder.stores}: {error.strerror}.", "Mend that, then run again.", exit_code=5
+            )
+        )
+    else:
+        sender.send(None)
+
+
+def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
+    place = launch.rank_environment(environ)
+    os.environ.update(place.variables())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    offline.tripwire([place.master_addr])
+    from runner.training.loop import train as train_rank
+
+    if not run.folder.config.exists():
+        run.folder.make()
+        if place.rank == 0:
+            _write_records(run, environ)
+    train_rank(run.config, run.inputs, run.folder, place)
+    return 0
+
+
+def _world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
+    if role == "local":
+        return num_local
+    from runner.batch import tasks_per_node
+    from runner.slurm import SlurmJobEnvironment
+
+    job = SlurmJobEnvironment.from_environ(environ)
+    if job is None:
+        raise UsageError("this is not inside a Slurm job.", "Submit it with `runner submit`.")
+    return job.num_nodes * tasks_per_node(job)
+
+
+def _explain(run: Run) -> None:
+    print(f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, run folder {run.folder.root}")
+    for choice in run.config.explain():
+        print(f"  {choice.key}: {choice.value}  ({choice.reason})")
+    sys.stdout.flush()
+
+
+def _write_records(run: Run, environ: Mapping[str, str]) -> None:
+    run.folder.config.write_text(run.config.to_yaml(), encoding="utf-8")
+    facts = {
+        "bundle_id": run.inputs.bundle_id,
+        "lock_digest": run.inputs.bundle_id,
+        "model": f"{run.inputs.model.source}@{run.inputs.model.commit}",
+        "seed": run.config.seed,
+    }
+    write_json(run.folder.environment, environment_record(facts, environ))

@@ -1,0 +1,1 @@
+"""Inside the ranks: the only wing that imports torch."""

@@ -1,0 +1,193 @@
+"""Checkpoints: complete or not there.
+
+All ranks write into `step-N.tmp/`; when all are done they hash what lies there, rank 0 writes `files.json` (names,
+sizes, sha256), and one rename makes it `step-N/`. A kill at any moment leaves a `.tmp` that nobody reads. What is
+resumed is the newest step whose every byte is as listed; one that is not is named and passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UsageError
+from runner.training.engines.base import Engine
+from runner.training.ranks import Ranks
+
+FILES = "files.json"
+STATE = "state.json"
+LATEST = "latest"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run must know besides weights and optimizer to go on exactly.
+
+    Attributes:
+        step: optimizer steps done. Order, masks, dropout and rate all follow from it and the seed.
+        zero: the ZeRO stage that wrote it.
+        signature: what has to be the same when it is read: model, data, batch, seed.
+    """
+
+    step: int
+    world_size: int
+    zero: int
+    precision: str
+    signature: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. Every method is called by all ranks."""
+
+    def __init__(self, folder: Path, keep: int, ranks: Ranks, say: Callable[[str], None]) -> None:
+        self._folder, self._keep, self._ranks, self._say = folder, keep, ranks, say
+
+    def save(self, engine: Engine, state: TrainingState) -> None:
+        """Writes a checkpoint, then drops the oldest beyond `keep`.
+
+        Raises:
+            OSError: on every rank, if any rank cannot write (a full disk): older checkpoints are untouched.
+        """
+        final = self._folder / f"step-{state.step}"
+        temporary = final.with_name(f"{final.name}.tmp")
+        if self._ranks.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        self._ranks.barrier()
+        try:
+            self._together(lambda: self._write(engine, state, temporary))
+            listed = self._list(temporary)
+        except OSError:
+            if self._ranks.is_first:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if self._ranks.is_first:
+            _write_synced(temporary / FILES, {"format": FORMAT, "files": listed})
+            os.replace(temporary, final)
+            _sync_folder(self._folder)
+            self._drop_old(final)
+        self._ranks.barrier()
+
+    def _write(self, engine: Engine, state: TrainingState, folder: Path) -> None:
+        engine.save(folder)
+        if self._ranks.is_first:
+            _write_synced(folder / STATE, asdict(state))
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """Runs `work` on all ranks; if it fails on one, it has failed on all."""
+        problem: OSError | None = None
+        try:
+            work()
+        except OSError as error:
+            problem = error
+        except RuntimeError as error:  # torch.save wraps a full disk: "[enforce fail at inline_container.cc:...]"
+            if "inline_container" not in str(error) and "write" not in str(error):
+                raise
+            problem = OSError(f"writing the checkpoint failed: {error}")
+        if self._ranks.any(problem is not None):
+            raise problem or OSError("another rank could not write its part of the checkpoint")
+
+    def _list(self, folder: Path) -> list[dict[str, Any]]:
+        """Name, size and sha256 of every file, made durable; each rank hashes a share."""
+        self._ranks.barrier()
+        mine = []
+        for path in _share(folder, self._ranks):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            mine.append({"path": path.relative_to(folder).as_posix(), **_measured(path)})
+        return sorted((entry for part in self._ranks.gather(mine) for entry in part), key=lambda e: str(e["path"]))
+
+    def _drop_old(self, newest: Path) -> None:
+        (self._folder / LATEST).write_text(f"{newest.name}\n")
+        for old in _by_age(self._folder)[self._keep :]:
+            shutil.rmtree(old)
+        for torn in self._folder.glob("step-*.tmp"):
+            shutil.rmtree(torn, ignore_errors=True)
+
+    def newest_valid(self) -> tuple[Path, TrainingState] | None:
+        """The newest checkpoint that is whole; None if there is none."""
+        for folder in self._ranks.gather(_by_age(self._folder))[0]:
+            problem = self._problem_with(folder)
+            if problem is None:
+                return folder, TrainingState(**json.loads((folder / STATE).read_text()))
+            self._say(f"checkpoint {folder.name} is passed over: {problem}")
+        return None
+
+    def _problem_with(self, folder: Path) -> str | None:
+        """Why a checkpoint cannot be used; the ranks hash it together and all get the same answer."""
+        mine: str | None = None
+        try:
+            listed = {entry["path"]: entry for entry in json.loads((folder / FILES).read_text())["files"]}
+            there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {FILES}
+            if there != set(listed):
+                odd = sorted(there ^ set(listed))[0]
+                mine = f"{odd} is {'missing' if odd in listed else 'not in its list'}"
+            else:
+                for path in _share(folder, self._ranks):
+                    name = path.relative_to(folder).as_posix()
+                    if _measured(path) != {key: listed[name][key] for key in ("size", "sha256")}:
+                        mine = f"{name} is not as it was written"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            mine = f"its list cannot be read ({error})"
+        return next((problem for problem in self._ranks.gather(mine) if problem), None)
+
+
+def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> None:
+    """Refuses to go on from a checkpoint of something else.
+
+    Raises:
+        UsageError: naming the first thing that differs, both values, and the ways out.
+    """
+    before = {**asdict(found), **found.signature}
+    after = {**asdict(now), **now.signature}
+    for key in ("world_size", "zero", "precision", *now.signature):
+        if key in ("world_size",) and found.zero == 0 and now.zero == 0:
+            continue
+        if before.get(key) != after[key]:
+            raise UsageError(
+                f"{folder}: this checkpoint was made with {key} {before.get(key)}; the run now has {after[key]}.",
+                f"Go on with {key} {before.get(key)}, or begin anew: give the run another name or another --output.",
+            )
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """Finished checkpoints, the newest first."""
+    found = [p for p in folder.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=lambda p: -int(p.name.removeprefix("step-")))
+
+
+def _share(folder: Path, ranks: Ranks) -> list[Path]:
+    """The files that this rank looks after; the list itself is nobody's."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / FILES)
+    return files[ranks.rank :: ranks.world_size]
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _write_synced(path: Path, document: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

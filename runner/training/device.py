@@ -1,0 +1,31 @@
+"""The device of this rank, and what it can do."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from runner.plan import Device
+
+
+def find_device(local_rank: int, local_world_size: int) -> tuple[torch.device, Device]:
+    """The GPU of this rank if there is one, else its share of the machine's CPU."""
+    if torch.cuda.is_available():
+        # With one GPU visible to each task (Slurm's --gpus-per-task) its number is always 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        properties = torch.cuda.get_device_properties(device)
+        has_bf16 = properties.major >= 8
+        return device, Device("cuda", properties.name, properties.total_memory, has_bf16, properties.major >= 7)
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return torch.device("cpu"), Device("cpu", "CPU", pages * page // local_world_size, True, True)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory this rank has held so far, GiB: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

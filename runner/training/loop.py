@@ -1,0 +1,266 @@
+"""One rank, from joining the others to the exported model. Reads as prose; the rest of the wing is its vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.config import RunConfig
+from runner.data.prepare import open_prepared, recipes
+from runner.data.store import TokenStore
+from runner.errors import IncompleteError
+from runner.inputs import Inputs
+from runner.launch import SENTINEL, RankEnvironment
+from runner.plan import ModelShape, Plan, decide, num_steps
+from runner.preflight import count_parameters
+from runner.records import RunFolder
+from runner.training.batches import Order, evaluation_batches
+from runner.training.checkpoint import Checkpoints, TrainingState, check_resumable
+from runner.training.device import find_device, peak_memory
+from runner.training.engines import deepspeed as deepspeed_engine
+from runner.training.engines.base import Engine
+from runner.training.export import export
+from runner.training.observer import Observer
+from runner.training.ranks import Ranks
+from runner.training.schedule import rate, warmup_steps
+from runner.training.signals import StopRequest
+from runner.training.tasks import Task, task_named
+
+
+def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment) -> None:
+    """Trains. Resumes from the newest valid checkpoint by itself.
+
+    Raises:
+        UsageError: data that is not prepared, a checkpoint of something else, a plan that cannot be.
+        IncompleteError: the disk is full.
+    """
+    stop = StopRequest()
+    stop.listen()
+    with _engine_talk(folder.logs / f"deepspeed-{place.rank}.log"):
+        trainer = Trainer.start(config, inputs, folder, place, stop)
+    trainer.resume()
+    try:
+        finished = trainer.run()
+        if finished:
+            trainer.export()
+    except OSError as error:
+        raise IncompleteError(
+            f"{folder.root}: {error.strerror or error}.",
+            "Free space or quota there; the last checkpoint is whole. Then run the same command again.",
+        ) from None
+    finally:
+        trainer.observer.close()
+    torch.distributed.destroy_process_group()
+
+
+@dataclass
+class Trainer:
+    """Everything one rank works with."""
+
+    config: RunConfig
+    inputs: Inputs
+    folder: RunFolder
+    plan: Plan
+    task: Task
+    engine: Engine
+    ranks: Ranks
+    stores: dict[str, TokenStore]
+    order: Order
+    checkpoints: Checkpoints
+    observer: Observer
+    stop: StopRequest
+    device: torch.device
+    num_steps: int
+    step: int = 0
+    should_stop: bool = False
+
+    @staticmethod
+    def start(
+        config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, stop: StopRequest
+    ) -> Trainer:
+        """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
+        device, facts = find_device(place.local_rank, place.local_world_size)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        deepspeed_engine.prepare_environment(os.environ, device.type)
+        deepspeed_engine.init_distributed(device.type)
+        ranks = Ranks()
+        shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
+        plan = decide(config, shape, facts, ranks.world_size)
+        stores = {
+            role: open_prepared(
+                recipe, folder.stores, f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
+            )
+            for role, recipe in recipes(config, inputs, plan.sequence_length).items()
+        }
+        steps = num_steps(config, len(stores["train"]), plan.total)
+        task = task_named(config.task)(config, inputs.model)
+        engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
+        observer = Observer(folder, steps, 0, is_first=False)
+        return Trainer(
+            config, inputs, folder, plan, task, engine, ranks, stores,
+            Order(len(stores["train"]), config.seed),
+            Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, lambda text: print(text, flush=True) if ranks.is_first else None),
+            observer, stop, device, steps,
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        """Goes on from the newest valid checkpoint, if there is one; then begins to tell."""
+        found = self.checkpoints.newest_valid()
+        if found is not None:
+            path, state = found
+            check_resumable(state, self.state(), path)
+            with _engine_talk(self.folder.logs / f"deepspeed-{self.ranks.rank}.log"):
+                self.engine.load(path)
+            self.step = state.step
+        self.observer = Observer(self.folder, self.num_steps, self.step, is_first=self.ranks.is_first)
+        if found is not None:
+            self.observer.say(f"resumed from {found[0].name}")
+        for choice in self.plan.choices:
+            self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
+        self.observer.say(f"  {self.task.note}")
+        self.observer.say(
+            f"training {self.num_steps} steps of {self.plan.total} sequences on {self.ranks.world_size} ranks"
+        )
+
+    def run(self) -> bool:
+        """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
+        while self.step < self.num_steps:
+            self.train_step()
+            stopping = self.should_stop
+            if self.is_epoch_end() or self.step == self.num_steps:
+                self.evaluate()
+            if stopping or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
+                self.save()
+            if stopping and self.step < self.num_steps:
+                self.leave()
+                return False
+        return True
+
+    def train_step(self) -> None:
+        """One optimizer step: all micro batches forward and backward, then one update."""
+        began = time.monotonic()
+        # Dropout belongs to step and rank, not to how long the process lives: a resumed run draws the same.
+        torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
+        batches = self.micro_batches()
+        (predictions,) = self.ranks.total(sum(self.task.num_predictions(batch) for batch in batches))
+        summed = 0.0
+        for number, batch in enumerate(batches, start=1):
+            loss = self.engine.forward(batch) / predictions
+            self.engine.backward(loss, last=number == len(batches))
+            summed += loss.item()
+        lr = self.rate()
+        norm = self.engine.step(lr)
+        self.step += 1
+        loss_of_step, stops = self.ranks.total(summed, float(self.stop.received is not None))
+        self.should_stop = stops > 0
+        elapsed = time.monotonic() - began
+        tokens = self.plan.total * self.plan.sequence_length
+        self.observer.step({
+            "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
+            "tokens": tokens, "tokens_per_s": tokens / elapsed, "step_s": elapsed, "memory_gib": peak_memory(self.device),
+        })  # fmt: skip
+
+    def micro_batches(self) -> list[dict[str, torch.Tensor]]:
+        """This rank's part of the step."""
+        samples = self.order.step(self.step, self.plan.total, self.ranks.rank, self.ranks.world_size, self.plan.micro)
+        return [self.task.collate(self.stores["train"].rows([s.index for s in part]), part) for part in samples]
+
+    def rate(self) -> float:
+        """This step's learning rate."""
+        schedule = self.config.schedule
+        warmup = warmup_steps(schedule.warmup, self.num_steps)
+        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step)
+
+    def epoch(self) -> float:
+        """Epochs done."""
+        return self.step * self.plan.total / len(self.stores["train"])
+
+    def is_epoch_end(self) -> bool:
+        """Whether the last step crossed into another epoch."""
+        before = (self.step - 1) * self.plan.total // len(self.stores["train"])
+        return self.step * self.plan.total // len(self.stores["train"]) > before
+
+    def evaluate(self) -> None:
+        """Loss and perplexity on the validation split, masked the same way every time."""
+        store = self.stores.get("validation")
+        if store is None:
+            return
+        module: Any = self.task.module
+        module.eval()
+        summed = count = 0.0
+        with torch.no_grad():
+            for part in evaluation_batches(len(store), self.ranks.rank, self.ranks.world_size, self.plan.micro):
+                batch = self.task.collate(store.rows([s.index for s, _ in part]), [s for s, _ in part])
+                for row, (_, counts) in enumerate(part):
+                    if not counts:
+                        batch["labels"][row] = -100
+                summed += self.engine.forward(batch).item()
+                count += self.task.num_predictions(batch)
+        module.train()
+        total_loss, total_count = self.ranks.total(summed, count)
+        mean = total_loss / total_count
+        self.observer.validation({
+            "step": self.step, "epoch": self.epoch(), "validation_loss": mean,
+            "validation_perplexity": math.exp(min(mean, 700.0)),
+        })  # fmt: skip
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        began = time.monotonic()
+        with _engine_talk(self.folder.logs / f"deepspeed-{self.ranks.rank}.log"):
+            self.checkpoints.save(self.engine, self.state())
+        self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
+
+    def leave(self) -> None:
+        """All ranks have saved: rank 0 leaves the word that there is more to do."""
+        if self.ranks.is_first:
+            (self.folder.root / SENTINEL).write_text(f"{self.stop.received or 'a signal on another rank'}\n")
+        self.observer.say(f"stopped by a signal after step {self.step}; saved")
+        self.ranks.barrier()
+
+    def export(self) -> None:
+        """Writes the final model; rank 0 holds it whole for a moment."""
+        state = self.engine.export()
+        if self.ranks.is_first:
+            export(self.task.model, "model.", state, self.inputs.model, self.folder.model)
+        self.ranks.barrier()
+        self.observer.say(f"model exported to {self.folder.model}")
+
+    def state(self) -> TrainingState:
+        """What the next run must know."""
+        plan, config = self.plan, self.config
+        signature = {
+            "task": config.task, "model": f"{self.inputs.model.source}@{self.inputs.model.commit}",
+            "init": config.model.init, "data": self.stores["train"].folder.name, "batch.global": plan.total,
+            "seed": config.seed,
+        }  # fmt: skip
+        return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, signature)
+
+
+@contextlib.contextmanager
+def _engine_talk(log: Path) -> Iterator[None]:
+    """What DeepSpeed prints while it starts, saves and loads goes into a file: it prints to stdout, and a lot."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(kept[0], 1)
+            os.dup2(kept[1], 2)
+            os.close(kept[0])
+            os.close(kept[1])

@@ -1,0 +1,85 @@
+"""What rank 0 tells while it trains: metrics.jsonl, TensorBoard, and a line or a bar on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from runner.records import MetricsLog, RunFolder
+
+LINE_EVERY_S = 10.0
+
+
+class Observer:
+    """Tells of a run. On other ranks than 0 it tells nothing.
+
+    Args:
+        resumed_step: what was logged after it is cut off: the run goes on from there.
+    """
+
+    def __init__(self, folder: RunFolder, num_steps: int, resumed_step: int, *, is_first: bool) -> None:
+        self._active = is_first
+        self._num_steps = num_steps
+        self._last_line = 0.0
+        self._bar: Any = None
+        if not is_first:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._metrics = MetricsLog(folder.metrics)
+        self._metrics.cut_back(resumed_step)
+        # What a resumed run tells again must not stand there twice.
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=resumed_step + 1)
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=num_steps, initial=resumed_step, unit="step", desc="train")
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self._active:
+            return
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        """One optimizer step."""
+        if not self._active:
+            return
+        self._write(values)
+        if self._bar is not None:
+            self._bar.update(1)
+            self._bar.set_postfix(loss=f"{values['loss']:.4f}", tokens_s=f"{values['tokens_per_s']:.0f}")
+        now, step = time.monotonic(), values["step"]
+        if self._bar is None and (now - self._last_line > LINE_EVERY_S or step in (1, self._num_steps)):
+            self._last_line = now
+            self.say(
+                f"step {step}/{self._num_steps}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  "
+                f"lr {values['lr']:.2e}  grad {values['grad_norm']:.2f}  {values['tokens_per_s']:.0f} tokens/s"
+            )
+
+    def validation(self, values: Mapping[str, Any]) -> None:
+        """One evaluation."""
+        if self._active:
+            self._write(values)
+            self.say(
+                f"step {values['step']}/{self._num_steps}  validation loss {values['validation_loss']:.4f}  "
+                f"perplexity {values['validation_perplexity']:.2f}"
+            )
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        self._metrics.write(values)
+        for name, value in values.items():
+            if name not in ("step", "epoch"):
+                self._board.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        """Puts everything on disk."""
+        if self._active:
+            self._board.close()
+            if self._bar is not None:
+                self._bar.close()

@@ -1,0 +1,14 @@
+"""What is learned: each task is a model with its loss, and how sequences become a batch."""
+
+from __future__ import annotations
+
+from runner.training.tasks.base import Task
+from runner.training.tasks.causal_lm import CausalLM
+from runner.training.tasks.masked_lm import MaskedLM
+
+__all__ = ["Task", "task_named"]
+
+
+def task_named(name: str) -> type[Task]:
+    """The task of a run file's `task`."""
+    return {"masked-lm": MaskedLM, "causal-lm": CausalLM}[name]

@@ -1,0 +1,63 @@
+"""What the loop needs of a task."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from runner.config import RunConfig
+from runner.inputs import ModelInput
+from runner.training.batches import Sample
+
+Batch = dict[str, torch.Tensor]
+
+
+class Task(Protocol):
+    """A model with its loss.
+
+    `module(**batch)` returns the loss *summed* over the predicted tokens of the batch, a float32 scalar: the loop
+    divides by the number of predictions in the whole step, so that a step means the same however it is split.
+    """
+
+    module: nn.Module
+    model: Any
+    note: str
+
+    def __init__(self, config: RunConfig, model: ModelInput) -> None: ...
+
+    def collate(self, rows: Any, samples: list[Sample]) -> Batch:
+        """Token ids, int64 (len(samples), sequence_length) -> the keyword arguments of `module`.
+
+        `labels` is among them, of the same shape, -100 where nothing is predicted.
+        """
+        ...
+
+    def num_predictions(self, batch: Batch) -> int:
+        """How many tokens a batch's loss is a sum over."""
+        ...
+
+
+def load_model(auto: Any, config: RunConfig, model: ModelInput) -> Any:
+    """A transformers model in float32 on the CPU, the same on every rank.
+
+    Pretrained weights, or drawn anew from config.json (`init: scratch`). Weights that the checkpoint lacks (a fresh
+    head) are drawn from the run's seed.
+
+    Args:
+        auto: the `AutoModelFor...` class.
+    """
+    from transformers import AutoConfig
+
+    torch.manual_seed(config.seed)
+    if config.model.init == "scratch":
+        settings = AutoConfig.from_pretrained(str(model.path), local_files_only=True)
+        made = auto.from_config(settings, dtype=torch.float32)
+    else:
+        made = auto.from_pretrained(str(model.path), local_files_only=True, dtype=torch.float32)
+    if config.activation_checkpointing:
+        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        made.config.use_cache = False
+    made.train()
+    return made
