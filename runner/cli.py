@@ -139,4 +139,7 @@ def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, .
         click.echo(sbatch_script(wanted), nl=False)
         return
     loaded.check(wanted.nodes * wanted.tasks_per_node, click.echo)
-    submit_job(wanted)
+    job = submit_job(wanted)
+    click.echo(f"submitted job {job}; follow it: squeue -j {job}")
+    click.echo(f"  script: {wanted.script}")
+    click.echo(f"  log:    {str(wanted.log).replace('%j', str(job))}")
