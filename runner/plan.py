@@ -17,8 +17,8 @@ from runner.errors import UsageError, human_size
 LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32
 MICRO_ON_CPU = 8
-# Mixed-precision Adam: 2 + 2 bytes of weights and gradients, 4 + 4 + 4 of fp32 copy and moments (ZeRO, arXiv:1910.02054,
-# 3.1). In fp32 there is no copy: 4 + 4 + 4 + 4. Both are 16.
+# Mixed-precision Adam: 2 + 2 bytes of weights and gradients, 4 + 4 + 4 of fp32 copy and moments (ZeRO,
+# arXiv:1910.02054, 3.1). In fp32 there is no copy: 4 + 4 + 4 + 4. Both are 16.
 STATE_BYTES = 16
 SHARE_FOR_STATE = 0.7  # of a device's memory; the rest is for activations and fragmentation
 
@@ -53,7 +53,8 @@ class ModelShape:
     @staticmethod
     def of(settings: Mapping[str, Any], num_parameters: int | None) -> ModelShape:
         """Reads the usual names of a Hugging Face config; estimates the parameters where no weights say."""
-        text = settings.get("text_config") if isinstance(settings.get("text_config"), dict) else settings
+        inner = settings.get("text_config")
+        text: Mapping[str, Any] = inner if isinstance(inner, dict) else settings
 
         def first(*names: str) -> int:
             return next((int(text[n]) for n in names if isinstance(text.get(n), int)), 0)
@@ -179,7 +180,7 @@ def _zero(config: RunConfig, shape: ModelShape, device: Device, world_size: int,
     wanted = config.engine.zero
     if wanted != "auto":
         if wanted < lowest:
-            # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction: the first update is wrong.
+            # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
             return lowest, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
         return int(wanted), "as the run file says"
     for stage in range(lowest, 4):
@@ -196,7 +197,7 @@ def _zero(config: RunConfig, shape: ModelShape, device: Device, world_size: int,
 
 
 def state_bytes(num_parameters: int, stage: int, world_size: int) -> int:
-    """Bytes of model state a rank holds at a ZeRO stage (arXiv:1910.02054, figure 1): weights 2, gradients 2, Adam 12."""
+    """Bytes of model state a rank holds at a ZeRO stage: weights 2, gradients 2, Adam 12 (arXiv:1910.02054, fig. 1)."""
     split = {0: 0, 1: 12, 2: 14, 3: 16}[stage]
     return int(num_parameters * (STATE_BYTES - split + split / world_size))
 
@@ -206,7 +207,7 @@ def _batch(
 ) -> tuple[int, int, int, list[Choice]]:
     choices = []
     check_batch(config, world_size)
-    micro, total = config.batch.micro, config.batch.total
+    total, micro = config.batch.total, config.batch.micro
     if total == "auto":
         unit = world_size * (micro if isinstance(micro, int) else 1)
         total = math.ceil(DEFAULT_GLOBAL / unit) * unit
@@ -216,9 +217,9 @@ def _batch(
         fits, reason = _largest_micro(shape, device, length, state_bytes(shape.num_parameters, zero, world_size))
         micro = max(size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits))
         choices.append(Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}"))
-    accumulation = share // micro
+    accumulation = share // int(micro)
     choices.append(Choice("accumulation", accumulation, f"{total} = {world_size} ranks x {micro} x {accumulation}"))
-    return total, micro, accumulation, choices
+    return total, int(micro), accumulation, choices
 
 
 def _largest_micro(shape: ModelShape, device: Device, length: int, state: int) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Everything that can be known to fail before a rank starts, in seconds, on a machine without a GPU.
 
-(run file, inputs, ranks if known) -> lines for people, or the first `UsageError`. Reads headers and configs, no weights.
+(run file, inputs, ranks if known) -> lines for people, or the first `UsageError`. Reads headers and configs only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
-        f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, init {config.model.init}",
+        f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, "
+        f"init {config.model.init}",
         f"data {inputs.dataset_asset}/{inputs.dataset_config}: {inputs.train.rows:,} rows to train on, "
         f"{inputs.validation.rows if inputs.validation else 0:,} to validate; sequences of {length} tokens",
         f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from runner.config import RunConfig
 from runner.data.store import FACTS, TOKENS, StoreFacts, TokenStore, facts_text
@@ -24,7 +24,7 @@ from runner.inputs import Inputs, ModelInput, SplitInput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 TEXTS_AT_ONCE = 1000  # rows read and tokenised together: bounds the memory
 
 
@@ -120,7 +120,7 @@ def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{model.path}: no tokenizer can be loaded: {str(error).strip().splitlines()[0]}",
@@ -157,18 +157,16 @@ def _write(recipe: Recipe, folder: Path) -> None:
     before, separator, after = frame(recipe.task, tokenizer)
     body = recipe.sequence_length - len(before) - len(after)
     dtype = np.dtype("<u2") if len(tokenizer) <= 2**16 else np.dtype("<u4")
-    pending: list[int] = []
+    pending = np.empty(0, dtype=dtype)
     num_sequences = num_documents = 0
     with open(folder / TOKENS, "wb") as file:
-        for ids in _documents(recipe, tokenizer):
-            num_documents += 1
-            pending += ids
-            pending.append(separator)
+        for documents in _documents(recipe, tokenizer):
+            num_documents += len(documents)
+            pending = np.concatenate([pending, *(np.array([*ids, separator], dtype=dtype) for ids in documents)])
             whole = len(pending) // body
-            if whole:
-                _append(file, np.array(pending[: whole * body]).reshape(whole, body), before, after, dtype)
-                num_sequences += whole
-                del pending[: whole * body]
+            file.write(_framed(pending[: whole * body].reshape(whole, body), before, after).tobytes())
+            num_sequences += whole
+            pending = pending[whole * body :]
         file.flush()
         os.fsync(file.fileno())
     if num_sequences == 0:
@@ -192,30 +190,29 @@ def _write(recipe: Recipe, folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _append(file: IO[bytes], body: Any, before: list[int], after: list[int], dtype: Any) -> None:
-    """Writes rows of shape (whole, body length) framed by the special tokens."""
+def _framed(rows: Any, before: list[int], after: list[int]) -> Any:
+    """Rows of shape (n, body length) with the special tokens round each, in the same dtype."""
     import numpy as np
 
-    whole = len(body)
-    parts = [
-        np.tile(np.array(before, dtype=np.int64), (whole, 1)),
-        body,
-        np.tile(np.array(after, dtype=np.int64), (whole, 1)),
-    ]
-    file.write(np.concatenate(parts, axis=1).astype(dtype).tobytes())
+    sides = (np.tile(np.array(ids, dtype=rows.dtype), (len(rows), 1)) for ids in (before, after))
+    first, last = sides
+    return np.concatenate([first, rows, last], axis=1)
 
 
-def _documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Token ids of each text that is not blank, without special tokens, in the order of the files."""
+def _documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[list[int]]]:
+    """Token ids of the texts that hold anything, without special tokens, in the order of the files, many at a time."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    for texts in _texts(recipe):
-        texts = [text for text in texts if text and not text.isspace()]
-        if not texts:
-            continue
+    if fast is not None:
+        # Published tokenizer.json files often cut or fill each text to a length: here every token counts, once.
+        fast.no_truncation()
+        fast.no_padding()
+    for rows in _texts(recipe):
+        texts = [text for text in rows if text and not text.isspace()]
         if fast is not None:
-            yield from (encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False))
+            documents = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
         else:
-            yield from tokenizer(texts, add_special_tokens=False)["input_ids"]
+            documents = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+        yield [ids for ids in documents if ids]
 
 
 def _texts(recipe: Recipe) -> Iterator[list[str | None]]:

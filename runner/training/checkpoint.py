@@ -71,7 +71,7 @@ class Checkpoints:
             raise
         if self._ranks.is_first:
             _write_synced(temporary / FILES, {"format": FORMAT, "files": listed})
-            os.replace(temporary, final)
+            temporary.replace(final)
             _sync_folder(self._folder)
             self._drop_old(final)
         self._ranks.barrier()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,14 +28,20 @@ def export(model: Any, prefix: str, state: Mapping[str, Any], source: ModelInput
     config.dtype = dtype
     model.save_pretrained(temporary, state_dict=weights)
     for name in source.digests:
-        if "/" not in name and (name == "tokenizer_config.json" or not name.endswith(NOT_TOKENIZER)):
-            if name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")) or not (temporary / name).exists():
-                shutil.copyfile(source.path / name, temporary / name)
+        if _belongs_to_tokenizer(name) and not (temporary / name).exists():
+            shutil.copyfile(source.path / name, temporary / name)
     for path in temporary.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written 0600; colleagues want to read them
     old = folder.with_name(f"{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        os.replace(folder, old)
-    os.replace(temporary, folder)
+        folder.replace(old)
+    temporary.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _belongs_to_tokenizer(name: str) -> bool:
+    """Files at the top that are neither weights nor what `save_pretrained` writes anew; licences go along."""
+    if "/" in name:
+        return False
+    return name == "tokenizer_config.json" or not name.endswith(NOT_TOKENIZER)

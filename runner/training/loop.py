@@ -95,22 +95,36 @@ class Trainer:
         ranks = Ranks()
         shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
         plan = decide(config, shape, facts, ranks.world_size)
+        command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
         stores = {
-            role: open_prepared(
-                recipe, folder.stores, f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
-            )
+            role: open_prepared(recipe, folder.stores, command)
             for role, recipe in recipes(config, inputs, plan.sequence_length).items()
         }
         steps = num_steps(config, len(stores["train"]), plan.total)
         task = task_named(config.task)(config, inputs.model)
         engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
-        observer = Observer(folder, steps, 0, is_first=False)
+        observer = Observer(folder, steps, 0, is_first=False)  # a deaf one, until `resume` knows where to begin
+
+        def say(text: str) -> None:
+            if ranks.is_first:
+                print(text, flush=True)
+
         return Trainer(
-            config, inputs, folder, plan, task, engine, ranks, stores,
-            Order(len(stores["train"]), config.seed),
-            Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, lambda text: print(text, flush=True) if ranks.is_first else None),
-            observer, stop, device, steps,
-        )  # fmt: skip
+            config=config,
+            inputs=inputs,
+            folder=folder,
+            plan=plan,
+            task=task,
+            engine=engine,
+            ranks=ranks,
+            stores=stores,
+            order=Order(len(stores["train"]), config.seed),
+            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, say),
+            observer=observer,
+            stop=stop,
+            device=device,
+            num_steps=steps,
+        )
 
     def resume(self) -> None:
         """Goes on from the newest valid checkpoint, if there is one; then begins to tell."""
@@ -127,9 +141,8 @@ class Trainer:
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
         self.observer.say(f"  {self.task.note}")
-        self.observer.say(
-            f"training {self.num_steps} steps of {self.plan.total} sequences on {self.ranks.world_size} ranks"
-        )
+        ranks = self.ranks.world_size
+        self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
@@ -166,7 +179,8 @@ class Trainer:
         tokens = self.plan.total * self.plan.sequence_length
         self.observer.step({
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
-            "tokens": tokens, "tokens_per_s": tokens / elapsed, "step_s": elapsed, "memory_gib": peak_memory(self.device),
+            "tokens": tokens, "tokens_per_s": tokens / elapsed, "step_s": elapsed,
+            "memory_gib": peak_memory(self.device),
         })  # fmt: skip
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:

@@ -35,7 +35,7 @@ class Ranks:
         """Sums over all ranks, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, group=self._group)
-        return tensor.tolist()  # type: ignore[no-any-return]
+        return tensor.tolist()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in order, on every rank."""

@@ -1,7 +1,7 @@
 """DeepSpeed at ZeRO 0 to 3, on GPUs (nccl) and CPUs (gloo).
 
-What is set, and why, is in `ds_config`: a pure function of the plan and of their own ds_config.json. On a CPU nothing is
-compiled at start: DeepSpeed would build a shared-memory collective (only inference uses it) and its own Adam.
+What is set, and why, is in `ds_config`: a pure function of the plan and of their own ds_config.json. On a CPU nothing
+is compiled at start: DeepSpeed would build a shared-memory collective (only inference uses it) and its own Adam.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def ds_config(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """The configuration handed to DeepSpeed: theirs, with what this run decided on top. Pure."""
     theirs = dict(config.deepspeed)
     zero = {**dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
-    low = {"bf16": {"enabled": True}} if plan.precision == "bf16" else {}
+    low: dict[str, Any] = {"bf16": {"enabled": True}} if plan.precision == "bf16" else {}
     if plan.precision == "fp16":
         # loss_scale 0: dynamic, from 2**16 down.
         low = {"fp16": {"loss_scale": 0, "initial_scale_power": 16, **dict(theirs.pop("fp16", {})), "enabled": True}}
@@ -121,7 +121,9 @@ class DeepSpeedEngine:
             if is_first:
                 state[name] = full.detach().to("cpu", dtype, copy=True)
         if is_first:
-            state |= {name: buffer.detach().cpu().clone() for name, buffer in self._engine.module.named_buffers()}
+            kept = self._engine.module.state_dict().keys()  # without the buffers that are not saved
+            buffers = self._engine.module.named_buffers()
+            state |= {name: buffer.detach().cpu().clone() for name, buffer in buffers if name in kept}
         return state
 
 

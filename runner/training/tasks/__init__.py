@@ -11,4 +11,5 @@ __all__ = ["Task", "task_named"]
 
 def task_named(name: str) -> type[Task]:
     """The task of a run file's `task`."""
-    return {"masked-lm": MaskedLM, "causal-lm": CausalLM}[name]
+    tasks: dict[str, type[Task]] = {"masked-lm": MaskedLM, "causal-lm": CausalLM}
+    return tasks[name]

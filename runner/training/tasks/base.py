@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from runner.config import RunConfig
+from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.training.batches import Sample
 
@@ -39,25 +40,42 @@ class Task(Protocol):
         ...
 
 
-def load_model(auto: Any, config: RunConfig, model: ModelInput) -> Any:
-    """A transformers model in float32 on the CPU, the same on every rank.
+def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, str]:
+    """A transformers model in float32 on the CPU, the same on every rank, and a word on where its weights are from.
 
     Pretrained weights, or drawn anew from config.json (`init: scratch`). Weights that the checkpoint lacks (a fresh
     head) are drawn from the run's seed.
 
     Args:
         auto: the `AutoModelFor...` class.
+
+    Raises:
+        UsageError: weights of the checkpoint do not fit the model of its config.json.
     """
     from transformers import AutoConfig
 
     torch.manual_seed(config.seed)
     if config.model.init == "scratch":
         settings = AutoConfig.from_pretrained(str(model.path), local_files_only=True)
-        made = auto.from_config(settings, dtype=torch.float32)
+        made, origin = auto.from_config(settings, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
-        made = auto.from_pretrained(str(model.path), local_files_only=True, dtype=torch.float32)
+        made, info = auto.from_pretrained(
+            str(model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
+        )
+        origin = _origin(info, model)
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
     made.train()
-    return made
+    return made, origin
+
+
+def _origin(info: dict[str, Any], model: ModelInput) -> str:
+    if misfits := sorted(map(str, info["mismatched_keys"])):
+        raise UsageError(
+            f"{model.path}: weights do not fit config.json: {misfits[0]}", "Stage weights and config together."
+        )
+    fresh = sorted(info["missing_keys"])
+    if not fresh:
+        return f"all weights from {model.asset}"
+    return f"weights from {model.asset}; {len(fresh)} it does not have are drawn anew: {', '.join(fresh[:3])}..."

@@ -18,12 +18,10 @@ from runner.training.tasks.base import Batch, load_model
 class CausalLM:
     """Causal-lm on any model that `AutoModelForCausalLM` knows."""
 
-    note = "logits at every place"
-
     def __init__(self, config: RunConfig, model: ModelInput) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = load_model(AutoModelForCausalLM, config, model)
+        self.model, self.note = load_model(AutoModelForCausalLM, config, model)
         self.module: nn.Module = _NextToken(self.model)
 
     def collate(self, rows: Any, samples: list[Sample]) -> Batch:

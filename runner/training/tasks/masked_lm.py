@@ -36,14 +36,11 @@ class MaskedLM:
         self._mask_id = int(tokenizer.mask_token_id or 0)
         self._vocabulary = len(tokenizer)
         self._special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
-        self.model = load_model(AutoModelForMaskedLM, config, model)
+        self.model, origin = load_model(AutoModelForMaskedLM, config, model)
         head = HEADS.get(self.model.config.model_type)
         self.module: nn.Module = _AtMaskedPlaces(self.model, head) if head else _Everywhere(self.model)
-        self.note = (
-            "logits at masked places only"
-            if head
-            else f"logits at every place: no known head for {self.model.config.model_type}"
-        )
+        where = "masked places only" if head else f"every place ({self.model.config.model_type}: no known head)"
+        self.note = f"{origin}; logits at {where}"
 
     def collate(self, rows: Any, samples: list[Sample]) -> Batch:
         """Draws the masks. `labels` is -100 wherever nothing is to be guessed."""
