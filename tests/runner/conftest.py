@@ -1,0 +1,226 @@
+"""A bundle with small real models and real English, made once, and `runner` run as a user runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.lib.demo_repositories import DATASET, dataset_files, paragraphs
+from scripts.lib.loopback_hub import LoopbackHub
+
+MANIFEST = f"""\
+format: 1
+name: tiny
+assets:
+  tiny-bert: {{model: acme/tiny-bert}}
+  tiny-gpt2: {{model: acme/tiny-gpt2}}
+  headless-bert: {{model: acme/headless-bert}}
+  reference: {{dataset: {DATASET}, config: topics}}
+  numbers: {{dataset: acme/numbers}}
+  notes: {{path: notes.txt}}
+"""
+
+
+def _tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool) -> Any:
+    """A real tokenizer, trained on the demo's English."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = (text for _, text in paragraphs()["train"])
+    symbols = list(dict.fromkeys(special.values()))
+    if wordpiece:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk_token"]))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=symbols))
+        ends = [(symbol, tokenizer.token_to_id(symbol)) for symbol in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+        # As published tokenizers often have it; neither may reach the prepared data.
+        tokenizer.enable_truncation(16)
+        tokenizer.enable_padding(length=16)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=symbols))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def _model_files(folder: Path, kind: str) -> dict[str, bytes]:
+    """A model repository with random weights: `bert`, `headless` (a BERT without its masked-lm head) or `gpt2`."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        special = {"eos_token": "<|endoftext|>"}
+        tokenizer = _tokenizer(special, 1024, wordpiece=False)
+        model: Any = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=len(tokenizer),
+                n_positions=64,
+                n_embd=64,
+                n_layer=2,
+                n_head=2,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    else:
+        names = ("unk", "sep", "pad", "cls", "mask")
+        tokenizer = _tokenizer({f"{name}_token": f"[{name.upper()}]" for name in names}, 1024, wordpiece=True)
+        config = BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=128,
+            max_position_embeddings=128,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        model = BertModel(config) if kind == "headless" else BertForMaskedLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _numbers() -> dict[str, bytes]:
+    """A dataset with a column that is not text, and rows that are empty or null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = {}
+    for split in ("train", "test"):
+        texts = ["", None, "  \n", *(f"sentence number {n} is not a long one" for n in range(40))]
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"text": texts, "label": list(range(len(texts)))}), sink)
+        files[f"data/{split}-00000-of-00001.parquet"] = sink.getvalue()
+    return files
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Staged from a Hub on loopback, as a user does."""
+    laptop = tmp_path_factory.mktemp("laptop")
+    (laptop / "tiny.yaml").write_text(MANIFEST)
+    (laptop / "notes.txt").write_text("nothing to train\n")
+    with LoopbackHub(laptop / "hub") as hub:
+        for kind in ("bert", "gpt2", "headless"):
+            name = f"acme/{'tiny-' if kind != 'headless' else ''}{kind}{'-bert' if kind == 'headless' else ''}"
+            hub.repositories.commit("models", name, _model_files(tmp_path_factory.mktemp(kind), kind))
+        hub.repositories.commit("datasets", DATASET, dataset_files())
+        hub.repositories.commit("datasets", "acme/numbers", _numbers())
+        stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
+        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return laptop / "bundle"
+
+
+RUN = {
+    "format": 1,
+    "name": "tiny",
+    "task": "masked-lm",
+    "model": {"asset": "tiny-bert"},
+    "dataset": {"asset": "reference", "limit": {"train": 300, "validation": 60}},
+    "sequence_length": 32,
+    "steps": 8,
+    "batch": {"global": 8, "micro": 2},
+    "optimizer": {"lr": 0.003},
+    "precision": "fp32",
+    "checkpoint": {"every": 2, "keep": 2},
+}
+
+
+@dataclass
+class Cluster:
+    """A folder with run files in it, and `runner` in it."""
+
+    folder: Path
+    bundle: Path
+
+    def write(self, name: str = "tiny", **changes: Any) -> Path:
+        """A run file: `RUN` with top-level keys replaced (None: left out)."""
+        path = self.folder / f"{name}.yaml"
+        settings = {key: value for key, value in {**RUN, "name": name, **changes}.items() if value is not None}
+        path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items()))
+        return path
+
+    def output(self, name: str = "tiny") -> Path:
+        return self.folder / "output" / name
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """A user's environment on a login node: no Slurm, nothing that says offline."""
+        dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def refused(self, *arguments: str, code: int = 2) -> str:
+        """Runs a command that must be refused in words; returns the words."""
+        done = self.run(*arguments)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert done.stderr.startswith("error: ")
+        return done.stderr
+
+    def trained(self, name: str = "tiny", *options: str, processes: int = 2, **environment: str) -> Path:
+        """Trains, which must succeed; returns the run folder."""
+        done = self.run("train", f"{name}.yaml", "--processes", str(processes), *options, **environment)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(self.output(name))}"
+        return self.output(name)
+
+
+def logs(run_folder: Path) -> str:
+    """Everything the ranks said."""
+    return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
+
+
+def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
+    """(step, value) of each line of metrics.jsonl that has `key`."""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line[key]) for line in lines if key in line]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, bundle: Path) -> Cluster:
+    """A user's folder on the cluster."""
+    return Cluster(tmp_path, bundle)
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
+    """The same for all tests of a module: what one trained, another looks at."""
+    return Cluster(tmp_path_factory.mktemp("cluster"), bundle)
+
+
+@pytest.fixture(scope="session")
+def run_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Runs a piece of Python in a process of its own: for what cannot be undone in one."""
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+    yield run

@@ -1,0 +1,165 @@
+"""`runner train` with real ranks: what it learns, what it writes, and that every ZeRO stage does the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.runner.conftest import Cluster, metrics
+
+STAGES = (0, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def stages(shared_cluster: Cluster) -> dict[int, Path]:
+    """The same run at each ZeRO stage."""
+    folders = {}
+    for stage in STAGES:
+        shared_cluster.write(f"zero{stage}", engine={"zero": stage})
+        folders[stage] = shared_cluster.trained(f"zero{stage}")
+    return folders
+
+
+def test_the_loss_falls(stages: dict[int, Path]) -> None:
+    losses = [loss for _, loss in metrics(stages[0])]
+    assert len(losses) == 8
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("key", ["loss", "grad_norm", "lr", "validation_loss"])
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_every_zero_stage_does_what_stage_0_does(stages: dict[int, Path], stage: int, key: str) -> None:
+    expected, found = metrics(stages[0], key), metrics(stages[stage], key)
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_exported_model_gives_the_validation_loss_of_the_run(stages: dict[int, Path], stage: int) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    folder = stages[stage] / "model"
+    model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    reference = load_file(stages[0] / "model" / "model.safetensors")
+    exported = load_file(folder / "model.safetensors")
+    assert exported.keys() == reference.keys()
+    for name, tensor in reference.items():
+        assert exported[name].numpy() == pytest.approx(tensor.numpy(), abs=1e-4), name
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.mask_token == "[MASK]"
+
+
+def test_colleagues_can_read_the_exported_model(stages: dict[int, Path]) -> None:
+    folder = stages[2] / "model"
+    assert stat.S_IMODE(folder.stat().st_mode) & 0o055 == 0o055
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+def test_each_step_is_told_with_all_its_measures(stages: dict[int, Path]) -> None:
+    lines = [json.loads(line) for line in (stages[1] / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    wanted = {"step", "epoch", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_s", "memory_gib"}
+    assert all(wanted <= line.keys() for line in steps)
+    assert all(line["tokens"] == 8 * 32 for line in steps)
+    (validation,) = [line for line in lines if "validation_loss" in line]
+    assert validation["validation_perplexity"] == pytest.approx(math.exp(validation["validation_loss"]))
+
+
+def test_the_run_folder_says_what_ran_where(stages: dict[int, Path], bundle: Path) -> None:
+    from hashlib import sha256
+
+    recorded = json.loads((stages[2] / "environment.json").read_text())
+    assert recorded["bundle_id"] == sha256((bundle / "stage.lock").read_bytes()).hexdigest()
+    assert recorded["world_size"] == 2
+    assert recorded["seed"] == 42
+    assert recorded["device"] == "CPU"
+    assert recorded["versions"].keys() >= {"torch", "deepspeed", "transformers"}
+    assert list((stages[2] / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_the_recorded_config_is_a_run_file_again(stages: dict[int, Path]) -> None:
+    from runner.config import RunConfig
+
+    config = RunConfig.load(stages[2] / "config.yaml")
+    assert config.engine.zero == 2
+    assert config.batch.total == 8
+
+
+def test_what_deepspeed_says_is_in_the_logs_and_not_in_the_way(
+    shared_cluster: Cluster, stages: dict[int, Path]
+) -> None:
+    done = shared_cluster.run("train", "zero1.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "DeepSpeed" not in done.stdout + done.stderr
+    assert "[INFO]" not in done.stdout + done.stderr
+
+
+def test_a_finished_run_is_not_trained_again(shared_cluster: Cluster, stages: dict[int, Path]) -> None:
+    before = (stages[3] / "metrics.jsonl").read_bytes()
+    shared_cluster.trained("zero3")
+    assert (stages[3] / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_dry_run_starts_nothing(cluster: Cluster) -> None:
+    cluster.write()
+    done = cluster.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert not cluster.output().exists()
+
+
+def test_a_causal_model_learns_from_scratch_at_stage_3(cluster: Cluster) -> None:
+    cluster.write(
+        task="causal-lm",
+        model={"asset": "tiny-gpt2", "init": "scratch"},
+        engine={"zero": 3},
+        activation_checkpointing=True,
+        checkpoint={"every": 100, "keep": 1},
+    )
+    folder = cluster.trained()
+    losses = [loss for _, loss in metrics(folder)]
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.3
+
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_fresh_head_is_the_same_at_every_stage_and_their_ds_config_is_taken(cluster: Cluster) -> None:
+    theirs = """{
+        "train_batch_size": 4,      // all ranks together
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.98], "eps": 1e-8}},
+    }"""
+    (cluster.folder / "ds_config.json").write_text(theirs)
+    shared = {"model": {"asset": "headless-bert"}, "steps": 2, "checkpoint": None}
+    cluster.write("theirs", **shared, batch=None, optimizer=None, engine={"config": "ds_config.json"})
+    optimizer = {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.0}
+    cluster.write("ours", **shared, batch={"global": 4}, optimizer=optimizer, engine={"zero": 0})
+    theirs_folder, ours_folder = cluster.trained("theirs"), cluster.trained("ours")
+    assert metrics(theirs_folder, "lr") == metrics(ours_folder, "lr")
+    expected = [loss for _, loss in metrics(ours_folder)]
+    assert [loss for _, loss in metrics(theirs_folder)] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_is_never_trained_at_stage_0(cluster: Cluster, precision: str) -> None:
+    cluster.write(precision=precision, engine={"zero": 0}, steps=4, checkpoint=None)
+    done = cluster.run("train", "tiny.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "engine.zero: 1" in done.stdout
+    losses = [loss for _, loss in metrics(cluster.output())]
+    assert losses[-1] < losses[0]
