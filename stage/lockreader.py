@@ -47,9 +47,10 @@ def read_lock(data: bytes, where: str) -> Lockfile:
         raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
     if not isinstance(document, dict) or "format" not in document:
         raise UsageError(f"{where}: not a lock: it has no `format`.", _REMEDY)
-    if document["format"] is True or document["format"] != FORMAT:
+    if type(document["format"]) is not int or document["format"] != FORMAT:
         raise newer_format(where, document["format"])
     reader = _Reader(where)
+    reader.check_text(document, "", 0)
     assets = reader.take(document, "assets", dict, "")
     lock = Lockfile(
         name=reader.take(document, "name", str, ""),
@@ -61,6 +62,7 @@ def read_lock(data: bytes, where: str) -> Lockfile:
     return lock
 
 
+_MAX_DEPTH = 32  # a lock has nine levels; Python's own limit would strike somewhere else
 _REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
 
 
@@ -72,6 +74,20 @@ class _Reader:
 
     def fail(self, place: str, problem: str) -> NoReturn:
         raise UsageError(f"{self.where}: `{place}` {problem}.", _REMEDY)
+
+    def check_text(self, value: Any, place: str, depth: int) -> None:
+        """Refuses what JSON can say and our own text cannot: lone surrogates; and nesting no lock has."""
+        if depth > _MAX_DEPTH:
+            self.fail(place.partition(".")[0], "is nested too deeply")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self.check_text(key, place, depth)
+                self.check_text(item, f"{place}.{key}" if place else key, depth + 1)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                self.check_text(item, f"{place}[{index}]", depth + 1)
+        elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            self.fail(ascii(place)[1:-1], f"has half a character in it: {value!a}")
 
     def take(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T:
         """A field that must be there, of the given type."""
