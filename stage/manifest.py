@@ -112,7 +112,7 @@ class Manifest:
         data, lines = load_yaml_with_lines(path)
         entry = _Entry(data, (), lines)
         check_keys(data, ("format", "name", "assets", "policy"), (), lines)
-        if data.get("format") != FORMAT:
+        if type(data.get("format")) is not int or data["format"] != FORMAT:
             found = f"found {data['format']!r}" if "format" in data else "it is missing"
             raise UsageError(
                 f"{lines.place('format')}: `format` should be {FORMAT}, {found}.", f"Write `format: {FORMAT}`."
@@ -270,7 +270,7 @@ class _Entry:
         if isinstance(value, int | float | bool):
             raise UsageError(
                 f"{self.lines.place(*self.where, key)}: `{key}` should be text, found {type(value).__name__} {value}.",
-                f'Put it in quotes: {key}: "{value}"',
+                f'Put it in quotes, as you mean it: {key}: "..."',
             )
         raise self.wrong(key, "should be text", value)
 

@@ -136,7 +136,7 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # PyYAML on `!!int ""`, `!!bool x`, ...
         raise UsageError(f"{path}:{node.start_mark.line + 1}: `{node.value}` cannot be read as a value") from None
 
 
