@@ -94,11 +94,11 @@ def asked_delay(headers: Mapping[str, str], now: datetime | None = None) -> floa
     """
     value = headers.get("Retry-After") or headers.get("retry-after")
     if value:
-        if value.strip().isdigit():
+        if re.fullmatch(r"[0-9]+", value.strip()):
             return float(value)
         try:
             date = email.utils.parsedate_to_datetime(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if date.tzinfo is None:
             date = date.replace(tzinfo=timezone.utc)
