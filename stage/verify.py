@@ -165,7 +165,7 @@ def _scan(root: Path, found: _Found) -> dict[str, int]:
 
 def _kind(mode: int, path: Path) -> str:
     if stat.S_ISLNK(mode):
-        return f"a symbolic link to {path.readlink()}"
+        return f"a symbolic link to {printable(str(path.readlink()))}"
     kinds = (
         (stat.S_ISFIFO, "a pipe"),
         (stat.S_ISSOCK, "a socket"),
@@ -179,7 +179,7 @@ def _check_tags(root: Path, entries: Mapping[str, int], found: _Found) -> dict[s
     """Reads every file beside the payload, compares it with the tag manifest, and returns those that are sound."""
     texts: dict[str, bytes] = {}
     for path in entries:
-        if not path.startswith(f"{layout.PAYLOAD}/"):
+        if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
             try:
                 texts[path] = (root / path).read_bytes()
             except OSError as error:
@@ -288,6 +288,9 @@ def _check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], 
         for line in (f"Payload-Oxum: {layout.payload_oxum(lock)}", f"External-Identifier: sha256:{lock.id}"):
             if line not in lines:
                 found.add(layout.BAG_INFO, "invalid", f"the line `{line}`", "none such")
+    for path in layout.tag_paths(lock) - set(tags):
+        if path not in found and (root / path).is_file():
+            found.add(layout.TAG_MANIFEST, "invalid", "one line for each tag file", f"no sound line for {path}")
 
 
 def _check_names(
