@@ -5,6 +5,7 @@ Each command imports what it needs inside itself, so that `stage verify --help` 
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from stage import __version__
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import DamageError, IncompleteError, StageError, UsageError, as_shown
 
 if TYPE_CHECKING:
     from stage.verify import VerificationReport
@@ -24,18 +25,25 @@ class _Group(click.Group):
     """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a name the locale cannot spell is no reason to fail
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Exit as request:
             sys.exit(request.exit_code)
-        except click.ClickException as error:
+        except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(2)
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "stage"
+            _fail(UsageError(error.format_message(), f"{command} --help"))
         except (KeyboardInterrupt, click.Abort):
             _fail(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
         except BrokenPipeError:
-            sys.stderr.close()  # the reader went away (`stage show | head`): nothing is wrong
-            sys.exit(0)
+            sys.stderr.close()  # the reader went away (`stage verify | head`): nobody hears words, but 0 would be a lie
+            sys.exit(IncompleteError.exit_code)
         except StageError as error:
             _fail(error)
         except OSError as error:
@@ -44,8 +52,12 @@ class _Group(click.Group):
 
 
 def _fail(error: StageError) -> NoReturn:
-    click.echo(f"error: {error}", err=True)
+    _say(f"error: {error}", err=True)
     sys.exit(error.exit_code)
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    click.echo(as_shown(text), err=err)
 
 
 def _from_os_error(error: OSError) -> StageError:
@@ -62,15 +74,32 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry 
 _endpoint = click.option(
     "--endpoint", metavar="URL", help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co."
 )
+_EVERY_ASSET = "*"
 _update = click.option(
     "--update",
     "updates",
     multiple=True,
     is_flag=False,
-    flag_value="*",
+    flag_value=_EVERY_ASSET,
     metavar="[ASSET]",
     help="Resolve anew what the lock pins: one asset, or all. May be repeated.",
 )
+
+
+class _Updating(click.Command):
+    """A command whose `--update` may go without a value, even right before MANIFEST.
+
+    click takes whatever follows for the value. An asset's name is told from a manifest by its form: names have no
+    `/`, and manifests end in .yaml or .yml (`--update=NAME` takes any name).
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for index, argument in enumerate(args[:-1]):
+            if argument == "--":
+                break
+            if argument == "--update" and ("/" in args[index + 1] or args[index + 1].endswith((".yaml", ".yml"))):
+                args = [*args[:index], f"--update={_EVERY_ASSET}", *args[index + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 def _pinning(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +123,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(cls=_Updating)
 @_manifest
 @_pinning
 def lock(
@@ -111,7 +140,7 @@ def lock(
         click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
 
 
-@main.command()
+@main.command(cls=_Updating)
 @_manifest
 @click.option(
     "-o", "--output", "bundle", required=True, type=click.Path(path_type=Path), help="The bundle's folder, new or not."
@@ -165,7 +194,7 @@ def show(bundle: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(describe_json(bundle), indent=1, ensure_ascii=False))
     else:
-        click.echo(describe(bundle))
+        _say(describe(bundle))
 
 
 @main.command()
@@ -186,10 +215,8 @@ def verify(bundle: Path, fast: bool, jobs: int | None, report: Path | None, quie
     from stage.progress import Reporter
     from stage.verify import verify as verify_bundle
 
-    if report is not None and bundle.resolve() in report.resolve().parents:
-        raise UsageError(
-            f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
-        )
+    if report is not None:
+        _check_report_path(report, bundle)
     with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
         result = verify_bundle(bundle, "fast" if fast else "full", jobs=jobs, progress=bar)
     text = json.dumps(result.to_json(), indent=1) + "\n"
@@ -203,11 +230,23 @@ def verify(bundle: Path, fast: bool, jobs: int | None, report: Path | None, quie
         sys.exit(1)
 
 
+def _check_report_path(report: Path, bundle: Path) -> None:
+    """Before hours of reading, not after."""
+    if bundle.resolve() in report.resolve().parents:
+        raise UsageError(
+            f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
+        )
+    if report.is_dir():
+        raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
+    if not report.parent.is_dir():
+        raise UsageError(f"--report {report}: there is no folder {report.parent}.", f"mkdir -p {report.parent}")
+
+
 def _print_verification(result: VerificationReport, quiet: bool) -> None:
     from stage.disk import human_count, human_size
 
     for finding in result.findings:
-        click.echo(str(finding))
+        _say(str(finding))
     if result.ok:
         how = (
             "every byte is as it was fetched"
@@ -215,11 +254,12 @@ def _print_verification(result: VerificationReport, quiet: bool) -> None:
             else "names and sizes are right (bytes not read)"
         )
         if not quiet:
-            click.echo(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
+            _say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
             click.echo(f"bundle id {result.bundle_id}")
     else:
-        click.echo(
-            f"error: {result.root}: {human_count(len(result.findings), 'finding')}.\n"
-            "  -> Copy again with `rsync -c`, or run `stage fetch` again where the bundle was made.",
-            err=True,
+        _fail(
+            DamageError(
+                f"{result.root}: {human_count(len(result.findings), 'finding')}.",
+                "Copy again with `rsync -c`, or run `stage fetch` again where the bundle was made.",
+            )
         )

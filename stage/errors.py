@@ -7,6 +7,8 @@ with `exit_code`; nothing here is ever shown as a traceback. Exit codes are part
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class StageError(Exception):
     """A fault with a way out.
@@ -28,6 +30,14 @@ class StageError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+def as_shown(text: str) -> str:
+    """Text as a terminal or a log may see it: control characters and bytes that are no text escaped, lines kept.
+
+    Names from a Hub or a damaged disk can hold escape sequences that rewrite what a person reads.
+    """
+    return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else ascii(c)[1:-1] for c in text)
 
 
 class DamageError(StageError):

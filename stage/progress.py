@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from stage.disk import human_size
+from stage.errors import as_shown
 
 LOG_EVERY_S = 30.0  # how often a log file hears that a long transfer is still alive
 
@@ -56,6 +57,7 @@ class Reporter:
         self._write(f"warning: {text}")
 
     def _write(self, text: str) -> None:
+        text = as_shown(text)
         with self._lock:
             if self._bar is not None:
                 self._bar.write(text, file=sys.stderr)
