@@ -7,7 +7,7 @@ say. What the Hub converted by itself lies on `refs/convert/parquet` as `<config
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stage.errors import UsageError
@@ -19,6 +19,8 @@ _KEYWORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+_SEPARATORS = r"[-._ 0-9]"
+_SHARDED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _NUMBERED = re.compile(r"(.*?)[-_.](\d{5,})-of-(\d{5,})(?:-[0-9a-f]+)?\.parquet")
 
 
@@ -40,8 +42,8 @@ def from_card(configs: Any, paths: Sequence[str]) -> Layout:
                 {p for pattern in patterns for p in paths if _glob(_join(base, pattern)).fullmatch(p)}, key=_natural
             )
             splits.setdefault(split, []).extend(p for p in found if p not in splits.get(split, []))
-        if "data_files" not in entry and base:
-            splits = _splits_by_name([p for p in paths if p.startswith(f"{base}/")])
+        if "data_files" not in entry:
+            splits = _splits_in(f"{base}/" if base else "", _visible(paths), sharded_in="data/")
         splits = {split: found for split, found in splits.items() if found}
         if splits and all(p.endswith(".parquet") for found in splits.values() for p in found):
             layout[str(entry.get("config_name") or "default")] = splits
@@ -64,14 +66,17 @@ def from_names(paths: Sequence[str]) -> Layout:
     Top folders whose parquet files name splits are configs (`wikitext-2-raw-v1/train-...`); files at the top or in
     `data/` are config `default`.
     """
-    layout: Layout = {}
-    for path in sorted((p for p in paths if p.endswith(".parquet") and not p.startswith(".")), key=_natural):
+    configs: dict[str, list[str]] = {}
+    for path in _visible(paths):
         folder = path.split("/")[0] if "/" in path else ""
-        is_config = folder not in ("", "data") and _split_of(folder) is None
-        layout.setdefault(folder if is_config else "default", {}).setdefault(_split_of(path) or "train", []).append(
-            path
-        )
-    return layout
+        is_config = folder not in ("", "data") and not _keyword_splits([folder], last=False)
+        configs.setdefault(folder if is_config else "", []).append(path)
+    return {
+        folder or "default": _splits_in(f"{folder}/", inside, sharded_in="")
+        if folder
+        else _splits_by_name(inside, sharded_in="data/")
+        for folder, inside in sorted(configs.items())
+    }
 
 
 def from_conversion(paths: Sequence[str], what: str, config: str | None) -> Layout:
@@ -169,22 +174,57 @@ def _glob(pattern: str) -> re.Pattern[str]:
     return re.compile(out)
 
 
-def _splits_by_name(paths: Sequence[str]) -> dict[str, list[str]]:
-    splits: dict[str, list[str]] = {}
-    for path in sorted(paths, key=_natural):
-        splits.setdefault(_split_of(path) or "train", []).append(path)
-    return splits
+def _splits_by_name(paths: Sequence[str], *, sharded_in: str) -> dict[str, list[str]]:
+    """Splits as names tell them, by the rules of `datasets.data_files` in the order it tries them.
+
+    `<split>-00000-of-00001` in the folder `sharded_in` names any split; else keywords in the names of folders; else in
+    those of files; else everything is `train`. As soon as one rule finds a split, files it says nothing of are in none.
+
+    Args:
+        paths: relative to the config's folder.
+    """
+    paths = sorted(paths, key=_natural)
+    rules: tuple[Callable[[str], list[str]], ...] = (
+        lambda path: _sharded_split(path, sharded_in),
+        lambda path: _keyword_splits(path.split("/")[:-1], last=False),
+        lambda path: _keyword_splits(path.split("/")[-1:], last=True),
+    )
+    for rule in rules:
+        splits: dict[str, list[str]] = {}
+        for path in paths:
+            for split in rule(path):
+                splits.setdefault(split, []).append(path)
+        if splits:
+            return splits
+    return {"train": list(paths)} if paths else {}
 
 
-def _split_of(path: str) -> str | None:
-    """The split a path names: `data/<split>-00000-of-00001.parquet`, or a keyword between separators."""
-    name = path.rpartition("/")[2]
-    words = re.split(r"[ ._\-/]+", path.lower())
-    for split, keywords in _KEYWORDS.items():
-        if any(word in keywords for word in words):
-            return split
-    match = _NUMBERED.fullmatch(name)
-    return match[1] if match and re.fullmatch(r"\w+", match[1]) else None
+def _splits_in(base: str, paths: Sequence[str], *, sharded_in: str) -> dict[str, list[str]]:
+    """`_splits_by_name` of what lies below a folder; names above it say nothing of splits."""
+    inside = [path.removeprefix(base) for path in paths if path.startswith(base)]
+    found = _splits_by_name(inside, sharded_in=sharded_in)
+    return {split: [base + path for path in names] for split, names in found.items()}
+
+
+def _visible(paths: Iterable[str]) -> list[str]:
+    """The parquet files that no folder hides (`.x`, `__x`)."""
+    parquet = [path for path in paths if path.endswith(".parquet")]
+    return [path for path in parquet if not any(part.startswith((".", "__")) for part in path.split("/"))]
+
+
+def _sharded_split(path: str, folder: str) -> list[str]:
+    match = _SHARDED.fullmatch(path.removeprefix(folder)) if path.startswith(folder) else None
+    return [match[1]] if match else []
+
+
+def _keyword_splits(names: Sequence[str], *, last: bool) -> list[str]:
+    """Splits whose keyword stands in a name between separators. In a file's name something must follow it."""
+    end = _SEPARATORS if last else rf"(?:{_SEPARATORS}|$)"
+    return [
+        split
+        for split, keywords in _KEYWORDS.items()
+        if any(re.search(rf"(?:^|{_SEPARATORS})(?:{'|'.join(keywords)}){end}", name) for name in names)
+    ]
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:
