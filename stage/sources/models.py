@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stage.errors import UsageError
 from stage.lockfile import LockedAsset, Source
 from stage.manifest import ModelRequest, as_lock_request
 from stage.names import check_path
@@ -22,6 +23,11 @@ def resolve_model(name: str, request: ModelRequest, hub: Hub, what: str) -> Lock
         taken, left_out = select_by_patterns(files, request.include, request.exclude, what)
     else:
         taken, left_out = select_model(files, request.exclude, what, tokenizer_only=request.tokenizer_only)
+    if not taken:
+        raise UsageError(
+            f"{what}: none of the {len(files)} files of {repository.id} is left to take.",
+            "Check `include` and `exclude`; or is it the wrong repository?",
+        )
     kind = "tokenizer" if request.tokenizer_only else "model"
     folder = f"data/models/{name}"
     for file in taken:

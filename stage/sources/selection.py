@@ -40,6 +40,9 @@ _OTHER_WEIGHTS = {
     ".mlmodel": "a Core ML copy",
     ".mlpackage": "a Core ML copy",
 }
+_OTHER_FRAMEWORK = "weights of another framework"
+_FOREIGN_REASONS = frozenset({*_OTHER_WEIGHTS.values(), _OTHER_FRAMEWORK})
+_INDEX_ALONE = "an index of shards not taken"
 _TEXT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".spm", ".tiktoken", ".vocab", ".bpe", ".yaml", ".yml")
 _DOCUMENTS = re.compile(r"(README|LICEN[CS]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
 _TOKENIZER_FILES = re.compile(
@@ -49,6 +52,7 @@ _TOKENIZER_FILES = re.compile(
 _WEIGHT_NAMES = r"(model|adapter_model|diffusion_pytorch_model)"
 _SINGLE = re.compile(_WEIGHT_NAMES + r"\.safetensors")
 _SHARD = re.compile(_WEIGHT_NAMES + r"-(\d{5})-of-(\d{5})\.safetensors")
+_MODULE_FOLDER = re.compile(r"(\w+_)?\d+_\w+")
 _INDEX = re.compile(_WEIGHT_NAMES + r"\.safetensors\.index\.json")
 
 
@@ -87,7 +91,7 @@ def select_model(
 
     Raises:
         PolicyError: the only weights are pickles.
-        UsageError: shards are missing from the repository.
+        UsageError: shards are missing from the repository, or the only weights are another framework's.
     """
     kept, left_out = [], []
     for file in files:
@@ -97,6 +101,10 @@ def select_model(
             kept.append(file)
     wanted_folders = _folders_with_parts({file.path for file in kept})
     weights = {folder: _weights([f.path for f in kept], folder, what) for folder in wanted_folders}
+    parts = set(wanted_folders)
+    if any(file.path == "model_index.json" for file in kept):
+        weights[""] = frozenset()  # a diffusers pipeline loads its folders; what lies beside them is for other tools
+        parts -= {""}
     taken = []
     for file in kept:
         folder, _, name = file.path.rpartition("/")
@@ -111,20 +119,21 @@ def select_model(
         else:
             taken.append(file)
     if not tokenizer_only:
-        _refuse_only_pickles(taken, left_out, what)
+        for folder in sorted(parts):
+            _refuse_no_weights(folder, taken, left_out, what)
     return taken, left_out
 
 
 def _folders_with_parts(paths: set[str]) -> set[str]:
     """The folders that hold parts of the model: the top one, and those that a pipeline's own index speaks of."""
-    folders = {""}
-    if "model_index.json" in paths or "modules.json" in paths:  # diffusers; sentence-transformers
-        folders |= {
-            path.split("/")[0]
-            for path in paths
-            if path.count("/") == 1 and path.endswith(("/config.json", "_config.json"))
-        }
-    return folders
+    folders = {
+        path.split("/")[0] for path in paths if path.count("/") == 1 and path.endswith(("/config.json", "_config.json"))
+    }
+    if "model_index.json" in paths:  # diffusers
+        return {"", *folders}
+    if "modules.json" in paths:  # sentence-transformers: not `onnx/`, which has a config of its own
+        return {"", *filter(_MODULE_FOLDER.fullmatch, folders)}
+    return {""}
 
 
 def _weights(paths: Iterable[str], folder: str, what: str) -> frozenset[str]:
@@ -160,11 +169,11 @@ def _reason_against(path: str, name: str, weights: frozenset[str]) -> str | None
     if suffix == ".safetensors":
         return "another copy of the weights"
     if _INDEX.fullmatch(name):
-        return None if any(_SHARD.fullmatch(w.rpartition("/")[2]) for w in weights) else "an index of shards not taken"
+        return None if any(_SHARD.fullmatch(w.rpartition("/")[2]) for w in weights) else _INDEX_ALONE
     if suffix in PICKLE_SUFFIXES or name.startswith("pytorch_model.bin"):
         return "a pickle"
     if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
-        return _OTHER_WEIGHTS.get(suffix, "weights of another framework")
+        return _OTHER_WEIGHTS.get(suffix, _OTHER_FRAMEWORK)
     if suffix == ".py":
         return "code of the repository"
     if name.startswith("."):
@@ -182,16 +191,36 @@ def _reason_against_tokenizer(folder: str, name: str) -> str | None:
     return "a pickle" if name.lower().endswith(PICKLE_SUFFIXES) else None
 
 
-def _refuse_only_pickles(taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], what: str) -> None:
-    if any(file.path.endswith(".safetensors") for file in taken):
+def _refuse_no_weights(folder: str, taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], what: str) -> None:
+    """A part that has weights, but none that from_pretrained reads here, must not become a part without any."""
+
+    def is_inside(path: str) -> bool:
+        return path.rpartition("/")[0] == folder
+
+    if any(file.path.endswith(".safetensors") for file in taken if is_inside(file.path)):
         return
-    pickles = [o.path for o in left_out if o.reason == "a pickle"]
+    pickles = [o.path for o in left_out if o.reason == "a pickle" and is_inside(o.path)]
     if pickles:
         raise PolicyError(
             f"{what}: its weights are pickles ({printable(pickles[0])}), which can run code when loaded, "
-            "and there are no safetensors.",
+            "and there are no safetensors of them.",
             "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's discussions), or, to "
             'train from scratch, leave the weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
+        )
+    # Only at the top: a pipeline's folders may well be parts for another framework alone (SDXL's `vae_decoder`).
+    others = [o for o in left_out if not folder and o.reason in _FOREIGN_REASONS and is_inside(o.path)]
+    if others:
+        suffixes = sorted({PurePosixPath(o.path).suffix for o in others})
+        named = ", ".join(f'"*{suffix}"' for suffix in suffixes)
+        raise UsageError(
+            f"{what}: it has no safetensors; its weights are {others[0].reason} ({printable(others[0].path)}).",
+            f"Take a repository or revision with safetensors. If these are what you want, name all you need with "
+            f"`include`; to train from scratch, leave the weights: `exclude: [{named}]`.",
+        )
+    if any(o.reason == _INDEX_ALONE and is_inside(o.path) for o in left_out):
+        raise UsageError(
+            f"{what}: the repository has an index of weight files, and none of the files.",
+            "The upload is not whole: try another revision, or tell its owner.",
         )
 
 
