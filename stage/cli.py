@@ -182,6 +182,11 @@ def fetch(
         )
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
+    elif not dry_run and not quiet:
+        click.echo(f"bundle id {outcome.bundle_id}")
+        click.echo(
+            f"next: rsync -a --partial {bundle}/ me@cluster:{bundle.name}/   then there: stage verify {bundle.name}"
+        )
 
 
 @main.command()
