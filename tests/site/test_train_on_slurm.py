@@ -33,6 +33,7 @@ dataset: {asset: reference}
 sequence_length: 64
 steps: 40
 batch: {global: 16, micro: 2}
+optimizer: {lr: 5.0e-3}
 precision: fp32
 checkpoint: {every: 10, keep: 2}
 slurm: {nodes: 2, tasks_per_node: 2, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1"]}
@@ -100,44 +101,34 @@ def undisturbed(site: Site, bundle: Path) -> Path:
 def test_a_job_trains_on_two_nodes_and_exports_its_model(undisturbed: Path) -> None:
     recorded = losses(undisturbed)
     assert [step for step, _ in recorded] == list(range(1, 41))
-    assert recorded[-1][1] < recorded[0][1]
+    assert recorded[-1][1] < recorded[0][1] - 1
     assert list((undisturbed / "model").glob("*.safetensors"))
-    assert json.loads((undisturbed / "environment.json").read_text())["world_size"] == 4
+    assert json.loads((undisturbed / "environment.json").read_text())["slurm"]["SLURM_NTASKS"] == "4"
 
 
-@pytest.mark.parametrize("signal", ["TERM", "USR1"])
 def test_a_preempted_job_requeues_and_finishes_with_the_losses_of_an_undisturbed_one(
-    site: Site, undisturbed: Path, signal: str
+    site: Site, undisturbed: Path
 ) -> None:
-    job, run_folder = submit(site, f"preempted-{signal}")
+    job, run_folder = submit(site, "preempted")
     site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
-    site.run("scancel", f"--signal={signal}", str(job))
+    site.run("scancel", "--signal=TERM", str(job))
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
+    assert "resumed from step-" in log(run_folder)
     assert losses(run_folder) == losses(undisturbed)
     assert not (run_folder / "requeue").exists()
 
 
-def test_a_job_whose_rank_is_killed_fails_and_resumes_when_submitted_again(site: Site, undisturbed: Path) -> None:
+def test_a_job_whose_rank_is_killed_ends_and_resumes_when_submitted_again(site: Site, undisturbed: Path) -> None:
     job, run_folder = submit(site, "killed")
-    site.wait(lambda: any((run_folder / "checkpoints").glob("step-*")), why=lambda: log(run_folder))
-    site.run(
-        "srun",
-        f"--jobid={job}",
-        "--overlap",
-        "--nodes=1",
-        "--nodelist=n2",
-        "pkill",
-        "-KILL",
-        "-n",
-        "-f",
-        "runner train",
-    )
+    site.wait(lambda: any((run_folder / "checkpoints").glob("step-[0-9]*0")), why=lambda: log(run_folder))
+    site.control("nexec", "n2", "pkill", "-KILL", "--newest", "--full", "runner train")
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), log(run_folder)
     again, _ = submit(site, "killed")
     assert site.wait_for_end(again)["JobState"] == "COMPLETED", log(run_folder)
-    assert dict(losses(run_folder)) == dict(losses(undisturbed))
+    assert "resumed from step-" in log(run_folder)
+    assert losses(run_folder) == losses(undisturbed)
 
 
 def test_a_script_that_is_only_printed_submits_nothing(site: Site, bundle: Path) -> None:
