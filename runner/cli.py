@@ -86,13 +86,16 @@ def main() -> None:
 @_run_options
 @click.option("--processes", type=click.IntRange(1), help="Ranks to reckon with. Default: what `slurm:` asks for.")
 def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], processes: int | None) -> None:
-    """Find what would fail, before anything is queued: assets, columns, lengths, batch, memory, disk."""
+    """Find what would fail, before anything is queued: assets, columns, lengths, batch, memory, disk, Slurm."""
+    from runner.submit import check as check_request
+    from runner.submit import request
     from runner.train import Run
 
     loaded = Run.load(run, bundle, output, overrides)
     slurm = loaded.config.slurm
     asked = slurm.nodes * (slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else slurm.gpus_per_node or 1)
     loaded.check(processes or asked, click.echo)
+    click.echo(check_request(request(loaded.config, bundle, loaded.folder.root, overrides)))
     click.echo("nothing found that would fail")
 
 

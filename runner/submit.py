@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +128,22 @@ def submit(wanted: SbatchRequest) -> int:
     if not number:
         raise UsageError(f"sbatch did not say which job it made: {said.strip()!r}", "Look with `squeue --me`.")
     return int(number[1])
+
+
+def check(wanted: SbatchRequest) -> str:
+    """Lets Slurm look at the job without submitting it; returns a line on what was found.
+
+    Raises:
+        UsageError: Slurm would refuse the job, or leave it waiting for ever.
+    """
+    if shutil.which("sbatch") is None:
+        return "Slurm request: not checked, there is no sbatch here"
+    _refuse_time(wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "submit.sbatch")
+        script.write_text(sbatch_script(wanted), encoding="utf-8")
+        _sbatch("--test-only", str(script))
+    return f"Slurm request: {wanted.nodes} nodes x {wanted.tasks_per_node} ranks: sbatch --test-only accepts it"
 
 
 def _refuse_time(wanted: SbatchRequest) -> None:

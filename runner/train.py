@@ -20,7 +20,7 @@ from runner.data.prepare import is_prepared, prepare, recipes
 from runner.errors import StageError, UsageError
 from runner.inputs import Inputs
 from runner.plan import ModelShape, sequence_length
-from runner.records import RunFolder, environment_record, write_json
+from runner.records import RunFolder
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class Run:
         for line in preflight.check(self.config, self.inputs, self.folder, world_size):
             say(line)
 
+    def write_config(self) -> None:
+        """The run file as it was understood, into the run folder."""
+        self.folder.config.write_text(self.config.to_yaml(), encoding="utf-8")
+
 
 def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
     """Trains, as whatever this process is. Returns the exit code.
@@ -69,7 +73,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         return 0
     run.folder.make()
     prepare_behind_wall(run)
-    _write_records(run, environ)
+    run.write_config()
     offline.set_cache_folders(os.environ)
     argv = launch.runner_command(
         "train", str(run.config.path), "--bundle", str(run.bundle.absolute()), "--output", str(run.folder.root),
@@ -140,7 +144,7 @@ def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
     if not run.folder.config.exists():
         run.folder.make()
         if place.rank == 0:
-            _write_records(run, environ)
+            run.write_config()
     train_rank(run.config, run.inputs, run.folder, place)
     return 0
 
@@ -162,14 +166,3 @@ def _explain(run: Run) -> None:
     for choice in run.config.explain():
         print(f"  {choice.key}: {choice.value}  ({choice.reason})")
     sys.stdout.flush()
-
-
-def _write_records(run: Run, environ: Mapping[str, str]) -> None:
-    run.folder.config.write_text(run.config.to_yaml(), encoding="utf-8")
-    facts = {
-        "bundle_id": run.inputs.bundle_id,
-        "lock_digest": run.inputs.bundle_id,
-        "model": f"{run.inputs.model.source}@{run.inputs.model.commit}",
-        "seed": run.config.seed,
-    }
-    write_json(run.folder.environment, environment_record(facts, environ))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def export(model: Any, prefix: str, state: Mapping[str, Any], source: ModelInput
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     config = model.config
     config.dtype = dtype
-    model.save_pretrained(temporary, state_dict=weights)
+    with _no_progress_bar():
+        model.save_pretrained(temporary, state_dict=weights)
     for name in source.digests:
         if _belongs_to_tokenizer(name) and not (temporary / name).exists():
             shutil.copyfile(source.path / name, temporary / name)
@@ -38,6 +40,18 @@ def export(model: Any, prefix: str, state: Mapping[str, Any], source: ModelInput
         folder.replace(old)
     temporary.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """transformers draws a bar for one shard, into job logs too."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _belongs_to_tokenizer(name: str) -> bool:

@@ -20,9 +20,9 @@ from runner.data.store import TokenStore
 from runner.errors import IncompleteError
 from runner.inputs import Inputs
 from runner.launch import SENTINEL, RankEnvironment
-from runner.plan import ModelShape, Plan, decide, num_steps
+from runner.plan import Device, ModelShape, Plan, decide, num_steps
 from runner.preflight import count_parameters
-from runner.records import RunFolder
+from runner.records import RunFolder, environment_record, write_json
 from runner.training.batches import Order, evaluation_batches
 from runner.training.checkpoint import Checkpoints, TrainingState, check_resumable
 from runner.training.device import find_device, peak_memory
@@ -104,6 +104,9 @@ class Trainer:
         task = task_named(config.task)(config, inputs.model)
         engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
         observer = Observer(folder, steps, 0, is_first=False)  # a deaf one, until `resume` knows where to begin
+
+        if ranks.is_first:
+            write_json(folder.environment, _facts(config, inputs, plan, facts))
 
         def say(text: str) -> None:
             if ranks.is_first:
@@ -258,6 +261,22 @@ class Trainer:
             "seed": config.seed,
         }  # fmt: skip
         return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, signature)
+
+
+def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:
+    """`environment.json`: what was trained, where, on what."""
+    facts = {
+        "bundle_id": inputs.bundle_id,
+        "lock_digest": inputs.bundle_id,
+        "model": f"{inputs.model.source}@{inputs.model.commit}",
+        "seed": config.seed,
+        "world_size": plan.world_size,
+        "device": device.name,
+        "device_memory_gib": round(device.memory / 2**30, 1),
+        "precision": plan.precision,
+        "zero": plan.zero,
+    }
+    return environment_record(facts, os.environ)
 
 
 @contextlib.contextmanager
