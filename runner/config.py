@@ -205,7 +205,8 @@ class RunConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain YAML data, defaults filled in: a run file again."""
-        return _plain(self)
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
     def to_yaml(self) -> str:
         """The text of `config.yaml` in a run folder."""

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from runner.errors import Lines, UsageError, check_keys
@@ -131,8 +132,11 @@ def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
 
 
 def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines: Lines) -> None:
-    bounds = (("at_least", "at least", lambda v, b: v >= b), ("above", "above", lambda v, b: v > b),
-              ("below", "below", lambda v, b: v < b))  # fmt: skip
+    bounds: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
+        ("at_least", "at least", operator.ge),
+        ("above", "above", operator.gt),
+        ("below", "below", operator.lt),
+    )
     numbers = [n for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, (int, float))]
     for name, words, holds in bounds:
         bound = field.metadata.get(name)

@@ -47,11 +47,11 @@ def _no_progress_bar() -> Iterator[None]:
     """transformers draws a bar for one shard, into job logs too."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _belongs_to_tokenizer(name: str) -> bool:
