@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Lapt
         cat /dev/zero >disk/filler 2>/dev/null
         wait $fetch; echo "first: $?"
         rm disk/filler
-        "$@" 2>/dev/null; echo "second: $?"
+        "$@" >/dev/null 2>&1; echo "second: $?"
         "$1" -m stage verify -q disk/bundle; echo "verify: $?"
     """
     done = subprocess.run(
