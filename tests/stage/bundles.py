@@ -1,0 +1,75 @@
+"""Finished bundles for tests, made from bytes at hand by the rooms that make real ones; no Hub needed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from stage.bundle import Bundle, finish, write_blocks
+from stage.digest import Digest, hash_file
+from stage.lockfile import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
+from tests.stage.locks import COMMIT
+from tests.support.staging import safetensors
+
+BIG = "data/files/big/sparse.bin"
+BIG_SIZE = 65 * 2**20  # above 64 MiB, so it has block digests
+REQUEST = b"format: 1\nname: made\nassets:\n  bert:\n    model: acme/bert\n"
+FACTS = [("Bagging-Date", "2026-01-02"), ("Airlift-Host", "laptop")]
+
+
+@cache
+def contents() -> dict[str, bytes]:
+    """Payload path -> bytes: some equal in size, one empty, one with a name in another script."""
+    noise = random.Random(2)
+    return {
+        "data/models/bert/config.json": b'{"model_type": "bert"}\n',
+        "data/models/bert/vocab.txt": b'{"equal in size": 000}\n',
+        "data/models/bert/model.safetensors": safetensors(200_000),
+        "data/models/bert/1_Pooling/config.json": b"{}",
+        "data/datasets/lines/plain/train-00000-of-00002.parquet": noise.randbytes(5000),
+        "data/datasets/lines/plain/train-00001-of-00002.parquet": noise.randbytes(5000),
+        "data/files/notes/empty": b"",
+        "data/files/notes/a b/größe  ü.txt": b"\n\n",
+    }
+
+
+def make_bundle(root: Path, *, facts: Iterable[tuple[str, str]] = FACTS, big: bool = True) -> Bundle:
+    """Writes a finished bundle of three or, with `big`, four assets."""
+    root.mkdir()
+    for path, data in contents().items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    if big:
+        (root / BIG).parent.mkdir(parents=True)
+        with open(root / BIG, "wb") as target:
+            target.truncate(BIG_SIZE)
+            target.seek(20 * 2**20)
+            target.write(b"not only zeros")
+    lock = _lock(root, big)
+    return finish(root, lock, REQUEST, facts)
+
+
+def _lock(root: Path, big: bool) -> Lockfile:
+    def entry(path: str, upstream: bool) -> LockedFile:
+        digests = hash_file(root / path, git=True)
+        if digests.blocks:
+            write_blocks(root, digests.sha256, digests.blocks)
+        evidence = Digest("git-sha1", digests.git_sha1 or "") if upstream else None
+        return LockedFile(path, digests.size, digests.sha256, evidence, path.rpartition("/")[2])
+
+    def below(folder: str, upstream: bool = True) -> tuple[LockedFile, ...]:
+        return tuple(entry(path, upstream) for path in contents() if path.startswith(folder))
+
+    hub = Source("hub", "acme/bert", "main", COMMIT)
+    shards = below("data/datasets/lines/")
+    split = LockedSplit(tuple(file.path for file in shards), 7, (Column("text", "string"),))
+    assets = [
+        LockedAsset("bert", "model", {"model": "acme/bert"}, hub, below("data/models/bert/"), licence="mit"),
+        LockedAsset("lines", "dataset", {"dataset": "a/l"}, hub, shards, configs={"plain": {"train": split}}),
+        LockedAsset("notes", "files", {"path": "n"}, Source("path", "n"), below("data/files/notes/", upstream=False)),
+    ]
+    if big:
+        assets.append(LockedAsset("big", "files", {"path": "b"}, Source("path", "b"), (entry(BIG, False),)))
+    return Lockfile("made", {asset.name: asset for asset in sorted(assets, key=lambda asset: asset.name)})
