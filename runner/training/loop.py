@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import sys
 import time
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +22,13 @@ from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
 from runner.training.batches import Order, evaluation_batches
 from runner.training.checkpoint import Checkpoints, TrainingState, check_resumable
+from runner.training.console import Console, open_console
 from runner.training.device import find_device, peak_memory
 from runner.training.engines import deepspeed as deepspeed_engine
 from runner.training.engines.base import Engine
 from runner.training.export import export
 from runner.training.observer import Observer
-from runner.training.ranks import Ranks
+from runner.training.ranks import Ranks, is_lost_peer
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
@@ -45,21 +43,30 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
     """
     stop = StopRequest()
     stop.listen()
-    with _engine_talk(folder.logs / f"deepspeed-{place.rank}.log"):
-        trainer = Trainer.start(config, inputs, folder, place, stop)
-    trainer.resume()
-    try:
-        finished = trainer.run()
-        if finished:
-            trainer.export()
-    except OSError as error:
-        raise IncompleteError(
-            f"{folder.root}: {error.strerror or error}.",
-            "Free space or quota there; the last checkpoint is whole. Then run the same command again.",
-        ) from None
-    finally:
-        trainer.observer.close()
-    torch.distributed.destroy_process_group()
+    log = folder.logs / f"rank-{place.rank}.log"
+    with open_console(log) as console:
+        try:
+            trainer = Trainer.start(config, inputs, folder, place, stop, console)
+            try:
+                trainer.resume()
+                if trainer.run():
+                    trainer.export()
+            finally:
+                trainer.observer.close()
+        except OSError as error:
+            raise IncompleteError(
+                f"{folder.root}: {error.strerror or error}.",
+                "Free space or quota there; the last checkpoint is whole. Then run the same command again.",
+            ) from None
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+            traceback.print_exc()
+            raise IncompleteError(
+                f"rank {place.rank} lost another rank; see the other logs in {folder.logs} for why.",
+                "Run the same command again: it goes on from the last checkpoint.",
+            ) from None
+        torch.distributed.destroy_process_group()
 
 
 @dataclass
@@ -85,7 +92,12 @@ class Trainer:
 
     @staticmethod
     def start(
-        config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, stop: StopRequest
+        config: RunConfig,
+        inputs: Inputs,
+        folder: RunFolder,
+        place: RankEnvironment,
+        stop: StopRequest,
+        console: Console,
     ) -> Trainer:
         """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
         device, facts = find_device(place.local_rank, place.local_world_size)
@@ -103,15 +115,10 @@ class Trainer:
         steps = num_steps(config, len(stores["train"]), plan.total)
         task = task_named(config.task)(config, inputs.model)
         engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
-        observer = Observer(folder, steps, 0, is_first=False)  # a deaf one, until `resume` knows where to begin
-
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts))
 
-        def say(text: str) -> None:
-            if ranks.is_first:
-                print(text, flush=True)
-
+        observer = Observer(folder, steps, console, is_first=ranks.is_first)
         return Trainer(
             config=config,
             inputs=inputs,
@@ -122,7 +129,7 @@ class Trainer:
             ranks=ranks,
             stores=stores,
             order=Order(len(stores["train"]), config.seed),
-            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, say),
+            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, observer.say),
             observer=observer,
             stop=stop,
             device=device,
@@ -135,10 +142,9 @@ class Trainer:
         if found is not None:
             path, state = found
             check_resumable(state, self.state(), path)
-            with _engine_talk(self.folder.logs / f"deepspeed-{self.ranks.rank}.log"):
-                self.engine.load(path)
+            self.engine.load(path)
             self.step = state.step
-        self.observer = Observer(self.folder, self.num_steps, self.step, is_first=self.ranks.is_first)
+        self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
         for choice in self.plan.choices:
@@ -233,8 +239,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
-        with _engine_talk(self.folder.logs / f"deepspeed-{self.ranks.rank}.log"):
-            self.checkpoints.save(self.engine, self.state())
+        self.checkpoints.save(self.engine, self.state())
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
 
     def leave(self) -> None:
@@ -277,23 +282,3 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
         "zero": plan.zero,
     }
     return environment_record(facts, os.environ)
-
-
-@contextlib.contextmanager
-def _engine_talk(log: Path) -> Iterator[None]:
-    """What DeepSpeed prints while it starts, saves and loads goes into a file: it prints to stdout, and a lot."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    with open(log, "ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(kept[0], 1)
-            os.dup2(kept[1], 2)
-            os.close(kept[0])
-            os.close(kept[1])

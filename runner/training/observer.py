@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from runner.records import MetricsLog, RunFolder
+from runner.training.console import Console
 
 LINE_EVERY_S = 10.0
 
@@ -15,36 +15,41 @@ LINE_EVERY_S = 10.0
 class Observer:
     """Tells of a run. On other ranks than 0 it tells nothing.
 
-    Args:
-        resumed_step: what was logged after it is cut off: the run goes on from there.
+    `say` works at once; steps can be told after `begin`.
     """
 
-    def __init__(self, folder: RunFolder, num_steps: int, resumed_step: int, *, is_first: bool) -> None:
+    def __init__(self, folder: RunFolder, num_steps: int, console: Console, *, is_first: bool) -> None:
         self._active = is_first
-        self._num_steps = num_steps
+        self._folder, self._num_steps, self._console = folder, num_steps, console
+        self._metrics = MetricsLog(folder.metrics)
         self._last_line = 0.0
         self._bar: Any = None
-        if not is_first:
+        self._board: Any = None
+
+    def begin(self, resumed_step: int) -> None:
+        """Opens what steps are written to; what was logged after `resumed_step` is cut off, the run goes on there."""
+        if not self._active:
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        self._metrics = MetricsLog(folder.metrics)
         self._metrics.cut_back(resumed_step)
         # What a resumed run tells again must not stand there twice.
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=resumed_step + 1)
-        if sys.stderr.isatty():
+        self._board = SummaryWriter(str(self._folder.tensorboard), purge_step=resumed_step + 1)
+        if self._console.err.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=num_steps, initial=resumed_step, unit="step", desc="train")
+            self._bar = tqdm(
+                total=self._num_steps, initial=resumed_step, unit="step", desc="train", file=self._console.err
+            )
 
     def say(self, text: str) -> None:
         """A line for people."""
         if not self._active:
             return
         if self._bar is not None:
-            self._bar.write(text)
+            self._bar.write(text, file=self._console.err)
         else:
-            print(text, flush=True)
+            self._console.say(text)
 
     def step(self, values: Mapping[str, Any]) -> None:
         """One optimizer step."""
@@ -79,7 +84,7 @@ class Observer:
 
     def close(self) -> None:
         """Puts everything on disk."""
-        if self._active:
+        if self._board is not None:
             self._board.close()
-            if self._bar is not None:
-                self._bar.close()
+        if self._bar is not None:
+            self._bar.close()

@@ -15,6 +15,12 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # a rank may be busy writing a large checkpoint
 
 
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone: gloo and NCCL say it in words only."""
+    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "Timed out")
+    return any(words in str(error) for words in said) or isinstance(error, dist.DistBackendError)
+
+
 class Ranks:
     """This rank among all of them."""
 
