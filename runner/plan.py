@@ -160,6 +160,11 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
             f"{config.path}: precision bf16: the device {device.name} does not have it.",
             "Set precision: fp16, or auto.",
         )
+    if wanted == "fp16" and not device.has_fp16:
+        raise UsageError(
+            f"{config.path}: precision fp16: the device {device.name} does not have it.",
+            f"Set precision: {'bf16, fp32' if device.has_bf16 else 'fp32'}, or auto.",
+        )
     if wanted != "auto":
         return wanted, "as the run file says"
     if device.kind == "cpu":

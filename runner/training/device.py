@@ -19,7 +19,9 @@ def find_device(local_rank: int, local_world_size: int) -> tuple[torch.device, D
         has_bf16 = properties.major >= 8
         return device, Device("cuda", properties.name, properties.total_memory, has_bf16, properties.major >= 7)
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return torch.device("cpu"), Device("cpu", "CPU", pages * page // local_world_size, True, True)
+    # What DeepSpeed asks too (cpu_accelerator.py): few CPUs compute in fp16, and it refuses the others.
+    has_fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return torch.device("cpu"), Device("cpu", "CPU", pages * page // local_world_size, True, has_fp16)
 
 
 def peak_memory(device: torch.device) -> float:

@@ -155,11 +155,21 @@ def test_a_fresh_head_is_the_same_at_every_stage_and_their_ds_config_is_taken(cl
     assert [loss for _, loss in metrics(theirs_folder)] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_low_precision_is_never_trained_at_stage_0(cluster: Cluster, precision: str) -> None:
-    cluster.write(precision=precision, engine={"zero": 0}, steps=4, checkpoint=None)
+def test_low_precision_is_never_trained_at_stage_0(cluster: Cluster) -> None:
+    cluster.write(precision="bf16", engine={"zero": 0}, steps=4, checkpoint=None)
     done = cluster.run("train", "tiny.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert "engine.zero: 1" in done.stdout
     losses = [loss for _, loss in metrics(cluster.output())]
     assert losses[-1] < losses[0]
+
+
+def test_a_precision_the_device_lacks_is_refused_in_words() -> None:
+    from runner.config import RunConfig
+    from runner.errors import UsageError
+    from runner.plan import Device, ModelShape, decide
+
+    config = RunConfig.load(Path(__file__).parents[2] / "runs" / "demo.yaml", ["precision=fp16"])
+    shape = ModelShape(22_000_000, 512, 384, 6, 30522)
+    with pytest.raises(UsageError, match="precision fp16: the device CPU does not have it"):
+        decide(config, shape, Device("cpu", "CPU", 2**34, True, False), 2)
