@@ -18,10 +18,11 @@ from typing import Literal
 from runner.batch import run_batch
 from runner.errors import UsageError
 from runner.master import master_address
-from runner.ranks import RANK_FLAG, SENTINEL, TORCH_VARIABLES, run_local
+from runner.ranks import MEETING_FILE, RANK_FLAG, SENTINEL, TORCH_VARIABLES, run_local
 from runner.slurm import SlurmJobEnvironment, master_port
 
 __all__ = [
+    "MEETING_FILE",
     "RANK_FLAG",
     "SENTINEL",
     "RankEnvironment",

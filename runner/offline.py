@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 VARIABLES = {
@@ -46,7 +46,7 @@ def set_cache_folders(environ: MutableMapping[str, str]) -> Path:
     return folder
 
 
-def tripwire(peers: Iterable[str]) -> None:
+def tripwire(peers: Sequence[str]) -> None:
     """From now on Python code in this process may look up and connect to the job's own hosts only.
 
     An audit hook (PEP 578): it cannot be taken off, and it does not see sockets opened in C++ or Rust, so gloo and
@@ -56,7 +56,7 @@ def tripwire(peers: Iterable[str]) -> None:
         peers: host names and addresses of the job; loopback is always allowed.
     """
     allowed = {"localhost", "", socket.gethostname(), *peers}
-    for host in list(allowed - {""}):
+    for host in peers:
         try:
             allowed |= {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
         except OSError:  # a name without address: connecting to it will say so

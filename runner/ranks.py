@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,9 @@ from typing import IO
 
 RANK_FLAG = "AIRLIFT_RANK"
 """Set to 1 in every rank that Airlift starts."""
+
+MEETING_FILE = "AIRLIFT_MEETING_FILE"
+"""Where ranks on one machine find each other (torch's FileStore): its TCP store asks DNS who 127.0.0.1 is."""
 
 SENTINEL = "requeue"
 """Rank 0 leaves this file in the run folder, after a barrier, when all ranks saved and left because of a signal."""
@@ -46,7 +51,8 @@ def run_local(argv: Sequence[str], processes: int, run_folder: Path, environ: Ma
         signal, with or without a checkpoint: the same command goes on from the newest one.
     """
     environ = dict(os.environ if environ is None else environ)
-    common = _common_environment(environ, processes)
+    meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
+    common = _common_environment(environ, processes, meeting)
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)
     ranks: list[_LocalRank] = []
@@ -57,6 +63,7 @@ def run_local(argv: Sequence[str], processes: int, run_folder: Path, environ: Ma
             failed, stopped = _watch(ranks, received)
         finally:
             _end(ranks)
+            shutil.rmtree(meeting, ignore_errors=True)
     if failed is not None:
         return _report(failed, stopped)
     if sentinel.exists():
@@ -98,7 +105,7 @@ class _LocalRank:
             return [line.decode("utf-8", "replace").rstrip("\n") for line in deque(file, TAIL_LINES)]
 
 
-def _common_environment(environ: dict[str, str], processes: int) -> dict[str, str]:
+def _common_environment(environ: dict[str, str], processes: int, meeting: Path) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -107,8 +114,11 @@ def _common_environment(environ: dict[str, str], processes: int) -> dict[str, st
         # Without these two, torch takes every core in every rank, and a killed rank's last lines are lost.
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        # gloo would look this machine's own name up, in DNS where /etc/hosts does not know it.
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         **environ,
         RANK_FLAG: "1",
+        MEETING_FILE: str(meeting / "ranks"),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

@@ -16,7 +16,7 @@ from runner.data.prepare import open_prepared, recipes
 from runner.data.store import TokenStore
 from runner.errors import IncompleteError
 from runner.inputs import Inputs
-from runner.launch import SENTINEL, RankEnvironment
+from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.plan import Device, ModelShape, Plan, decide, num_steps
 from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
@@ -103,7 +103,7 @@ class Trainer:
         device, facts = find_device(place.local_rank, place.local_world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         deepspeed_engine.prepare_environment(os.environ, device.type)
-        deepspeed_engine.init_distributed(device.type)
+        deepspeed_engine.init_distributed(device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
         shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
         plan = decide(config, shape, facts, ranks.world_size)

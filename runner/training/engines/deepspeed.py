@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from runner.config import OptimizerConfig, RunConfig
+from runner.launch import RankEnvironment
 from runner.plan import Plan
 
 TAG = "engine"
@@ -49,13 +50,24 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str], device: str)
         environ["DS_ACCELERATOR"] = "cpu"
 
 
-def init_distributed(device: str) -> None:
-    """Joins the other ranks. All five rank variables are set, or DeepSpeed would go looking for MPI."""
+def init_distributed(device: str, place: RankEnvironment, meeting_file: str | None) -> None:
+    """Joins the other ranks. All five rank variables are set, or DeepSpeed would go looking for MPI.
+
+    Args:
+        meeting_file: where ranks on one machine meet; None: at MASTER_ADDR and MASTER_PORT.
+    """
     import deepspeed
 
     if device == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed(
+        "nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=f"file://{meeting_file}" if meeting_file else None,
+        rank=place.rank,
+        world_size=place.world_size,
+    )
 
 
 class DeepSpeedEngine:
