@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ class _Group(click.Group):
     """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _require_utf8_names()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a name the locale cannot spell is no reason to fail
@@ -49,6 +51,16 @@ class _Group(click.Group):
         except OSError as error:
             _fail(_from_os_error(error))
         sys.exit(0)
+
+
+def _require_utf8_names() -> None:
+    """Starts over in UTF-8 mode under a locale (`de_DE.ISO-8859-1`) in which Python would misread and miswrite names.
+
+    A bundle's names are UTF-8 on every disk; PEP 540 has only `C` and `POSIX` covered.
+    """
+    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8") and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _fail(error: StageError) -> NoReturn:

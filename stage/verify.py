@@ -98,12 +98,12 @@ def verify(
     require_bundle(root)
     found = _Found()
     entries = _scan(root, found)
-    tags = _check_tags(root, entries, found)
+    tags, recorded = _check_tags(root, entries, found)
     lock = _read_lock(root, tags, found)
     expected = _expected_payload(root, lock, tags)
     if lock is not None:
         _check_implied_texts(root, lock, tags, found)
-    _check_names(root, entries, expected, lock, found)
+    _check_names(entries, expected, lock, recorded, found)
     sound = _check_sizes(entries, expected, found)
     if level == "full":
         _check_bytes(root, sound, jobs or os.cpu_count() or 1, progress, found)
@@ -175,8 +175,14 @@ def _kind(mode: int, path: Path) -> str:
     return next((name for test, name in kinds if test(mode)), "something else")
 
 
-def _check_tags(root: Path, entries: Mapping[str, int], found: _Found) -> dict[str, bytes]:
-    """Reads every file beside the payload, compares it with the tag manifest, and returns those that are sound."""
+def _check_tags(
+    root: Path, entries: Mapping[str, int], found: _Found
+) -> tuple[dict[str, bytes], dict[str, str] | None]:
+    """Reads every file beside the payload and compares it with the tag manifest.
+
+    Returns:
+        Those that are sound, and what the tag manifest records; None if there is none.
+    """
     texts: dict[str, bytes] = {}
     for path in entries:
         if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
@@ -189,14 +195,14 @@ def _check_tags(root: Path, entries: Mapping[str, int], found: _Found) -> dict[s
             found.add(
                 layout.TAG_MANIFEST, "missing", "the file that ends a bundle", "nothing: the bundle is unfinished"
             )
-        return {path: text for path, text in texts.items() if path in layout.TAG_FILES}
+        return {path: text for path, text in texts.items() if path in layout.TAG_FILES}, None
     manifest = texts.pop(layout.TAG_MANIFEST)
     texts.pop(layout.SIGNATURE, None)
     recorded = layout.parse_manifest(manifest)
     sound: dict[str, bytes] = {}
     for path, digest in recorded.items():
         if path not in texts:
-            if _is_tag_path(path) and path not in found:
+            if path in layout.TAG_FILES:  # a block file that is missing is told by `_check_names`, by its right name
                 found.add(path, "missing", f"sha256 {digest}", "nothing")
             continue
         actual = sha256_of_bytes(texts[path])
@@ -211,7 +217,8 @@ def _check_tags(root: Path, entries: Mapping[str, int], found: _Found) -> dict[s
                 sound[path] = texts[path]
                 found.blame_record(path, layout.TAG_MANIFEST)
     _check_tag_manifest_text(manifest, recorded, texts, found)
-    return sound | {path: texts[path] for path in layout.TAG_FILES if path in texts and path not in recorded}
+    unrecorded = {path: texts[path] for path in layout.TAG_FILES if path in texts and path not in recorded}
+    return sound | unrecorded, recorded
 
 
 def _has_other_witness(path: str, texts: Mapping[str, bytes]) -> bool:
@@ -241,7 +248,7 @@ def _is_tag_path(path: str) -> bool:
 
 def _differ_little(one: str, other: str) -> bool:
     """Two sha256 that agree in nearly every digit are of the same bytes: then the record is what is damaged."""
-    return sum(a != b for a, b in zip(one, other, strict=True)) <= 4
+    return sum(a != b for a, b in zip(one, other.lower(), strict=True)) <= 4
 
 
 def _read_lock(root: Path, tags: Mapping[str, bytes], found: _Found) -> Lockfile | None:
@@ -294,15 +301,16 @@ def _check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], 
 
 
 def _check_names(
-    root: Path,
     entries: Mapping[str, int],
     expected: Mapping[str, object],
     lock: Lockfile | None,
+    recorded: Mapping[str, str] | None,
     found: _Found,
 ) -> None:
     """What is there and should not be, what should be there and is not."""
+    blocks = {path for path in (entries if recorded is None else recorded) if path.startswith(f"{layout.BLOCKS}/")}
     tags = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}
-    tags |= layout.tag_paths(lock) if lock is not None else {p for p in entries if p.startswith(f"{layout.BLOCKS}/")}
+    tags |= layout.tag_paths(lock) if lock is not None else blocks
     knows_payload = lock is not None or bool(expected)
     for path in entries:
         in_payload = path.startswith(f"{layout.PAYLOAD}/")
