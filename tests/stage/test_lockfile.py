@@ -142,7 +142,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), junk), min_size=1, max_size=3))
 def test_a_lock_edited_at_random_is_read_or_refused_but_never_breaks_us(edits: list[tuple[Any, Any]]) -> None:
     parsed = document()
@@ -161,7 +161,7 @@ def test_a_lock_edited_at_random_is_read_or_refused_but_never_breaks_us(edits: l
     _is_safe(lock)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_lock_with_flipped_bytes_is_read_or_refused_but_never_breaks_us(data: st.DataObject) -> None:
     text = bytearray(every_kind().to_json())

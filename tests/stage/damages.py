@@ -1,0 +1,388 @@
+"""Ways in which a bundle gets damaged, each made at random: what was done, and where it must be noticed.
+
+A damage is a function of a bundle's folder and a source of chance; it returns the paths of which at least one has to be
+named by a finding. Edits that keep some of the records consistent are among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stage import bundle as layout
+from stage.bundle import manifest_text, parse_manifest
+from stage.digest import sha256_of_bytes
+from tests.stage.bundles import BIG
+
+Damage = Callable[[Path, random.Random], set[str]]
+
+
+def files(root: Path) -> list[str]:
+    """Every file of a bundle, the index too."""
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def payload(root: Path) -> list[str]:
+    return [path for path in files(root) if path.startswith("data/")]
+
+
+def tags(root: Path) -> list[str]:
+    return [path for path in files(root) if not path.startswith("data/")]
+
+
+def flip_a_bit(root: Path, chance: random.Random) -> set[str]:
+    return {_flip(root, chance.choice([path for path in files(root) if (root / path).stat().st_size]), chance)}
+
+
+def flip_a_bit_of_a_tag_file(root: Path, chance: random.Random) -> set[str]:
+    return {_flip(root, chance.choice(tags(root)), chance)}
+
+
+def flip_a_bit_of_the_big_file(root: Path, chance: random.Random) -> set[str]:
+    return {_flip(root, BIG, chance)}
+
+
+def flip_many_bits(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(tags(root))
+    for _ in range(chance.randint(2, 40)):
+        _flip(root, path, chance)
+    return {path}
+
+
+def _flip(root: Path, path: str, chance: random.Random) -> str:
+    with open(root / path, "r+b") as file:
+        position = chance.randrange((root / path).stat().st_size)
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << chance.randrange(8))]))
+    return path
+
+
+def truncate(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice([path for path in files(root) if (root / path).stat().st_size])
+    os.truncate(root / path, chance.choice([0, chance.randrange((root / path).stat().st_size)]))
+    return {path}
+
+
+def truncate_at_a_line(root: Path, chance: random.Random) -> set[str]:
+    """A tag file that still looks whole."""
+    path = chance.choice([path for path in tags(root) if (root / path).read_bytes().count(b"\n") > 1])
+    lines = (root / path).read_bytes().splitlines(keepends=True)
+    (root / path).write_bytes(b"".join(lines[: chance.randrange(len(lines))]))
+    return {path}
+
+
+def grow(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    with open(root / path, "ab") as file:
+        file.write(chance.choice([b"\n", b"\0", b" ", chance.randbytes(1000)]))
+    return {path}
+
+
+def delete(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    (root / path).unlink()
+    return {path}
+
+
+def delete_a_folder(root: Path, chance: random.Random) -> set[str]:
+    folder = chance.choice(["data", "data/models/bert", "data/datasets", "blocks", "data/files/notes/a b"])
+    gone = {path for path in files(root) if path.startswith(folder + "/")}
+    shutil.rmtree(root / folder)
+    return gone
+
+
+def add_a_file(root: Path, chance: random.Random) -> set[str]:
+    folder = chance.choice(["", "data/", "data/models/bert/", "data/new/deep/", "blocks/", "other/"])
+    name = chance.choice([".DS_Store", "x.py", "model.safetensors.partial", "._config.json", "a" * 64, "notes~", "ü"])
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / folder / name).write_bytes(chance.choice([b"", b"\n", b"data"]))
+    return {folder + name}
+
+
+def rename(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    beside = (root / path).with_name("moved").relative_to(root).as_posix()
+    target = chance.choice([path + ".bak", beside, path.upper()])
+    (root / target).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).rename(root / target)
+    return {path}
+
+
+def swap_two_of_equal_size(root: Path, chance: random.Random) -> set[str]:
+    by_size: dict[int, list[str]] = {}
+    for path in payload(root):
+        by_size.setdefault((root / path).stat().st_size, []).append(path)
+    one, other = chance.sample(chance.choice([many for many in by_size.values() if len(many) > 1]), 2)
+    assert (root / one).read_bytes() != (root / other).read_bytes()
+    return _swap(root, one, other)
+
+
+def swap_any_two(root: Path, chance: random.Random) -> set[str]:
+    return _swap(root, *chance.sample(files(root), 2))
+
+
+def _swap(root: Path, one: str, other: str) -> set[str]:
+    (root / one).rename(root / "aside")
+    (root / other).rename(root / one)
+    (root / "aside").rename(root / other)
+    return {one, other}
+
+
+def overwrite_with_another(root: Path, chance: random.Random) -> set[str]:
+    one, other = chance.sample(payload(root), 2)
+    shutil.copyfile(root / one, root / other)
+    return {other}
+
+
+def link_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
+    """Even to the very same bytes, outside the bundle or inside it."""
+    path = chance.choice(files(root))
+    kept = root / ".." / chance.choice(["outside", root.name + "/inside"])
+    shutil.move(root / path, kept)
+    (root / path).symlink_to(chance.choice([kept.resolve(), Path(os.path.relpath(kept, (root / path).parent))]))
+    return {path}
+
+
+def dangling_link(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    (root / path).unlink()
+    (root / path).symlink_to("nowhere\n\x1b[31m")
+    return {path}
+
+
+def link_in_place_of_a_folder(root: Path, chance: random.Random) -> set[str]:
+    folder = chance.choice(["data", "data/models", "data/models/bert", "data/files/notes/a b", "blocks"])
+    shutil.move(root / folder, root.parent / "outside")
+    (root / folder).symlink_to((root.parent / "outside").resolve(), target_is_directory=True)
+    return {folder}
+
+
+def folder_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    (root / path).unlink()
+    (root / path).mkdir()
+    return {path}
+
+
+def pipe_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(files(root))
+    (root / path).unlink()
+    os.mkfifo(root / path)
+    return {path}
+
+
+def edit_the_lock(root: Path, chance: random.Random) -> set[str]:
+    """In the lock alone."""
+    _write_lock(root, _edited_lock(root, chance)[0])
+    return {layout.LOCK}
+
+
+def edit_the_lock_and_the_index(root: Path, chance: random.Random) -> set[str]:
+    """The lock with its line in the tag manifest; `bag-info.txt` or the payload tells."""
+    document, blamed = _edited_lock(root, chance)
+    _write_lock(root, document)
+    _reseal(root, layout.LOCK)
+    return {layout.LOCK, layout.BAG_INFO, layout.MANIFEST, *blamed}
+
+
+def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> set[str]:
+    """All records agree with one another, and none with the payload: then the payload is what is found."""
+    from stage.lockreader import read_lock
+
+    document = _read_lock(root)
+    asset = chance.choice([asset for asset in document["assets"].values() if asset["files"]])
+    file = chance.choice(asset["files"])
+    edit = chance.choice(["digest", "size"])
+    if edit == "digest":
+        file["sha256"] = chance.randbytes(32).hex()
+    else:
+        file["size"] += 1
+    _write_lock(root, document)
+    lock = read_lock((root / layout.LOCK).read_bytes(), "edited")
+    (root / layout.MANIFEST).write_bytes(layout.payload_manifest(lock))
+    facts = [("Bagging-Date", "2026-01-02")]
+    (root / layout.BAG_INFO).write_bytes(layout.bag_info_text(lock, facts))
+    _reseal(root, layout.LOCK, layout.MANIFEST, layout.BAG_INFO)
+    return {file["path"]}
+
+
+def edit_a_file_and_the_payload_manifest(root: Path, chance: random.Random) -> set[str]:
+    """What somebody does who knows BagIt: the payload, its manifest and the tag manifest agree; the lock does not."""
+    small = [path for path in payload(root) if 0 < (root / path).stat().st_size < 10**6]
+    path = _flip(root, chance.choice(small), chance)
+    lines = parse_manifest((root / layout.MANIFEST).read_bytes())
+    lines[path] = sha256_of_bytes((root / path).read_bytes())
+    (root / layout.MANIFEST).write_bytes(manifest_text(lines))
+    _reseal(root, layout.MANIFEST)
+    return {path, layout.MANIFEST}
+
+
+def edit_the_payload_manifest_and_the_index(root: Path, chance: random.Random) -> set[str]:
+    lines = parse_manifest((root / layout.MANIFEST).read_bytes())
+    path = chance.choice(sorted(lines))
+    if chance.random() < 0.5:
+        del lines[path]
+    else:
+        lines[path] = chance.randbytes(32).hex()
+    (root / layout.MANIFEST).write_bytes(manifest_text(lines))
+    _reseal(root, layout.MANIFEST)
+    return {layout.MANIFEST}
+
+
+def edit_bag_info_and_the_index(root: Path, chance: random.Random) -> set[str]:
+    text = (root / layout.BAG_INFO).read_bytes()
+    old = chance.choice([b"Payload-Oxum: ", b"sha256:"])
+    (root / layout.BAG_INFO).write_bytes(text.replace(old, old + b"1"))
+    _reseal(root, layout.BAG_INFO)
+    return {layout.BAG_INFO}
+
+
+def edit_bagit_and_the_index(root: Path, chance: random.Random) -> set[str]:
+    text = (root / layout.BAGIT).read_bytes()
+    (root / layout.BAGIT).write_bytes(chance.choice([text.replace(b"1.0", b"0.97"), b"", text + b"X: y\n"]))
+    _reseal(root, layout.BAGIT)
+    return {layout.BAGIT}
+
+
+def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
+    """A line taken out, doubled, changed, added, moved; its ends of lines changed."""
+    path = root / layout.TAG_MANIFEST
+    lines = path.read_bytes().splitlines(keepends=True)
+    index = chance.randrange(len(lines))
+    name = lines[index][66:].strip().decode()
+    kind = chance.choice(["drop", "double", "digest", "add", "move", "crlf", "case", "space", "payload"])
+    match kind:
+        case "drop":
+            del lines[index]
+        case "double":
+            lines.insert(index, lines[index])
+        case "digest":
+            lines[index] = chance.randbytes(32).hex().encode() + lines[index][64:]
+        case "add":
+            lines.append(chance.randbytes(32).hex().encode() + b"  zzz\n")
+        case "move":
+            lines.append(lines.pop(chance.randrange(len(lines) - 1)))
+        case "crlf":
+            lines[index] = lines[index].replace(b"\n", b"\r\n")
+        case "case":
+            lines[index] = lines[index][:64].swapcase() + lines[index][64:]
+        case "space":
+            lines[index] = lines[index].replace(b"  ", b" *", 1)
+        case "payload":
+            lines.insert(0, sha256_of_bytes(b"{}").encode() + b"  data/models/bert/1_Pooling/config.json\n")
+    path.write_bytes(b"".join(lines))
+    return {layout.TAG_MANIFEST} | ({name} if kind == "digest" else set())
+
+
+def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:
+    path = chance.choice(sorted((root / layout.BLOCKS).iterdir()))
+    lines = path.read_text().splitlines(keepends=True)
+    chance.shuffle(lines)
+    path.write_text("".join(lines[1:]))
+    return {path.relative_to(root).as_posix()}
+
+
+def drop_a_block_files_line_and_edit_it(root: Path, chance: random.Random) -> set[str]:
+    damaged = edit_a_block_file(root, chance)
+    path = root / layout.TAG_MANIFEST
+    lines = [line for line in path.read_text().splitlines(keepends=True) if layout.BLOCKS not in line]
+    path.write_text("".join(lines))
+    return {layout.TAG_MANIFEST, *damaged}
+
+
+def edit_the_request(root: Path, chance: random.Random) -> set[str]:
+    (root / layout.REQUEST).write_bytes((root / layout.REQUEST).read_bytes().replace(b"acme", b"acne"))
+    return {layout.REQUEST}
+
+
+def _read_lock(root: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((root / layout.LOCK).read_bytes())
+    return document
+
+
+def _write_lock(root: Path, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    (root / layout.LOCK).write_text(text, encoding="utf-8")
+
+
+def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set[str]]:
+    document = _read_lock(root)
+    name, asset = chance.choice(sorted((n, a) for n, a in document["assets"].items() if len(a["files"]) > 1))
+    file = chance.choice(asset["files"])
+    match chance.choice(["size", "digest", "name", "licence", "path", "drop", "unknown"]):
+        case "size":
+            file["size"] += chance.choice([-1, 1]) if file["size"] else 1
+        case "digest":
+            file["sha256"] = chance.randbytes(32).hex()
+        case "name":
+            document["name"] = "renamed"
+        case "licence":
+            asset["licence"] = "none of your business"
+        case "path":
+            other = f"{file['path']}x"
+            splits = [split for config in asset.get("configs", {}).values() for split in config.values()]
+            for split in splits:
+                split["shards"] = [other if shard == file["path"] else shard for shard in split["shards"]]
+            file["path"] = other
+        case "drop":
+            asset["files"].remove(file)
+            asset.get("configs", {}).clear()
+        case "unknown":
+            document["remark"] = "added by hand"
+    return document, {file["path"], name}
+
+
+def _reseal(root: Path, *names: str) -> None:
+    """Makes the tag manifest agree with tag files as they are now."""
+    path = root / layout.TAG_MANIFEST
+    digests = parse_manifest(path.read_bytes())
+    digests |= {name: sha256_of_bytes((root / name).read_bytes()) for name in names}
+    path.write_bytes(manifest_text(digests))
+
+
+NEED_BLOCKS = (
+    flip_a_bit_of_the_big_file,
+    delete_a_folder,
+    link_in_place_of_a_folder,
+    edit_a_block_file,
+    drop_a_block_files_line_and_edit_it,
+)
+DAMAGES: tuple[Damage, ...] = (
+    flip_a_bit,
+    flip_a_bit_of_a_tag_file,
+    flip_a_bit_of_the_big_file,
+    flip_many_bits,
+    truncate,
+    truncate_at_a_line,
+    grow,
+    delete,
+    delete_a_folder,
+    add_a_file,
+    rename,
+    swap_two_of_equal_size,
+    swap_any_two,
+    overwrite_with_another,
+    link_in_place_of_a_file,
+    dangling_link,
+    link_in_place_of_a_folder,
+    folder_in_place_of_a_file,
+    pipe_in_place_of_a_file,
+    edit_the_lock,
+    edit_the_lock_and_the_index,
+    edit_lock_manifest_bag_info_and_index,
+    edit_a_file_and_the_payload_manifest,
+    edit_the_payload_manifest_and_the_index,
+    edit_bag_info_and_the_index,
+    edit_bagit_and_the_index,
+    edit_the_tag_manifest,
+    edit_a_block_file,
+    drop_a_block_files_line_and_edit_it,
+    edit_the_request,
+)
