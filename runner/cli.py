@@ -87,10 +87,12 @@ def main() -> None:
 @click.option("--processes", type=click.IntRange(1), help="Ranks to reckon with. Default: what `slurm:` asks for.")
 def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], processes: int | None) -> None:
     """Find what would fail, before anything is queued: assets, columns, lengths, batch, memory, disk, Slurm."""
+    from runner import offline
     from runner.submit import check as check_request
     from runner.submit import request
     from runner.train import Run
 
+    offline.set_variables(os.environ)
     loaded = Run.load(run, bundle, output, overrides)
     slurm = loaded.config.slurm
     asked = slurm.nodes * (slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else slurm.gpus_per_node or 1)
@@ -131,11 +133,13 @@ def train(
 @click.option("--print", "only_print", is_flag=True, help="Print the sbatch script; submit nothing.")
 def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], only_print: bool) -> None:
     """Write the sbatch script into the run folder and submit it."""
+    from runner import offline
     from runner.sbatch import sbatch_script
     from runner.submit import request
     from runner.submit import submit as submit_job
     from runner.train import Run
 
+    offline.set_variables(os.environ)
     loaded = Run.load(run, bundle, output, overrides)
     wanted = request(loaded.config, bundle, loaded.folder.root, overrides)
     if only_print:

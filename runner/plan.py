@@ -214,9 +214,15 @@ def _batch(
     check_batch(config, world_size)
     total, micro = config.batch.total, config.batch.micro
     if total == "auto":
-        unit = world_size * (micro if isinstance(micro, int) else 1)
-        total = math.ceil(DEFAULT_GLOBAL / unit) * unit
-        choices.append(Choice("batch.global", total, f"{DEFAULT_GLOBAL}, rounded up to a multiple of {unit}"))
+        theirs = config.deepspeed.get("gradient_accumulation_steps", 1)
+        unit = world_size * theirs * (micro if isinstance(micro, int) else 1)
+        times = f" x {theirs} of accumulation (from your ds_config.json)" if theirs != 1 else ""
+        # Their accumulation is kept: with a micro batch of theirs too, nothing is left to round up to.
+        total = unit if theirs != 1 and isinstance(micro, int) else math.ceil(DEFAULT_GLOBAL / unit) * unit
+        choices.append(Choice("batch.global", total, f"{DEFAULT_GLOBAL}, to a multiple of {world_size} ranks{times}"))
+        if theirs != 1 and micro == "auto":
+            micro = total // (world_size * theirs)
+            choices.append(Choice("batch.micro", micro, f"{total} / {world_size} ranks{times}"))
     share = total // world_size
     if micro == "auto":
         fits, reason = _largest_micro(shape, device, length, state_bytes(shape.num_parameters, zero, world_size))

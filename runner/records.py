@@ -7,6 +7,7 @@ to the checkpoint a resumed run starts from, so that it always tells one story.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -94,7 +95,7 @@ class MetricsLog:
     def write(self, values: Mapping[str, Any]) -> None:
         """One line, on disk when this returns (a killed job keeps what it told)."""
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(values)) + "\n")
+            file.write(json.dumps({key: _finite(value) for key, value in values.items()}) + "\n")
 
     def cut_back(self, step: int) -> None:
         """Drops what was logged after `step`: the run goes on from there."""
@@ -112,6 +113,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 if line.endswith("\n"):
                     raise
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no inf and no nan (an fp16 step that overflowed has such a norm): null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def environment_record(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class TrainingState:
         step: optimizer steps done. Order, masks, dropout and rate all follow from it and the seed.
         zero: the ZeRO stage that wrote it.
         signature: what has to be the same when it is read: model, data, batch, seed.
+        evaluation_due: a stop signal came before the evaluation that belongs to this step.
     """
 
     step: int
@@ -41,6 +42,7 @@ class TrainingState:
     zero: int
     precision: str
     signature: dict[str, Any]
+    evaluation_due: bool = False
 
 
 class Checkpoints:

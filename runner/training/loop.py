@@ -89,6 +89,7 @@ class Trainer:
     num_steps: int
     step: int = 0
     should_stop: bool = False
+    evaluation_due: bool = False
 
     @staticmethod
     def start(
@@ -143,7 +144,7 @@ class Trainer:
             path, state = found
             check_resumable(state, self.state(), path)
             self.engine.load(path)
-            self.step = state.step
+            self.step, self.evaluation_due = state.step, state.evaluation_due
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
@@ -155,17 +156,19 @@ class Trainer:
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
-        while self.step < self.num_steps:
+        if self.evaluation_due:
+            self.evaluate()
+        while self.step < self.num_steps and not self.should_stop:
             self.train_step()
-            stopping = self.should_stop
-            if self.is_epoch_end() or self.step == self.num_steps:
+            self.evaluation_due = self.is_epoch_end() or self.step == self.num_steps
+            if self.evaluation_due and not self.should_stop:
                 self.evaluate()
-            if stopping or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
+            if self.should_stop or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
                 self.save()
-            if stopping and self.step < self.num_steps:
-                self.leave()
-                return False
-        return True
+        finished = self.step == self.num_steps and not self.evaluation_due
+        if not finished:
+            self.leave()
+        return finished
 
     def train_step(self) -> None:
         """One optimizer step: all micro batches forward and backward, then one update."""
@@ -174,15 +177,15 @@ class Trainer:
         torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
         batches = self.micro_batches()
         (predictions,) = self.ranks.total(sum(self.task.num_predictions(batch) for batch in batches))
-        summed = 0.0
+        summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             loss = self.engine.forward(batch) / predictions
             self.engine.backward(loss, last=number == len(batches))
-            summed += loss.item()
+            summed += loss.detach()
         lr = self.rate()
         norm = self.engine.step(lr)
         self.step += 1
-        loss_of_step, stops = self.ranks.total(summed, float(self.stop.received is not None))
+        loss_of_step, stops = self.ranks.total(summed.item(), float(self.stop.received is not None))
         self.should_stop = stops > 0
         elapsed = time.monotonic() - began
         tokens = self.plan.total * self.plan.sequence_length
@@ -213,8 +216,12 @@ class Trainer:
         return self.step * self.plan.total // len(self.stores["train"]) > before
 
     def evaluate(self) -> None:
-        """Loss and perplexity on the validation split, masked the same way every time."""
+        """Loss and perplexity on the validation split, masked the same way every time.
+
+        A stop signal ends it early; then it is still due when the run goes on.
+        """
         store = self.stores.get("validation")
+        self.evaluation_due = store is not None
         if store is None:
             return
         module: Any = self.task.module
@@ -222,6 +229,9 @@ class Trainer:
         summed = count = 0.0
         with torch.no_grad():
             for part in evaluation_batches(len(store), self.ranks.rank, self.ranks.world_size, self.plan.micro):
+                if self.ranks.any(self.stop.received is not None):
+                    self.should_stop = True
+                    break
                 batch = self.task.collate(store.rows([s.index for s, _ in part]), [s for s, _ in part])
                 for row, (_, counts) in enumerate(part):
                     if not counts:
@@ -229,6 +239,9 @@ class Trainer:
                 summed += self.engine.forward(batch).item()
                 count += self.task.num_predictions(batch)
         module.train()
+        if self.should_stop:
+            return
+        self.evaluation_due = False
         total_loss, total_count = self.ranks.total(summed, count)
         mean = total_loss / total_count
         self.observer.validation({
@@ -265,7 +278,9 @@ class Trainer:
             "init": config.model.init, "data": self.stores["train"].folder.name, "batch.global": plan.total,
             "seed": config.seed,
         }  # fmt: skip
-        return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, signature)
+        return TrainingState(
+            self.step, self.ranks.world_size, plan.zero, plan.precision, signature, self.evaluation_due
+        )
 
 
 def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:

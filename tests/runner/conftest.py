@@ -133,7 +133,7 @@ RUN = {
     "sequence_length": 32,
     "steps": 8,
     "batch": {"global": 8, "micro": 2},
-    "optimizer": {"lr": 0.003},
+    "optimizer": {"lr": 0.003, "weight_decay": 1.0},  # heavy, so that decaying the wrong weights would show
     "precision": "fp32",
     "checkpoint": {"every": 2, "keep": 2},
 }

@@ -79,10 +79,14 @@ class DeepSpeedEngine:
         for parameter in module.parameters():
             parameter.data = parameter.data.contiguous()  # partitioning fails on views (DeepSpeed#6571)
         self._plan, self._clip, self._device = plan, config.optimizer.clip, device
+        settings = ds_config(config, plan)
+        if plan.zero == 3:
+            # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
+            deepspeed.zero.Init(module=module, config_dict_or_path=settings)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
             optimizer=make_optimizer(module, config.optimizer),
-            config=ds_config(config, plan),
+            config=settings,
             dist_init_required=False,
         )
 
@@ -142,9 +146,11 @@ class DeepSpeedEngine:
 def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW; biases and norms (vectors) do not decay, as in BERT (google-research/bert, optimization.py)."""
     parameters = [p for p in module.parameters() if p.requires_grad]
+    # A parameter that ZeRO-3 has partitioned is an empty vector; its true shape is in `ds_shape`.
+    is_vector = {id(p): len(getattr(p, "ds_shape", p.shape)) <= 1 for p in parameters}
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if not is_vector[id(p)]], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if is_vector[id(p)]], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
