@@ -18,7 +18,7 @@ from typing import Any
 from stage import bundle as layout
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, as_shown
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.names import printable
@@ -43,7 +43,7 @@ class Finding:
     found: str
 
     def __str__(self) -> str:
-        return f"{printable(self.path)}: {self.problem}: expected {self.expected}, found {self.found}"
+        return as_shown(f"{printable(self.path)}: {self.problem}: expected {self.expected}, found {self.found}")
 
 
 @dataclass(frozen=True)
