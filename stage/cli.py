@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from stage import __version__, carrying
+from stage import __version__, cli_carry
 from stage.errors import DamageError, IncompleteError, StageError, UsageError, as_shown
 
 if TYPE_CHECKING:
@@ -295,4 +295,5 @@ def _print_verification(result: VerificationReport, trust: Trust, quiet: bool) -
         _say(f"error: {trust.error}", err=True)
 
 
-main.add_command(carrying.sign)
+main.add_command(cli_carry.push)
+main.add_command(cli_carry.sign)
