@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from stage import __version__
+from stage import __version__, cli_carry
 from stage.errors import DamageError, IncompleteError, StageError, UsageError, as_shown
 
 if TYPE_CHECKING:
+    from stage.sign import Trust
     from stage.verify import VerificationReport
 
 
@@ -81,6 +82,12 @@ def _from_os_error(error: OSError) -> StageError:
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there.")
+_signers = click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by somebody in FILE (as ssh's allowed_signers); exit code 4 without.",
+)
 _quiet = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry and every file left out.")
 _endpoint = click.option(
@@ -203,15 +210,16 @@ def fetch(
 
 @main.command()
 @_bundle
+@_signers
 @_json
-def show(bundle: Path, as_json: bool) -> None:
-    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id."""
+def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
+    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id, signature."""
     from stage.show import describe, describe_json
 
     if as_json:
-        click.echo(json.dumps(describe_json(bundle), indent=1, ensure_ascii=False))
+        click.echo(json.dumps(describe_json(bundle, signers), indent=1, ensure_ascii=False))
     else:
-        _say(describe(bundle))
+        _say(describe(bundle, signers))
 
 
 @main.command()
@@ -221,28 +229,42 @@ def show(bundle: Path, as_json: bool) -> None:
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE", help="Also write the findings there, as JSON."
 )
+@_signers
 @_quiet
 @_json
-def verify(bundle: Path, fast: bool, jobs: int | None, report: Path | None, quiet: bool, as_json: bool) -> None:
+def verify(
+    bundle: Path,
+    fast: bool,
+    jobs: int | None,
+    report: Path | None,
+    signers: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Prove that every byte of BUNDLE is as it was fetched. Never touches the network.
 
     Finds all damage, not the first: exit code 1 and one line for each file that is missing, extra or changed.
     """
     from stage.disk import write_atomically
     from stage.progress import Reporter
+    from stage.sign import Trust
     from stage.verify import verify as verify_bundle
 
     if report is not None:
         _check_report_path(report, bundle)
     with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
+        trust = Trust.check(bundle, signers)
         result = verify_bundle(bundle, "fast" if fast else "full", jobs=jobs, progress=bar)
-    text = json.dumps(result.to_json(), indent=1) + "\n"
+    trust = trust.with_findings(bundle, result.findings)
+    text = json.dumps(result.to_json() | trust.to_json(), indent=1) + "\n"
     if report is not None:
         write_atomically(report, text.encode())
     if as_json:
         click.echo(text, nl=False)
     else:
-        _print_verification(result, quiet)
+        _print_verification(result, trust, quiet)
+    if trust.error is not None:
+        sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
 
@@ -259,7 +281,7 @@ def _check_report_path(report: Path, bundle: Path) -> None:
         raise UsageError(f"--report {report}: there is no folder {report.parent}.", f"mkdir -p {report.parent}")
 
 
-def _print_verification(result: VerificationReport, quiet: bool) -> None:
+def _print_verification(result: VerificationReport, trust: Trust, quiet: bool) -> None:
     from stage.disk import human_count, human_size
 
     for finding in result.findings:
@@ -273,10 +295,17 @@ def _print_verification(result: VerificationReport, quiet: bool) -> None:
         if not quiet:
             _say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
             click.echo(f"bundle id {result.bundle_id}")
+            if trust.signer is not None:
+                _say(f"signed by {trust.signer}")
     else:
-        _fail(
-            DamageError(
-                f"{result.root}: {human_count(len(result.findings), 'finding')}.",
-                "Copy again with `rsync -c`, or run `stage fetch` again where the bundle was made.",
-            )
+        damage = DamageError(
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.",
+            "Copy again with `rsync -c`, or run `stage fetch` again where the bundle was made.",
         )
+        _say(f"error: {damage}", err=True)
+    if trust.error is not None:
+        _say(f"error: {trust.error}", err=True)
+
+
+main.add_command(cli_carry.push)
+main.add_command(cli_carry.sign)
