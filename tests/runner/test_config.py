@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -159,7 +158,7 @@ def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("batch.micro", "--set batch.micro: expected key=value"),
         ("=4", "--set =4: expected key=value"),
         ("batch={", "is not a YAML value"),
-        ("seed.x=1", "--set seed.x: `seed` must be"),
+        ("seed.x=1", "--set seed: `seed` must be"),
     ],
 )
 def test_a_mistyped_set_is_told_as_such(tmp_path: Path, override: str, said: str) -> None:
