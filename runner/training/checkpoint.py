@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
+from runner.errors import UsageError, sync_folder
 from runner.training.engines.base import Engine
 from runner.training.ranks import Ranks
 
@@ -74,7 +74,7 @@ class Checkpoints:
         if self._ranks.is_first:
             _write_synced(temporary / FILES, {"format": FORMAT, "files": listed})
             temporary.replace(final)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             self._drop_old(final)
         self._ranks.barrier()
 
@@ -185,11 +185,3 @@ def _write_synced(path: Path, document: dict[str, Any]) -> None:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
