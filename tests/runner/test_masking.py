@@ -39,7 +39,7 @@ def task(model: ModelInput, tmp_path_factory: pytest.TempPathFactory) -> Task:
 def special_ids(model: ModelInput) -> dict[str, int]:
     from runner.data.prepare import load_tokenizer
 
-    tokenizer = load_tokenizer(model)
+    tokenizer: Any = load_tokenizer(model)
     return {name: tokenizer.convert_tokens_to_ids(name) for name in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")}
 
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is launched: in words, with the right exit code, leaving nothing behind."""
+"""What cannot work is refused before anything is launched: in words, with its exit code, leaving nothing behind."""
 
 from __future__ import annotations
 
@@ -159,10 +159,15 @@ def _edited(bundle: Path) -> None:
     lock.write_text(lock.read_text().replace("tiny-bert", "tiny-bart"))
 
 
-BAD_BUNDLES: dict[str, tuple[Callable[[Path], None], int, tuple[str, ...]]] = {
+def _emptied(bundle: Path) -> None:
+    shutil.rmtree(bundle)
+    bundle.mkdir()
+
+
+BAD_BUNDLES: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
     "unfinished": (_without("tagmanifest-sha256.txt"), 2, ("is unfinished", "stage fetch")),
     "of a newer format": (_newer, 2, ("format 9", "newer")),
-    "not a bundle": (lambda bundle: (shutil.rmtree(bundle), bundle.mkdir())[1], 2, ("not a bundle",)),
+    "not a bundle": (_emptied, 2, ("not a bundle",)),
     "not there": (shutil.rmtree, 2, ("no such folder",)),
     "with an edited lock": (_edited, 1, ("stage.lock: damaged", "stage verify")),
     "without its lock": (_without("stage.lock"), 1, ("stage.lock", "stage verify")),

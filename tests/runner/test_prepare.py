@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ def make_tokenizer(folder: Path, num_words: int, special: dict[str, str]) -> Mod
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=4)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     digests = {path.name: digest(path) for path in folder.iterdir()}
     return ModelInput(asset="words", path=folder, source="acme/words", commit=None, digests=digests, settings={})
 
@@ -55,7 +56,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> ModelInput:
     return make_tokenizer(tmp_path_factory.mktemp("words"), 500, BERT_LIKE)
 
 
-def write_split(folder: Path, *shards: list[str | None], name: str = "train") -> SplitInput:
+def write_split(folder: Path, *shards: Sequence[str | None], name: str = "train") -> SplitInput:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
