@@ -162,10 +162,12 @@ class Cluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
 
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]
+
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]
         return subprocess.Popen(
-            command,
+            self.command(*arguments),
             cwd=self.folder,
             env=self.environment(**environment),
             stdout=subprocess.PIPE,
