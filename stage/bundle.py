@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage.bom import bom_text
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
@@ -26,12 +27,13 @@ TAG_MANIFEST = "tagmanifest-sha256.txt"
 SIGNATURE = "tagmanifest-sha256.txt.sig"
 REQUEST = "stage.yaml"
 LOCK = "stage.lock"
+BOM = "bom.cdx.json"  # bundles made before it was thought of have none
 BLOCKS = "blocks"
 PAYLOAD = "data"
 JOURNAL = "fetch.partial"  # while `stage fetch` works: the payload paths it may have written
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST)
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM)
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         MANIFEST: payload_manifest(lock),
         LOCK: lock.to_json(),
         REQUEST: request,
+        BOM: bom_text(lock),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)

@@ -316,7 +316,7 @@ def _check_names(
         in_payload = path.startswith(f"{layout.PAYLOAD}/")
         if path not in (expected if in_payload else tags) and (knows_payload or not in_payload):
             found.add(path, "extra", "nothing of that name", "a file")
-    required = {*expected, *(tags - {layout.SIGNATURE})}
+    required = {*expected, *(tags - {layout.SIGNATURE, layout.BOM})}
     for path in required:
         if path not in entries:
             found.add(path, "missing", "a file", "nothing")
