@@ -307,5 +307,6 @@ def _print_verification(result: VerificationReport, trust: Trust, quiet: bool) -
         _say(f"error: {trust.error}", err=True)
 
 
+main.add_command(cli_carry.init)
 main.add_command(cli_carry.push)
 main.add_command(cli_carry.sign)

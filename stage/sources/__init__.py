@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stage.digest import Digest, FileDigests
 from stage.errors import UsageError
@@ -14,6 +15,9 @@ from stage.lockfile import LockedAsset, LockedFile
 from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
 from stage.progress import Reporter
 from stage.sources.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from stage.sources.lookup import LookedUp
 
 
 class Sources:
@@ -64,6 +68,16 @@ class Sources:
             case PathRequest():
                 return resolve_path(name, request, manifest)
         raise AssertionError(request)
+
+    def look_up(self, name: str) -> LookedUp:
+        """Finds out whether a name is a model or a dataset.
+
+        Raises:
+            StageError: as for `sources.lookup`.
+        """
+        from stage.sources.lookup import look_up
+
+        return look_up(self._hub, name)
 
     def bring(
         self, asset: LockedAsset, file: LockedFile, manifest: Manifest, target: Path, progress: Callable[[int], None]
