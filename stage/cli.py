@@ -167,6 +167,7 @@ def lock(
 @click.option("--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing.")
 @click.option("--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything anew.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files downloaded at once.")
+@click.option("--max-rate", metavar="RATE", help="At most so many bytes a second, all downloads together: 20MB/s.")
 @_pinning
 def fetch(
     manifest: Path,
@@ -174,6 +175,7 @@ def fetch(
     dry_run: bool,
     locked: bool,
     jobs: int,
+    max_rate: str | None,
     endpoint: str | None,
     updates: tuple[str, ...],
     quiet: bool,
@@ -187,6 +189,7 @@ def fetch(
     """
     from stage.fetch import fetch_manifest
     from stage.progress import Reporter
+    from stage.sources.rate import parse_rate
 
     with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
         outcome = fetch_manifest(
@@ -194,6 +197,7 @@ def fetch(
             bundle,
             endpoint=endpoint,
             jobs=jobs,
+            max_rate=parse_rate(max_rate) if max_rate is not None else None,
             locked=locked,
             updates=updates,
             dry_run=dry_run,

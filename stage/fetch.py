@@ -74,6 +74,7 @@ def fetch_manifest(
     updates: Iterable[str],
     dry_run: bool,
     reporter: Reporter,
+    max_rate: float | None = None,
 ) -> FetchOutcome:
     """`stage fetch`: resolves or follows the lock, then makes `root` the bundle it describes.
 
@@ -83,7 +84,7 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
-        sources = Sources(endpoint, reporter, at_once=jobs)
+        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate)
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:

@@ -26,16 +26,20 @@ class Sources:
     Args:
         endpoint: of the Hub; None: $HF_ENDPOINT, else the public one.
         at_once: downloads at a time.
+        max_rate: bytes a second over all downloads together; None: no limit.
     """
 
-    def __init__(self, endpoint: str | None, reporter: Reporter, *, at_once: int = 4) -> None:
+    def __init__(
+        self, endpoint: str | None, reporter: Reporter, *, at_once: int = 4, max_rate: float | None = None
+    ) -> None:
         from stage.sources.download import Downloader
         from stage.sources.http import Connections
         from stage.sources.hub import Hub, timeout_s
+        from stage.sources.rate import RateLimit
 
         policy = RetryPolicy()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
-        self._downloader = Downloader(connections, reporter, policy)
+        self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
         self._reporter = reporter
 
