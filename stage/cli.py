@@ -134,7 +134,7 @@ def main() -> None:
 
     \b
     laptop:   stage fetch manifests/my.yaml -o bundle
-              rsync -a --partial bundle/ me@cluster:bundle/
+              stage push bundle me@cluster:bundle
     cluster:  stage verify bundle
 
     Exit codes: 0 sound or done; 1 damage or failure found; 2 wrong usage or a bad manifest; 3 refused by policy;
@@ -208,7 +208,7 @@ def fetch(
     elif not dry_run and not quiet:
         click.echo(f"bundle id {outcome.bundle_id}")
         click.echo(
-            f"next: rsync -a --partial {bundle}/ me@cluster:{bundle.name}/   then there: stage verify {bundle.name}"
+            f"next: stage push {bundle} me@cluster:{bundle.name}   (or any transfer, then there: stage verify)"
         )
 
 
