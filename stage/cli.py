@@ -207,9 +207,7 @@ def fetch(
         click.echo(json.dumps(outcome.to_json(), indent=1))
     elif not dry_run and not quiet:
         click.echo(f"bundle id {outcome.bundle_id}")
-        click.echo(
-            f"next: stage push {bundle} me@cluster:{bundle.name}   (or any transfer, then there: stage verify)"
-        )
+        click.echo(f"next: stage push {bundle} me@cluster:{bundle.name}   (or any transfer, then there: stage verify)")
 
 
 @main.command()
