@@ -91,8 +91,9 @@ def _require_base(root: Path, plan: Plan) -> None:
     mends_lock = plan.kind == "repair" and layout.LOCK in plan.tags
     if mends_lock and f"External-Identifier: sha256:{plan.base}".encode() in info.split(b"\n"):
         return
+    has = bundle_id if found else "no lock"
     raise UsageError(
-        f"{root}: the patch is for another bundle: it needs id {plan.base}, this one has {bundle_id if found else 'no lock'}.",
+        f"{root}: the patch is for another bundle: it needs id {plan.base}, this one has {has}.",
         f"stage verify {root} tells what this bundle is; make a patch for it with stage patch.",
     )
 

@@ -77,7 +77,7 @@ class Store:
         return self._kept / f"new-{sha256_of_bytes(path.encode())}"
 
     def assemble(self, target: Path, source: Path, content: Content, progress: Callable[[int], None]) -> str:
-        """Writes a content: `source` with the carried pieces in their places. Returns the sha256 of what was written."""
+        """Writes a content, `source` with the carried pieces in their places; returns the sha256 of what it wrote."""
         digest, at = sha256(), 0
         with open(target, "wb") as sink:
 
