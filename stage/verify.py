@@ -66,7 +66,7 @@ def verify(
         size=sum(size or 0 for size, _ in expected.values()),
         findings=tuple(sorted(found.findings)),
         shard=shard,
-        seal=_seal(root),
+        seal=_seal(root, entries),
     )
 
 
@@ -75,7 +75,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _seal(root: Path) -> str | None:
+def _seal(root: Path, entries: Mapping[str, int]) -> str | None:
+    """What tells one bundle as it lies here from another; None where no regular file (a pipe would not end) is."""
+    if layout.TAG_MANIFEST not in entries:
+        return None
     try:
         return sha256_of_bytes((root / layout.TAG_MANIFEST).read_bytes())
     except OSError:
