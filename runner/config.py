@@ -17,7 +17,7 @@ import yaml
 
 from runner import deepspeed_config
 from runner.errors import Lines, UsageError, load_yaml_with_lines
-from runner.fields import key_of, read, setting
+from runner.fields import key_of, read, read_one, setting
 
 FORMAT = 1
 NOT_YET = {"lora", "quantization", "environment", "engine.sharding", "engine.wrap", "engine.offload"}
@@ -162,7 +162,7 @@ class RunConfig:
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
     environment: str | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
-    seed: int = setting(42, "any number will do", at_least=0)
+    seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
     path: Path = field(default=Path("run.yaml"))
     given: frozenset[str] = field(default=frozenset())
@@ -236,13 +236,14 @@ def _override(data: dict[str, Any], lines: Lines, overrides: Sequence[str]) -> t
             raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
         if isinstance(parsed, str) and re.fullmatch(r"[-+]?[0-9][0-9.]*[eE][-+]?[0-9]+", parsed):
             parsed = float(parsed)  # YAML 1.1 takes 1e-4 for text; nobody who types it means that
+        # 0 is no line: `_Places` shows the command line instead.
         here = data
-        for key in keys[:-1]:
+        for depth, key in enumerate(keys[:-1], start=1):
             if not isinstance(here.get(key), dict):
                 here[key] = {}
+                numbers[keys[:depth]] = 0
             here = here[key]
         here[keys[-1]] = parsed
-        # 0 is no line: `_Places` shows the command line instead.
         numbers = {where: n for where, n in numbers.items() if where[: len(keys)] != keys} | {keys: 0}
     return data, _Places(lines.path, numbers)
 
@@ -298,7 +299,7 @@ def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
         lambda key: lines.place(*key.split(".")),
     )
     for key, value in merged.values.items():
-        config = _replace(config, key.split("."), value)
+        config = _replace(config, key.split("."), value, (key, Lines(theirs)))
     config = replace(config, engine=replace(config.engine, config=str(theirs)))
     explained = {key for key, _, _ in merged.notes}
     taken = [Choice(k, v, f"from {theirs.name}") for k, v in merged.values.items() if k not in explained]
@@ -316,9 +317,13 @@ def _lookup(component: Any, dotted: str) -> Any:
     return component
 
 
-def _replace(component: Any, keys: Sequence[str], value: Any) -> Any:
+def _replace(component: Any, keys: Sequence[str], value: Any, origin: tuple[str, Lines]) -> Any:
+    """With another value, which is checked as if the run file had it; `origin` is its whole key, and its file."""
     name = _field_named(component, keys[0]).name
-    inner = _replace(getattr(component, name), keys[1:], value) if len(keys) > 1 else value
+    if len(keys) > 1:
+        inner = _replace(getattr(component, name), keys[1:], value, origin)
+    else:
+        inner = read_one(type(component), keys[0], value, tuple(origin[0].split(".")), origin[1])
     return replace(component, **{name: inner})
 
 

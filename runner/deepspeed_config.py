@@ -26,6 +26,18 @@ PLAIN_KEYS = {
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 RUN_FILE_KEYS = (*PLAIN_KEYS.values(), "precision", "schedule.name", "schedule.warmup")
 REPORTERS = ("wandb", "comet")
+SECTIONS = (
+    "optimizer",
+    "optimizer.params",
+    "scheduler",
+    "scheduler.params",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "bf16",
+    "fp16",
+    *REPORTERS,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,7 @@ def merge(theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: C
     Raises:
         UsageError: all contradictions at once, or something this version does not do.
     """
+    _check_sections(theirs, path)
     rest, notes = dict(theirs), list[tuple[str, object, str]]()
     said: dict[str, tuple[str, Any]] = {}
     _refuse_what_is_not_done(rest, path)
@@ -115,6 +128,15 @@ def merge(theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: C
         raise UsageError("; ".join(clashes), f'Make them equal, or write "auto" in {path}.')
     values = {key: value for key, (_, value) in said.items() if given.get(key, "auto") == "auto"}
     return Merged(values, rest, tuple(notes))
+
+
+def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
+    for section in SECTIONS:
+        here: Any = theirs
+        for key in section.split("."):
+            here = here.get(key) if here else None
+        if here is not None and not isinstance(here, dict):
+            raise UsageError(f"{path}: `{section}` must be {{...}}, found `{here}`")
 
 
 def _refuse_what_is_not_done(theirs: Mapping[str, Any], path: Path) -> None:

@@ -6,7 +6,7 @@ Together with `inputs`, the only room of `runner` that imports `stage`.
 from __future__ import annotations
 
 from stage import __version__
-from stage.disk import human_count, human_size, write_atomically
+from stage.disk import human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
 from stage.yamlfile import Lines, check_keys, load_yaml_with_lines
 
@@ -22,5 +22,6 @@ __all__ = [
     "human_count",
     "human_size",
     "load_yaml_with_lines",
+    "sync_folder",
     "write_atomically",
 ]

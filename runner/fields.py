@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import types
 import typing
@@ -82,6 +83,16 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, fro
     return cls(**values), frozenset(given)
 
 
+def read_one(cls: type, key: str, value: Any, where: Where, lines: Lines) -> Any:
+    """Reads the value of one key of a component, as `read` does.
+
+    Raises:
+        UsageError: wrong type, out of bounds.
+    """
+    field = next(f for f in dataclasses.fields(typing.cast(Any, cls)) if f.metadata and key_of(f) == key)
+    return _value(typing.get_type_hints(cls)[field.name], value, field, where, lines)
+
+
 def _component(hint: Any) -> type | None:
     """The dataclass in a hint (`X` or `X | None`)."""
     for option in _options(hint):
@@ -114,7 +125,7 @@ def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     if hint is float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         return number, float(value) if number else value
     if hint in (str, bool):
         return isinstance(value, hint), value
@@ -153,7 +164,7 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         each = _describe(arguments[0])
         return f"a list of {each}" if arguments[-1] is ... else f"a list of {len(arguments)}, each {each}"
-    if origin is dict:
+    if origin is dict or dataclasses.is_dataclass(hint):
         return "`key: value` lines"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return names[hint]

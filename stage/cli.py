@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from stage import __version__
+from stage import __version__, cli_carry
 from stage.cli_patch import apply, patch
 from stage.cli_verify import verify
-from stage.terminal import Group, bundle_argument, json_option, quiet_option, say
+from stage.terminal import Group, bundle_argument, json_option, quiet_option, say, signers_option
 
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry and every file left out.")
@@ -138,16 +138,17 @@ def fetch(
 
 @main.command()
 @bundle_argument
+@signers_option
 @json_option
-def show(bundle: Path, as_json: bool) -> None:
-    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id."""
+def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
+    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id, signature."""
     from stage.show import describe, describe_json
 
     if as_json:
-        click.echo(json.dumps(describe_json(bundle), indent=1, ensure_ascii=False))
+        click.echo(json.dumps(describe_json(bundle, signers), indent=1, ensure_ascii=False))
     else:
-        say(describe(bundle))
+        say(describe(bundle, signers))
 
 
-for _command in (verify, patch, apply):
+for _command in (verify, patch, apply, cli_carry.push, cli_carry.sign):
     main.add_command(_command)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.errors import DamageError, UsageError
-from stage.terminal import fail, json_option, quiet_option, say
+from stage.terminal import json_option, quiet_option, say, signers_option
 
 if TYPE_CHECKING:
-    from stage.findings import Shard, VerificationReport
+    from stage.findings import VerificationReport
+    from stage.sign import Trust
 
 
 @click.command()
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     help="Read only the I-th of N parts (from 1). `auto`: this task's part of a Slurm step.",
 )
 @click.option("--merge", is_flag=True, help="Take the reports of all shards instead of BUNDLE; give the verdict.")
+@signers_option
 @quiet_option
 @json_option
 def verify(
@@ -43,6 +45,7 @@ def verify(
     report: Path | None,
     shard_text: str | None,
     merge: bool,
+    signers: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -60,29 +63,38 @@ def verify(
     from stage.progress import Reporter
     from stage.shards import merge as merge_reports
     from stage.shards import parse_shard, report_path
+    from stage.sign import Trust
     from stage.verify import verify as verify_bundle
 
     shard = parse_shard(shard_text, os.environ) if shard_text else None
-    if merge and (shard or fast):
-        raise UsageError("--merge: takes reports, so it goes without --shard and --fast.", "stage verify --help")
+    if merge and (shard or fast or signers):
+        raise UsageError(
+            "--merge: takes reports, so it goes without --shard, --fast and --signers.",
+            "stage verify BUNDLE --fast --signers FILE checks the signature.",
+        )
     if not merge and len(paths) > 1:
         raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
     if report is not None and shard is not None:
         report = report_path(report, shard)
     if report is not None:
         _check_report_path(report, None if merge else paths[0])
+    trust = None
     if merge:
         result = merge_reports([(path, read_report(path)) for path in paths])
     else:
         with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
+            trust = Trust.check(paths[0], signers)
             result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
-    text = json.dumps(result.to_json(), indent=1) + "\n"
+        trust = trust.with_findings(paths[0], result.findings)
+    text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
     if report is not None:
         write_atomically(report, text.encode())
     if as_json:
         click.echo(text, nl=False)
     else:
-        _print(result, result.shard, report, quiet)
+        _print(result, trust, report, quiet)
+    if trust is not None and trust.error is not None:
+        sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
 
@@ -99,28 +111,31 @@ def _check_report_path(report: Path, bundle: Path | None) -> None:
         raise UsageError(f"--report {report}: there is no folder {report.parent}.", f"mkdir -p {report.parent}")
 
 
-def _print(result: VerificationReport, shard: Shard | None, report: Path | None, quiet: bool) -> None:
+def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:
     from stage.disk import human_count, human_size
 
     for finding in result.findings:
         say(str(finding))
     if not result.ok:
         carry = report or "FILE"
-        fail(
-            DamageError(
-                f"{result.root}: {human_count(len(result.findings), 'finding')}.",
-                f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
-                f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c.",
-            )
+        damage = DamageError(
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.",
+            f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
+            f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c.",
         )
-    if quiet:
-        return
-    whole = (
-        "every byte is as it was fetched" if result.level == "full" else "names and sizes are right (bytes not read)"
-    )
-    if shard is not None:
-        how = f"no damage in shard {shard} (the others not read; `stage verify --merge` gives the verdict)"
-    else:
-        how = whole
-    say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
-    click.echo(f"bundle id {result.bundle_id}")
+        say(f"error: {damage}", err=True)
+    elif not quiet:
+        say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {_how(result)}")
+        click.echo(f"bundle id {result.bundle_id}")
+        if trust is not None and trust.signer is not None:
+            say(f"signed by {trust.signer}")
+    if trust is not None and trust.error is not None:
+        say(f"error: {trust.error}", err=True)
+
+
+def _how(result: VerificationReport) -> str:
+    if result.shard is not None:
+        return f"no damage in shard {result.shard} (the others not read; `stage verify --merge` gives the verdict)"
+    if result.level == "full":
+        return "every byte is as it was fetched"
+    return "names and sizes are right (bytes not read)"

@@ -9,16 +9,21 @@ from stage import bundle as layout
 from stage.bundle import Bundle
 from stage.disk import human_count, human_size
 from stage.lockfile import LockedAsset
+from stage.sign import check_signature, signed_by
 
 
-def describe(root: Path) -> str:
+def describe(root: Path, signers: Path | None = None) -> str:
     """The text of `stage show`.
+
+    Args:
+        signers: a file of allowed signers to check the signature against.
 
     Raises:
         UsageError, DamageError: as for `Bundle.open`.
+        SignatureError: with `signers`, as for `check_signature`.
     """
     bundle = Bundle.open(root)
-    signed = "signed" if (root / layout.SIGNATURE).exists() else "not signed"
+    signed = _signature(root, signers)
     files = human_count(len(bundle.lock.files), "file")
     lines = [f"{root}: {bundle.lock.name}: {files}, {human_size(bundle.lock.size)}, {signed}", f"bundle id {bundle.id}"]
     for asset in bundle.lock.assets.values():
@@ -51,11 +56,19 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
     return lines
 
 
-def describe_json(root: Path) -> dict[str, Any]:
+def _signature(root: Path, signers: Path | None) -> str:
+    if signers is not None:
+        return f"signed by {check_signature(root, signers)}"
+    if key := signed_by(root):
+        return f"signed with {key} (not checked: give --signers)"
+    return "signature damaged" if (root / layout.SIGNATURE).exists() else "not signed"
+
+
+def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
     """The document of `stage show --json`.
 
     Raises:
-        UsageError, DamageError: as for `Bundle.open`.
+        StageError: as for `describe`.
     """
     bundle = Bundle.open(root)
     return {
@@ -65,6 +78,7 @@ def describe_json(root: Path) -> dict[str, Any]:
         "files": len(bundle.lock.files),
         "bytes": bundle.lock.size,
         "signed": (root / layout.SIGNATURE).exists(),
+        "signer": check_signature(root, signers).to_json() if signers is not None else None,
         "assets": {name: _asset_json(asset) for name, asset in bundle.lock.assets.items()},
     }
 

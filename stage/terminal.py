@@ -76,3 +76,9 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+signers_option = click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by somebody in FILE (as ssh's allowed_signers); exit code 4 without.",
+)

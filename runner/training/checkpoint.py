@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
+from runner.errors import UsageError, sync_folder
 from runner.training.engines.base import Engine
 from runner.training.ranks import Ranks
 
@@ -64,19 +64,17 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             temporary.mkdir(parents=True)
         self._ranks.barrier()
+        mine: list[dict[str, Any]] = []
         try:
             self._together(lambda: self._write(engine, state, temporary))
-            listed = self._list(temporary)
+            self._ranks.barrier()
+            self._together(lambda: mine.extend(self._measure_share(temporary)))
+            listed = [entry for part in self._ranks.gather(mine) for entry in part]
+            self._together(lambda: self._finish(temporary, final, listed))
         except OSError:
             if self._ranks.is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if self._ranks.is_first:
-            _write_synced(temporary / FILES, {"format": FORMAT, "files": listed})
-            temporary.replace(final)
-            _sync_folder(self._folder)
-            self._drop_old(final)
-        self._ranks.barrier()
 
     def _write(self, engine: Engine, state: TrainingState, folder: Path) -> None:
         engine.save(folder)
@@ -97,15 +95,24 @@ class Checkpoints:
         if self._ranks.any(problem is not None):
             raise problem or OSError("another rank could not write its part of the checkpoint")
 
-    def _list(self, folder: Path) -> list[dict[str, Any]]:
-        """Name, size and sha256 of every file, made durable; each rank hashes a share."""
-        self._ranks.barrier()
-        mine = []
+    def _measure_share(self, folder: Path) -> list[dict[str, Any]]:
+        """Name, size and sha256 of this rank's share of the files, made durable."""
+        measured = []
         for path in _share(folder, self._ranks):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-            mine.append({"path": path.relative_to(folder).as_posix(), **_measured(path)})
-        return sorted((entry for part in self._ranks.gather(mine) for entry in part), key=lambda e: str(e["path"]))
+            measured.append({"path": path.relative_to(folder).as_posix(), **_measured(path)})
+        return measured
+
+    def _finish(self, temporary: Path, final: Path, listed: list[dict[str, Any]]) -> None:
+        """Writes the list and makes it a checkpoint; rank 0 does, the others wait for it."""
+        if not self._ranks.is_first:
+            return
+        files = sorted(listed, key=lambda entry: str(entry["path"]))
+        _write_synced(temporary / FILES, {"format": FORMAT, "files": files})
+        temporary.replace(final)
+        sync_folder(self._folder)
+        self._drop_old(final)
 
     def _drop_old(self, newest: Path) -> None:
         (self._folder / LATEST).write_text(f"{newest.name}\n")
@@ -185,11 +192,3 @@ def _write_synced(path: Path, document: dict[str, Any]) -> None:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MARKER = ".airlift-demo"
 PARTS = ("hub", "laptop", "cluster")
 SENTENCES = (
-    "The [MASK] statement is used to define a function.",
-    "An exception is raised if the [MASK] is not found.",
+    "The value of [MASK] expression is returned.",
+    "If the name is not found, an exception [MASK] raised.",
 )
 
 

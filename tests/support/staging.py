@@ -102,7 +102,7 @@ class Laptop:
         """A user's environment: no token, nothing cached, and little patience with a silent server."""
         kept = {
             name: os.environ[name]
-            for name in ("PATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START")
+            for name in ("PATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START", "PYTHONPATH")
             if name in os.environ
         }
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}

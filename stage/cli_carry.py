@@ -1,0 +1,106 @@
+"""The commands round the carrying of a bundle: sign, push, init. Parses and prints, as `stage.cli` does.
+
+`stage.cli` adds them to its group; each imports what it needs inside itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stage.errors import DamageError, as_shown
+
+if TYPE_CHECKING:
+    from stage.push import PushOutcome
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="An OpenSSH private key, or the .pub of a key that is in your agent.",
+)
+def sign(bundle: Path, key: Path) -> None:
+    """Sign BUNDLE with an OpenSSH key: one signature, of the tag manifest, covers every byte.
+
+    Who receives it checks with: stage verify BUNDLE --signers ALLOWED_SIGNERS
+    """
+    from stage.bundle import SIGNATURE
+    from stage.sign import sign as sign_bundle
+
+    fingerprint = sign_bundle(bundle, key)
+    click.echo(as_shown(f"{bundle / SIGNATURE}: signed with {fingerprint}"))
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("target", metavar="HOST:DIR")
+@click.option("--ssh", default="ssh", show_default=True, metavar="COMMAND", help="E.g. 'ssh -p 2222 -i KEY'.")
+@click.option("--delete", is_flag=True, help="Remove files from the bundle at DIR that BUNDLE does not have.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the other end's findings go. Default: BUNDLE.report.json, if there are any.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there.")
+def push(bundle: Path, target: str, ssh: str, delete: bool, report: Path | None, quiet: bool, as_json: bool) -> None:
+    """Bring BUNDLE to DIR on HOST with rsync over ssh, and verify every byte there.
+
+    Run it again after any interruption: it goes on where it stopped. Verifies with `stage` if HOST has it, else with
+    python3 and the bundle's own stage-verify.py, else with sha256sum. Without `HOST:`, DIR is a folder here (a disk).
+    """
+    from stage.disk import write_atomically
+    from stage.progress import Reporter
+    from stage.push import push as push_bundle
+    from stage.remote import Target
+
+    place = Target.parse(target)
+    with Reporter(quiet=quiet or as_json) as reporter:
+        outcome = push_bundle(bundle, place, ssh=ssh, delete=delete, reporter=reporter, quiet=quiet or as_json)
+    sound = bool(outcome.report["ok"])
+    if report is not None or not sound:
+        report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
+        write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    elif sound and not quiet:
+        _print_push(outcome)
+    if not sound:
+        for finding in outcome.report["findings"]:
+            click.echo(as_shown(f"{finding['path']}: {finding['problem']}"), err=True)
+        raise _damaged_there(outcome, bundle, report, ssh)
+
+
+def _print_push(outcome: PushOutcome) -> None:
+    from stage.disk import human_count
+
+    repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
+    click.echo(as_shown(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}"))
+    click.echo(f"bundle id {outcome.bundle_id}")
+    there = f"on {outcome.target.host}: " if outcome.target.host else ""
+    click.echo(as_shown(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}"))
+
+
+def _damaged_there(outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str) -> DamageError:
+    """What to do about findings that sending again did not mend."""
+    from stage.disk import human_count
+
+    findings = outcome.report["findings"]
+    again = ["stage", "push", str(bundle), str(outcome.target), *(["--ssh", ssh] if ssh != "ssh" else [])]
+    extra = all(finding["problem"] == "extra" for finding in findings)
+    remedy = (
+        f"Files are there that the bundle does not have. To remove them: {shlex.join([*again, '--delete'])}"
+        if extra
+        else f"Sent twice and still damaged: the disk or its file system there is to be looked at. Then: "
+        f"{shlex.join(again)}"
+    )
+    return DamageError(f"{outcome.target}: {human_count(len(findings), 'finding')}, written to {report}.", remedy)

@@ -1,0 +1,93 @@
+"""The rsync calls of a push, each with the options its case needs.
+
+`--append-verify` goes on inside a file that is cut short and sends it again if its beginning was damaged; it leaves
+files alone that are as long as they should be. Plain rsync sends what differs in size or time. `--checksum`, on its
+own, finds a flipped bit under an unchanged size and time; together with `--append-verify` it would not mend it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.bundle import SIGNATURE, TAG_MANIFEST
+from stage.errors import IncompleteError, UsageError, as_shown
+from stage.remote import Place
+
+LAST = (TAG_MANIFEST, SIGNATURE)
+_MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The rsync calls of a push. `-s`: names go over the protocol, not through a shell there."""
+
+    place: Place
+    root: Path
+    delete: bool
+    quiet: bool
+
+    def append(self) -> None:
+        """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again."""
+        self._run("--append-verify", *self._but_the_last())
+
+    def update(self) -> None:
+        """Brings what is of another size or time, which appending leaves alone."""
+        self._run(*self._but_the_last(), *(["--delete"] if self.delete else []))
+
+    def finish(self) -> None:
+        """Brings the tag manifest and the signature: now it is a bundle."""
+        self._run("--checksum", names=[name for name in LAST if (self.root / name).is_file()])
+
+    def repair(self, paths: Sequence[str]) -> None:
+        """Compares these files by checksum, and brings what differs."""
+        self._run("--checksum", names=paths)
+
+    @staticmethod
+    def _but_the_last() -> list[str]:
+        return [f"--exclude=/{name}" for name in LAST]
+
+    def _run(self, *options: str, names: Sequence[str] | None = None) -> None:
+        command = ["rsync", "-rtsO", "--partial", *options]
+        if sys.stderr.isatty() and not self.quiet:
+            command.append("--info=progress2")
+        if self.place.target.host:
+            command += ["-e", self.place.ssh]
+        if names is not None:
+            command += ["--from0", "--files-from=-"]
+        command += [f"{self.root}/", self.place.rsync_target]
+        listed = "".join(f"{name}\0" for name in names or ()).encode()
+        done = subprocess.run(command, input=listed, stdout=sys.stderr)
+        if done.returncode != 0:
+            raise IncompleteError(
+                f"{self.place.target}: rsync ended with {done.returncode} "
+                f"({_RSYNC.get(done.returncode, 'see above')}). What came is kept.",
+                "Run the same command again: it goes on where it stopped.",
+            )
+
+
+_RSYNC = {
+    11: "reading or writing failed, often a full disk or quota there",
+    12: "the connection broke",
+    20: "interrupted",
+    23: "some files could not be written",
+    30: "no bytes for a while",
+    255: "no connection",
+}
+
+
+def require_rsync() -> None:
+    """Says so if rsync here cannot do what is asked of it (macOS brings one that cannot)."""
+    remedy = "Install rsync 3.1 or newer (apt install rsync; brew install rsync)."
+    if shutil.which("rsync") is None:
+        raise UsageError("There is no rsync on PATH.", remedy)
+    text = subprocess.run(["rsync", "--version"], capture_output=True, text=True).stdout
+    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)", text)
+    if version is None or (int(version[1]), int(version[2])) < _MIN_RSYNC:
+        first = (text.splitlines() or ["something else"])[0]
+        raise UsageError(f"The rsync on PATH is too old or another program: {as_shown(first)}.", remedy)

@@ -1,0 +1,294 @@
+"""A checkpoint is whole or not there; a damaged one is named and passed over; one of something else is refused.
+
+One process, and an engine that writes small files: the runs of test_resume do the same with real ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.training.checkpoint import Checkpoints, TrainingState
+    from runner.training.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """The only rank of a group that meets in a file."""
+    import torch.distributed as dist
+
+    from runner.training.ranks import Ranks
+
+    meeting = tmp_path_factory.mktemp("meeting") / "ranks"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield Ranks()
+    dist.destroy_process_group()
+
+
+class SmallEngine:
+    """Writes two files in a folder, as DeepSpeed does; fails when told to."""
+
+    def __init__(self, content: str = "weights", problem: BaseException | None = None) -> None:
+        self._content, self._problem = content, problem
+
+    def save(self, folder: Path) -> None:
+        (folder / "engine").mkdir()
+        (folder / "engine" / "weights.pt").write_text(self._content)
+        if self._problem is not None:
+            raise self._problem
+        (folder / "engine" / "moments.pt").write_text(f"moments of {self._content}")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a checkpoint needs no {name}")
+
+
+SIGNATURE = {"task": "masked-lm", "model": "acme/tiny-bert@1", "data": "abc", "batch.global": 8, "seed": 42}
+
+
+def state(step: int, **changes: Any) -> TrainingState:
+    from runner.training.checkpoint import TrainingState
+
+    return replace(TrainingState(step, 2, 2, "fp32", dict(SIGNATURE)), **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def checkpoints(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
+    from runner.training.checkpoint import Checkpoints
+
+    return Checkpoints(folder, 2, ranks, said.append)
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(SmallEngine(f"weights {step}"), state(step))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_checkpoint_lists_every_file_it_has(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 4)
+    listed = {entry["path"]: entry for entry in json.loads((folder / "step-4" / "files.json").read_text())["files"]}
+    assert set(listed) == {"engine/weights.pt", "engine/moments.pt", "state.json"}
+    assert listed["engine/weights.pt"]["size"] == len("weights 4")
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+def test_a_new_run_has_none(checkpoints: Checkpoints, said: list[str]) -> None:
+    assert checkpoints.newest_valid() is None
+    assert said == []
+
+
+def test_the_oldest_go_and_the_newest_by_number_is_taken(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 8, 9, 10, 11)
+    assert names(folder) == {"step-10", "step-11", "latest"}
+    assert (folder / "latest").read_text().strip() == "step-11"
+    found = checkpoints.newest_valid()
+    assert found is not None and found[1].step == 11
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda c: flip(c / "engine/weights.pt"), "engine/weights.pt"),
+    "a file cut short": (lambda c: os.truncate(c / "engine/moments.pt", 3), "engine/moments.pt"),
+    "a file that grew": (lambda c: os.truncate(c / "engine/moments.pt", 300), "engine/moments.pt"),
+    "a file gone": (lambda c: (c / "engine/moments.pt").unlink(), "engine/moments.pt is missing"),
+    "a file too many": (lambda c: (c / "engine/extra.pt").write_text("x"), "engine/extra.pt is not in"),
+    "another state": (lambda c: flip(c / "state.json"), "state.json"),
+    "no list": (lambda c: (c / "files.json").unlink(), "list cannot be read"),
+    "half a list": (lambda c: os.truncate(c / "files.json", 30), "list cannot be read"),
+    "an empty list": (lambda c: (c / "files.json").write_text("{}"), "list cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    checkpoints: Checkpoints, folder: Path, said: list[str], damage: str
+) -> None:
+    save(checkpoints, 2, 4)
+    do, named = DAMAGES[damage]
+    do(folder / "step-4")
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    assert len(said) == 1
+    assert "step-4" in said[0] and named in said[0]
+
+
+def test_a_damaged_checkpoint_is_written_anew_when_its_step_comes_again(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 2, 4)
+    flip(folder / "step-4" / "engine" / "weights.pt")
+    save(checkpoints, 4)
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        # What torch.save makes of a full disk.
+        RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"),
+        RuntimeError("basic_ios::clear: iostream error while write"),
+    ],
+    ids=["the kernel's word", "torch's word", "the stream's word"],
+)
+def test_a_full_disk_leaves_the_checkpoints_before_it_whole(
+    checkpoints: Checkpoints, folder: Path, problem: Exception
+) -> None:
+    save(checkpoints, 2, 4)
+    with pytest.raises(OSError):
+        checkpoints.save(SmallEngine(problem=problem), state(6))
+    assert names(folder) == {"step-2", "step-4", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    save(checkpoints, 6)
+    assert checkpoints.newest_valid() == (folder / "step-6", state(6))
+
+
+def test_a_fault_that_is_no_full_disk_stays_a_fault(checkpoints: Checkpoints) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        checkpoints.save(SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6))
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the code may catch it."""
+
+
+def test_a_kill_while_writing_leaves_nothing_that_counts(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 2)
+    with pytest.raises(Killed):
+        checkpoints.save(SmallEngine(problem=Killed()), state(4))
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
+def test_what_a_person_left_beside_the_checkpoints_stays(checkpoints: Checkpoints, folder: Path) -> None:
+    (folder / "step-best").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    save(checkpoints, 2, 4, 6)
+    assert {"step-best", "notes.txt", "step-4", "step-6"} <= names(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"world_size": 4}, ("world_size 2", "now has 4")),
+        ({"zero": 3}, ("zero 2", "now has 3")),
+        ({"precision": "bf16"}, ("precision fp32", "now has bf16")),
+        ({"signature": {**SIGNATURE, "batch.global": 16}}, ("batch.global 8", "now has 16")),
+        ({"signature": {**SIGNATURE, "seed": 1}}, ("seed 42", "now has 1")),
+        ({"signature": {**SIGNATURE, "data": "xyz"}}, ("data abc", "now has xyz")),
+        ({"signature": {**SIGNATURE, "model": "acme/tiny-bert@2"}}, ("tiny-bert@1", "tiny-bert@2")),
+        ({"signature": {**SIGNATURE, "task": "causal-lm"}}, ("masked-lm", "causal-lm")),
+    ],
+    ids=["ranks", "stage", "precision", "batch", "seed", "data", "model", "task"],
+)
+def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    from runner.training.checkpoint import check_resumable
+
+    with pytest.raises(UsageError) as caught:
+        check_resumable(state(4), state(0, **changes), Path("output/mine/checkpoints/step-4"))
+    assert "step-4" in caught.value.message
+    assert all(word in caught.value.message for word in words)
+    assert "another --output" in caught.value.remedy
+
+
+def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
+    from runner.training.checkpoint import check_resumable
+
+    check_resumable(state(4), state(0), Path("step-4"))
+    # Without sharding every rank holds everything: any number of ranks can read it.
+    check_resumable(state(4, zero=0), state(0, zero=0, world_size=4), Path("step-4"))
+
+
+def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 2)
+    for path in (folder / "step-2").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+# Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS).
+TWO_RANKS = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+def one(rank, folder):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    from runner.training import ranks as module
+    from runner.training.checkpoint import Checkpoints, TrainingState
+    class Engine:
+        save = None
+    engine = Engine()
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", 2, module.Ranks(), print)
+    def attempt(step):
+        try:
+            checkpoints.save(engine, TrainingState(step, 2, 2, "fp32", {}))
+        except OSError as error:
+            os.write(1, f"step {step}, rank {rank}: {error.strerror or error}\\n".encode())
+    write, sync = lambda into: (into / f"part-{rank}").write_text("x"), os.fsync
+    engine.save = full if rank == 1 else write
+    attempt(2)
+    engine.save = write
+    os.fsync = full if rank == 1 else sync
+    attempt(4)
+    os.fsync = sync
+    attempt(6)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    Path(sys.argv[1], "checkpoints").mkdir()
+    mp.spawn(one, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO_RANKS)
+    command = [sys.executable, "two.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"step {step}, rank {rank}: {said}"
+        for step in (2, 4)
+        for rank, said in (
+            (0, "another rank could not write its part of the checkpoint"),
+            (1, "No space left on device"),
+        )
+    ]
+    assert names(tmp_path / "checkpoints") == {"step-6", "latest"}

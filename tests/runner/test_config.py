@@ -1,0 +1,199 @@
+"""The run file: what is mistyped is told with file and line, and every default says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.config import RunConfig
+from runner.errors import UsageError
+
+REPOSITORY = Path(__file__).parents[2]
+SMALLEST = """\
+format: 1
+task: masked-lm
+model: {asset: bert}
+dataset: {asset: wikitext}
+"""
+
+
+def load(folder: Path, text: str = SMALLEST, *overrides: str, name: str = "mine") -> RunConfig:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return RunConfig.load(path, overrides)
+
+
+def refused(folder: Path, text: str = SMALLEST, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(folder, text, *overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown", "nearest"),
+    [
+        ("epoch: 3", "epoch", "epochs"),
+        ("batch: {gobal: 8}", "gobal", "global"),
+        ("optimizer: {learning_rate: 1e-4, lr: 1e-4}", "learning_rate", ""),
+        ("engine: {zeros: 2}", "zeros", "zero"),
+        ("slurm: {partitions: gpu}", "partitions", "partition"),
+    ],
+)
+def test_an_unknown_key_is_told_with_its_line_and_the_nearest(
+    tmp_path: Path, line: str, unknown: str, nearest: str
+) -> None:
+    said = refused(tmp_path, f"{SMALLEST}{line}\n")
+    assert f"mine.yaml:5: unknown key `{unknown}`" in said
+    assert f"Did you mean `{nearest}`?" in said if nearest else "Valid keys:" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sequence_length: long", "`sequence_length` must be a whole number or `auto`, found `long`"),
+        ("sequence_length: 4", "`sequence_length` must be at least 8, found `4`"),
+        ("batch: {global: 2.5}", "`batch.global` must be a whole number or `auto`, found `2.5`"),
+        ("batch: {micro: 0}", "`batch.micro` must be at least 1, found `0`"),
+        ("batch: {micro: true}", "`batch.micro` must be a whole number or `auto`, found `true`"),
+        ("batch: 8", "`batch` must be `key: value` lines, found 8"),
+        ("batch:", "`batch` must be `key: value` lines, found nothing"),
+        ("optimizer: {lr: 0}", "`optimizer.lr` must be above 0"),
+        ("optimizer: {lr: .inf}", "`optimizer.lr` must be a number, found `inf`"),
+        ("optimizer: {betas: [0.9]}", "`optimizer.betas` must be a list of 2, each a number"),
+        ("optimizer: {betas: [0.9, 1]}", "`optimizer.betas` must be below 1"),
+        ("epochs: .inf", "`epochs` must be a number or null, found `inf`"),
+        ("seed: 100000000000000000000", "`seed` must be below"),
+        ("precision: fp8", "`precision` must be `auto` | `bf16` | `fp16` | `fp32`, found `fp8`"),
+        ("precision:", "found nothing"),
+        ("engine: {zero: 4}", "`engine.zero` must be `auto` | `0` | `1` | `2` | `3`, found `4`"),
+        ("engine: {zero: true}", "found `true`"),
+        ("dataset2: {}", "unknown key `dataset2`"),
+        ("slurm: {modules: cuda}", "`slurm.modules` must be a list of text"),
+        ("slurm: {options: {mem: [1]}}", "`slurm.options` must be `key: value` lines"),
+        ("name: a/b", "becomes a folder's name"),
+        ("name: ..", "becomes a folder's name"),
+        ("schedule: {warmup: 1.5}", "neither a share below 1 nor whole steps"),
+        ("epochs:", "neither `epochs` nor `steps`"),
+        ("task: causal-lm", "`task` is written twice"),
+        ("checkpoint: {every: 0}", "`checkpoint.every` must be at least 1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{line}\n")
+    assert said in found
+    assert found.startswith("mine.yaml:5:")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("{test: 5}", "`test` cannot be limited"),
+        ("{train: 0}", "at least 1 row"),
+        ("{train: many}", "`dataset.limit` must be `key: value` lines"),
+    ],
+)
+def test_a_limit_that_limits_nothing_is_refused(tmp_path: Path, limit: str, said: str) -> None:
+    text = SMALLEST.replace("{asset: wikitext}", f"{{asset: wikitext, limit: {limit}}}")
+    found = refused(tmp_path, text)
+    assert said in found
+    assert found.startswith("mine.yaml:4:")
+
+
+@pytest.mark.parametrize("key", ["task", "model", "dataset", "format"])
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    text = "".join(line for line in SMALLEST.splitlines(keepends=True) if not line.startswith(f"{key}:"))
+    assert f"`{key}` is missing" in refused(tmp_path, text)
+
+
+def test_an_asset_that_is_not_named_is_missed_where_it_belongs(tmp_path: Path) -> None:
+    said = refused(tmp_path, SMALLEST.replace("model: {asset: bert}", "model: {init: scratch}"))
+    assert said.startswith("mine.yaml:3: `model.asset` is missing")
+
+
+def test_epochs_and_steps_together_are_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, f"{SMALLEST}epochs: 3\nsteps: 10\n").startswith("mine.yaml:6: `epochs` and `steps`")
+
+
+def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
+    said = refused(tmp_path, SMALLEST.replace("format: 1", "format: 2"))
+    assert "mine.yaml:1: format 2" in said
+    assert "newer airlift" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task: instruction",
+        "engine: {name: fsdp}",
+        "engine: {offload: cpu}",
+        "lora: {rank: 8}",
+        "quantization: {bits: 4}",
+        "environment: torch",
+    ],
+)
+def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    kept = [given for given in SMALLEST.splitlines() if not given.startswith(f"{key}:")]
+    said = refused(tmp_path, "\n".join([*kept, line, ""]))
+    assert "is valid, but this version does not do it yet" in said
+    assert said.startswith(f"mine.yaml:{len(kept) + 1}:")
+
+
+def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    text = f"{SMALLEST}batch: {{global: 8, micro: 2}}\n"
+    config = load(tmp_path, text, "batch.micro=4", "optimizer.lr=1e-4", "slurm.options.mem=10G", "epochs=2")
+    assert (config.batch.total, config.batch.micro, config.optimizer.lr) == (8, 4, 1e-4)
+    assert config.slurm.options == {"mem": "10G"}
+    assert config.epochs == 2.0
+    assert {"batch.micro", "optimizer.lr"} <= config.given
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("batch.micr=4", "--set batch.micr: unknown key `micr`"),
+        ("batch.micro=many", "--set batch.micro: `batch.micro` must be"),
+        ("batch.micro", "--set batch.micro: expected key=value"),
+        ("=4", "--set =4: expected key=value"),
+        ("batch={", "is not a YAML value"),
+        ("seed.x=1", "--set seed: `seed` must be"),
+    ],
+)
+def test_a_mistyped_set_is_told_as_such(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refused(tmp_path, f"{SMALLEST}batch: {{global: 8}}\n", override)
+
+
+def test_a_run_is_named_after_its_file(tmp_path: Path) -> None:
+    assert load(tmp_path, name="bert-large").name == "bert-large"
+    assert load(tmp_path, f"{SMALLEST}name: second\n", name="bert-large").name == "second"
+
+
+def test_each_default_is_explained_and_what_was_chosen_is_not(tmp_path: Path) -> None:
+    choices = {choice.key: choice for choice in load(tmp_path, f"{SMALLEST}optimizer: {{lr: 1e-4}}\n").explain()}
+    assert {"epochs", "batch.global", "precision", "engine.zero", "optimizer.betas", "seed"} <= choices.keys()
+    assert choices.keys().isdisjoint({"optimizer.lr", "task", "model.asset"})
+    assert all(choice.reason for choice in choices.values())
+
+
+def test_steps_replace_the_default_epochs(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{SMALLEST}steps: 10\n")
+    assert (config.steps, config.epochs) == (10, None)
+    assert "epochs" not in {choice.key for choice in config.explain()}
+
+
+def test_what_was_understood_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
+    files = sorted((REPOSITORY / "runs").glob("*.yaml"))
+    assert files
+    for path in files:
+        config = RunConfig.load(path)
+        again = load(tmp_path, config.to_yaml(), name="again")
+        assert again.to_mapping() == config.to_mapping(), path
+
+
+def test_a_file_that_is_no_run_file_is_refused_in_words(tmp_path: Path) -> None:
+    assert "expected `key: value` lines" in refused(tmp_path, "- 1\n- 2\n")
+    assert "mine.yaml:2: not valid YAML" in refused(tmp_path, "a: 1\nb: ]\n")
+    with pytest.raises(UsageError, match="no such file"):
+        RunConfig.load(tmp_path / "elsewhere.yaml")

@@ -1,0 +1,284 @@
+"""What cannot work is refused before anything is launched: in words, with its exit code, leaving nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from runner.cli import main
+from runner.config import RunConfig
+from runner.errors import IncompleteError, UsageError
+from runner.inputs import Inputs, resolve
+from runner.preflight import check, count_parameters, disk_needed
+from runner.records import RunFolder
+from tests.runner.conftest import Cluster
+
+
+@dataclass
+class Terminal:
+    """`runner` in this process, in a user's folder: quick enough for many wrong run files."""
+
+    cluster: Cluster
+
+    def run(self, *arguments: str, bundle: Path | None = None) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        before = dict(os.environ)
+        try:
+            with_bundle = [*arguments, "--bundle", str(bundle or self.cluster.bundle)]
+            done = CliRunner().invoke(main, with_bundle, catch_exceptions=False)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return done.exit_code, done.stdout, done.stderr
+
+    def refused(self, *arguments: str, code: int = 2, bundle: Path | None = None) -> str:
+        """What was said by a command that must be refused and must leave nothing behind."""
+        found, out, err = self.run(*arguments, bundle=bundle)
+        assert found == code, (out, err)
+        assert err.startswith("error: ")
+        assert len(err.rstrip().splitlines()) <= 2, err
+        assert not (self.cluster.folder / "output").exists()
+        return err
+
+
+@pytest.fixture
+def terminal(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.chdir(cluster.folder)
+    for name in [n for n in os.environ if n.startswith(("SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_"))]:
+        monkeypatch.delenv(name)
+    yield Terminal(cluster)
+
+
+GPT2 = {"asset": "tiny-gpt2"}
+BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an asset that is not there": (
+        {"model": {"asset": "tiny-brt"}},
+        ("no asset named `tiny-brt`", "Did you mean `tiny-bert`?", "reference"),
+    ),
+    "a dataset that is not there": ({"dataset": {"asset": "refrence"}}, ("`refrence`", "Did you mean `reference`?")),
+    "a dataset for a model": ({"model": {"asset": "numbers"}}, ("`model.asset: numbers` is a dataset, not a model",)),
+    "files for a dataset": ({"dataset": {"asset": "notes"}}, ("`dataset.asset: notes` is", "not a dataset")),
+    "a config that is not there": (
+        {"dataset": {"asset": "reference", "config": "topcs"}},
+        ("has no config `topcs`", "It has: topics"),
+    ),
+    "a column that is not there": (
+        {"dataset": {"asset": "numbers", "text": "txt"}},
+        ("`dataset.text: txt`", "no such column", "text (string), label (int64)"),
+    ),
+    "a column that is not text": (
+        {"dataset": {"asset": "numbers", "text": "label"}},
+        ("holds int64, not text", "Columns of text: text"),
+    ),
+    "a split that is not there": (
+        {"dataset": {"asset": "numbers", "train": "training"}},
+        ("has no split `training`", "It has: "),
+    ),
+    "a validation split that is not there": (
+        {"dataset": {"asset": "numbers", "validation": "validation"}},
+        ("has no split `validation`", "test", "train"),
+    ),
+    "sequences longer than the model": (
+        {"sequence_length": 129},
+        ("sequence_length 129", "has 128 positions", "Set sequence_length: 128 or less"),
+    ),
+    "a batch that does not divide": (
+        {"batch": {"global": 9, "micro": 2}},
+        ("batch.global 9 does not divide among 2 ranks x micro 2", "Set batch.global: 8 or 12"),
+    ),
+    "masked-lm with GPT-2": (
+        {"model": GPT2, "sequence_length": 32},
+        ("no masked-lm model of type `gpt2`", "Set task: causal-lm"),
+    ),
+    "an unknown key": ({"epoch": 3}, ("tiny.yaml:", "unknown key `epoch`", "Did you mean `epochs`?")),
+    "a ds_config.json that is not there": (
+        {"engine": {"config": "ds.json"}},
+        ("tiny.yaml:", "ds.json: no such file"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_RUNS)
+def test_a_run_file_that_cannot_work_is_refused_before_anything_starts(terminal: Terminal, bad: str) -> None:
+    changes, words = BAD_RUNS[bad]
+    terminal.cluster.write(**changes)
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2")
+    assert "tiny.yaml" in said or str(terminal.cluster.bundle) in said
+    for word in words:
+        assert word in said
+
+
+def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> None:
+    terminal.cluster.write(sequence_length=129)
+    said = {terminal.refused(command, "tiny.yaml") for command in ("check", "prepare", "submit")}
+    assert len(said) == 1
+
+
+def test_a_good_run_file_passes_and_check_leaves_nothing_behind(terminal: Terminal) -> None:
+    terminal.cluster.write()
+    code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert code == 0, err
+    assert "model tiny-bert: bert" in out
+    assert "300 rows" in out or "rows to train on" in out
+    assert not (terminal.cluster.folder / "output").exists()
+
+
+def test_a_run_file_that_is_not_there_is_named(terminal: Terminal) -> None:
+    assert "nowhere.yaml: no such file" in terminal.refused("train", "nowhere.yaml")
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda bundle: (bundle / name).unlink()
+
+
+def _newer(bundle: Path) -> None:
+    lock = bundle / "stage.lock"
+    lock.write_text(lock.read_text().replace('"format": 1', '"format": 9', 1))
+    _record(bundle, lock)
+
+
+def _record(bundle: Path, lock: Path) -> None:
+    """As if the bundle had been finished with this lock."""
+    from hashlib import sha256
+
+    tags = bundle / "tagmanifest-sha256.txt"
+    lines = [line for line in tags.read_text().splitlines() if not line.endswith("stage.lock")]
+    tags.write_text("\n".join([*lines, f"{sha256(lock.read_bytes()).hexdigest()}  stage.lock", ""]))
+
+
+def _edited(bundle: Path) -> None:
+    lock = bundle / "stage.lock"
+    lock.write_text(lock.read_text().replace("tiny-bert", "tiny-bart"))
+
+
+def _emptied(bundle: Path) -> None:
+    shutil.rmtree(bundle)
+    bundle.mkdir()
+
+
+BAD_BUNDLES: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
+    "unfinished": (_without("tagmanifest-sha256.txt"), 2, ("is unfinished", "stage fetch")),
+    "of a newer format": (_newer, 2, ("format 9", "newer")),
+    "not a bundle": (_emptied, 2, ("not a bundle",)),
+    "not there": (shutil.rmtree, 2, ("no such folder",)),
+    "with an edited lock": (_edited, 1, ("stage.lock: damaged", "stage verify")),
+    "without its lock": (_without("stage.lock"), 1, ("stage.lock", "stage verify")),
+    "with a model that lost its config": (
+        _without("data/models/tiny-bert/config.json"),
+        2,
+        ("no config.json", "stage verify"),
+    ),
+    "with cut weights": (
+        lambda bundle: os.truncate(bundle / "data/models/tiny-bert/model.safetensors", 20),
+        2,
+        ("model.safetensors: not a safetensors file", "stage verify"),
+    ),
+    "with a broken tokenizer": (
+        lambda bundle: (bundle / "data/models/tiny-bert/tokenizer.json").write_text("{"),
+        2,
+        ("no tokenizer can be loaded", "tiny-bert"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_BUNDLES)
+def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
+    terminal: Terminal, tmp_path: Path, bad: str
+) -> None:
+    damage, code, words = BAD_BUNDLES[bad]
+    copy = tmp_path / "carried"
+    shutil.copytree(terminal.cluster.bundle, copy)
+    damage(copy)
+    terminal.cluster.write()
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2", code=code, bundle=copy)
+    assert str(copy) in said
+    for word in words:
+        assert word in said
+
+
+def test_a_real_process_refuses_in_words_too(cluster: Cluster) -> None:
+    cluster.write(dataset={"asset": "numbers", "text": "txt"})
+    said = cluster.refused("train", "tiny.yaml", "--processes", "2")
+    assert len(said.rstrip().splitlines()) <= 2
+    assert not (cluster.folder / "output").exists()
+
+
+@pytest.fixture
+def resolved(cluster: Cluster) -> tuple[RunConfig, Inputs, RunFolder]:
+    config = RunConfig.load(cluster.write())
+    return config, resolve(config, cluster.bundle), RunFolder(cluster.output())
+
+
+def test_a_model_without_weights_is_only_good_for_scratch(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
+    config, inputs, folder = resolved
+    digests = {name: d for name, d in inputs.model.digests.items() if not name.endswith(".safetensors")}
+    bare = replace(inputs, model=replace(inputs.model, digests=digests))
+    with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
+        check(config, bare, folder, 2)
+    assert "init: scratch" in caught.value.remedy
+    assert check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+
+
+def test_a_tokenizer_of_another_model_is_refused(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
+    config, inputs, folder = resolved
+    small = replace(inputs, model=replace(inputs.model, settings={**inputs.model.settings, "vocab_size": 10}))
+    with pytest.raises(UsageError, match="knows 1024 tokens, its model 10"):
+        check(config, small, folder, 2)
+
+
+def test_a_disk_too_small_says_how_much_is_needed_and_ends_with_5(
+    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, inputs, folder = resolved
+    free = 1_000_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(IncompleteError) as caught:
+        check(config, inputs, folder, 2)
+    assert caught.value.exit_code == 5
+    assert "checkpoints and model need up to" in caught.value.message and "are free" in caught.value.message
+    assert "checkpoint.keep=1" in caught.value.remedy
+    free = 10**12
+    assert check(config, inputs, folder, 2)
+
+
+def test_the_disk_asked_for_is_that_of_the_folder_to_be_made(
+    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
+    config, inputs, folder = resolved
+    asked: list[Path] = []
+
+    def usage(path: Path) -> Any:
+        asked.append(Path(path))
+        return SimpleNamespace(free=10**12)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    check(config, inputs, folder, 2)
+    assert asked == [cluster.folder]
+
+
+def test_what_is_asked_for_is_what_a_run_writes(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
+    from runner.plan import ModelShape
+
+    config, inputs, _ = resolved
+    parameters = count_parameters(inputs.model)
+    assert parameters
+    needed = disk_needed(config, ModelShape.of(inputs.model.settings, parameters))
+    # keep: 2, so three checkpoints at most, of weights and two moments in fp32 at the least.
+    assert 3 * 12 * parameters <= needed <= 3 * 20 * parameters
+
+
+def test_parameters_are_counted_as_the_library_counts_them(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
+    from safetensors import safe_open
+
+    _, inputs, _ = resolved
+    with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
+        expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert count_parameters(inputs.model) == expected

@@ -1,0 +1,299 @@
+"""`stage push` over a real sshd: whole, interrupted, damaged on the way, with each way to verify at the other end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.errors import UsageError
+from stage.remote import Target
+from stage.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+from tests.support.sshd import Sshd
+
+CONFIG = "data/models/bert/config.json"
+WEIGHTS = "data/models/bert/model.safetensors"
+TAGS = "tagmanifest-sha256.txt"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a file of 65 MiB."""
+    return make_bundle(tmp_path_factory.mktemp("made") / "bundle").root
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "laptop" / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A login node's /usr/bin, where a test says what is in it."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "rsync"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("ssh") / "d", programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def tools(programs: Path) -> Iterator[Path]:
+    """The verifiers at the other end; each test begins with `stage` and sha256sum."""
+    stage = programs / "stage"
+    stage.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(Path(__file__).parents[2]))} exec {sys.executable} -m stage "$@"\n'
+    )
+    stage.chmod(0o755)
+    (programs / "sha256sum").symlink_to(shutil.which("sha256sum") or "")
+    yield programs
+    for name in ("stage", "sha256sum", "python3"):
+        (programs / name).unlink(missing_ok=True)
+
+
+def push(sshd: Sshd, bundle: Path, folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Pushes as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "stage", "push", bundle, f"{sshd.host}:{folder}", "--ssh", sshd.ssh, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def flip(file: Path, at: int = 3) -> None:
+    """One bit, with size and time as they were."""
+    status = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte[0] ^ 1]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok
+    assert "sound there, every byte (by stage)" in done.stdout
+    assert f"bundle id {verify(bundle).bundle_id}" in done.stdout
+    assert f"runner check RUN --bundle {shlex.quote(str(there))}" in done.stdout
+    assert not (tmp_path / "laptop" / "bundle.report.json").exists()
+    again = push(sshd, bundle, there, "--json", "--report", str(tmp_path / "r.json"))
+    assert again.returncode == 0 and json.loads(again.stdout)["report"]["ok"]
+    assert json.loads((tmp_path / "r.json").read_text())["level"] == "full"
+
+
+def test_a_damaged_file_there_is_repaired_by_a_rerun(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    flip(there / BIG, 30_000_000)
+    flip(there / "stage.lock")
+    flip(there / TAGS)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "sending again with checksums" in done.stderr and "repaired" in done.stdout
+    assert verify(there).ok
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "damaged"])
+def test_a_transfer_goes_on_inside_a_file_that_was_cut_short(
+    sshd: Sshd, bundle: Path, tmp_path: Path, sound: bool
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    for name in (TAGS, CONFIG):
+        (there / name).unlink()
+    with open(there / BIG, "r+b") as file:
+        file.truncate(40_000_000)
+    if not sound:
+        flip(there / BIG, 30_000_000)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "part of a bundle is there" in done.stderr
+    assert verify(there).ok
+
+
+def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    pids = tmp_path / "pids"
+    (slow / "rsync").write_text(
+        f"#!/bin/sh\necho $$ >>{pids}\n"
+        f'exec {shutil.which("rsync")} "$@" $(test "$1" = --version || echo --bwlimit=8m)\n'
+    )
+    (slow / "rsync").chmod(0o755)
+    there = tmp_path / "there"
+    command = [sys.executable, "-m", "stage", "push", bundle, f"{sshd.host}:{there}", "--ssh", sshd.ssh]
+    environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
+    pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
+    os.kill(int(pids.read_text().split()[-1]), signal.SIGTERM)
+    _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 5 and "Run the same command again" in err
+    assert 4_000_000 < (there / BIG).stat().st_size < 60_000_000
+    assert not (there / TAGS).exists()
+    assert push(sshd, bundle, there).returncode == 0
+    assert verify(there).ok
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("did not happen")
+
+
+def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    smaller = make_bundle(tmp_path / "laptop" / "smaller", big=False).root
+    done = push(sshd, smaller, there)
+    assert done.returncode == 1, done.stderr
+    assert f"{BIG}: extra" in done.stderr and "--delete" in done.stderr
+    report = json.loads((tmp_path / "laptop" / "smaller.report.json").read_text())
+    assert {finding["problem"] for finding in report["findings"]} == {"extra"}
+    done = push(sshd, smaller, there, "--delete")
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(smaller).bundle_id
+
+
+def test_somebody_elses_folder_is_not_written_into(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+    there = tmp_path / "home"
+    there.mkdir()
+    (there / "thesis.tex").write_text("years")
+    done = push(sshd, bundle, there, "--delete")
+    assert done.returncode == 2 and "not a bundle" in done.stderr
+    assert [p.name for p in there.iterdir()] == ["thesis.tex"]
+    done = push(sshd, bundle, there / "thesis.tex")
+    assert done.returncode == 2 and "is a file" in done.stderr
+
+
+def test_without_stage_there_coreutils_verify(sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path) -> None:
+    (tools / "stage").unlink()
+    there = tmp_path / "there"
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "(by sha256sum)" in done.stdout
+    flip(there / WEIGHTS, 1000)
+    (there / "data/models/bert/more").write_bytes(b"")
+    done = push(sshd, bundle, there)
+    assert done.returncode == 1 and "1 file not as sent" in done.stderr and "more: extra" in done.stderr
+    assert (there / WEIGHTS).read_bytes() == (bundle / WEIGHTS).read_bytes()
+
+
+def test_damage_that_stays_is_reported_with_the_file(sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path) -> None:
+    """A disk that gives other bytes than it was given, played by a sha256sum that says so of one file."""
+    (tools / "stage").unlink()
+    (tools / "sha256sum").unlink()
+    (tools / "sha256sum").write_text(
+        f'#!/bin/sh\n{shutil.which("sha256sum")} "$@" | {shutil.which("sed")} "s|^{CONFIG}: OK|{CONFIG}: FAILED|"\n'
+    )
+    (tools / "sha256sum").chmod(0o755)
+    done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 1
+    assert f"{CONFIG}: mismatched" in done.stderr and "still damaged" in done.stderr
+    report = json.loads((tmp_path / "laptop" / "bundle.report.json").read_text())
+    assert [finding["path"] for finding in report["findings"]] == [CONFIG]
+
+
+def test_nothing_to_verify_with_there_is_said_before_anything_is_sent(
+    sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    (tools / "stage").unlink()
+    (tools / "sha256sum").unlink()
+    done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 2 and "nothing there can verify" in done.stderr
+    assert not (tmp_path / "there").exists()
+
+
+def test_no_connection_is_exit_5_with_the_command_to_try(sshd: Sshd, bundle: Path) -> None:
+    command = [sys.executable, "-m", "stage", "push", bundle, "127.0.0.1:b", "--ssh", "ssh -F none -p 1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5 and "no connection" in done.stderr and "127.0.0.1 true" in done.stderr
+
+
+def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
+    there = tmp_path / "disk" / "bundle"
+    there.parent.mkdir()
+    command = [sys.executable, "-m", "stage", "push", bundle, there]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok
+    flip(there / BIG, 1)
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert verify(there).ok
+    inside = subprocess.run([*command[:-1], bundle / "copy"], capture_output=True, text=True, timeout=60)
+    assert inside.returncode == 2 and "lies inside" in inside.stderr
+
+
+def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"]
+    (bundle / CONFIG).write_bytes(b"{")
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
+    (bundle / TAGS).unlink()
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
+    assert not (tmp_path / "there").exists()
+
+
+def test_an_rsync_that_cannot_is_told_with_the_remedy(bundle: Path, tmp_path: Path) -> None:
+    """macOS 15 brings openrsync."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
+    (programs / "rsync").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "openrsync" in done.stderr and "brew install rsync" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "folder"),
+    [
+        ("cluster:bundle", "cluster", "bundle"),
+        ("me@cluster:/scratch/me/b/", "me@cluster", "/scratch/me/b"),
+        ("cluster:~/b", "cluster", "b"),
+        ("[::1]:b", "[::1]", "b"),
+        ("./a:b", None, "./a:b"),
+        ("/mnt/disk", None, "/mnt/disk"),
+    ],
+)
+def test_where_a_target_is(text: str, host: str | None, folder: str) -> None:
+    assert Target.parse(text) == Target(host, folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["host::module", "rsync://host/m", "-oProxyCommand=x:b", "host:", "host:~you/b", "a\nb:c"]
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(UsageError):
+        Target.parse(text)
