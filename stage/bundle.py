@@ -11,6 +11,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from stage.bom import bom_text
@@ -28,12 +29,13 @@ SIGNATURE = "tagmanifest-sha256.txt.sig"
 REQUEST = "stage.yaml"
 LOCK = "stage.lock"
 BOM = "bom.cdx.json"  # bundles made before it was thought of have none
+VERIFIER = "stage-verify.py"  # verifies the bundle it lies in, where there is nothing but an old Python
 BLOCKS = "blocks"
 PAYLOAD = "data"
 JOURNAL = "fetch.partial"  # while `stage fetch` works: the payload paths it may have written
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM)
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ def write_blocks(root: Path, sha256: str, blocks: Iterable[str]) -> None:
     write_atomically(path, "".join(f"{block}\n" for block in blocks).encode())
 
 
+def verifier_text() -> bytes:
+    """The text of `stage-verify.py`."""
+    return resources.files("stage").joinpath(f"templates/{VERIFIER}").read_bytes()
+
+
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
     """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already.
 
@@ -188,6 +195,7 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         LOCK: lock.to_json(),
         REQUEST: request,
         BOM: bom_text(lock),
+        VERIFIER: verifier_text(),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)
