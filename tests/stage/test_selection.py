@@ -238,12 +238,12 @@ def test_a_tokenizer_travels_without_weights(paths: str) -> None:
 
 def test_patterns_take_what_they_say_and_nothing_else() -> None:
     taken, stay = select_by_patterns(listing(LLAMA), ["*.json", "LICENSE"], ["original/", "*_map.json"], WHAT)
-    assert {file.path for file in taken} == {"LICENSE"} | {
+    assert {file.path for file in taken} == {"LICENSE", "README.md", "USE_POLICY.md"} | {
         path for path in LLAMA.split() if path.endswith(".json") and "/" not in path and "_map" not in path
     }
     reasons = {left.path: left.reason for left in stay}
     assert reasons["original/params.json"] == "excluded by the manifest"
-    assert reasons["README.md"] == "not in the manifest's `include`"
+    assert reasons[".gitattributes"] == "not in the manifest's `include`"
 
 
 def test_a_pattern_that_matches_nothing_is_named_with_what_there_is() -> None:
