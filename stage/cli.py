@@ -93,6 +93,11 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry 
 _endpoint = click.option(
     "--endpoint", metavar="URL", help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co."
 )
+_allow_pickle = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Take Hub models that have only pickles: converted to safetensors here (needs torch).",
+)
 _EVERY_ASSET = "*"
 _update = click.option(
     "--update",
@@ -144,9 +149,16 @@ def main() -> None:
 
 @main.command(cls=_Updating)
 @_manifest
+@_allow_pickle
 @_pinning
 def lock(
-    manifest: Path, endpoint: str | None, updates: tuple[str, ...], quiet: bool, verbose: bool, as_json: bool
+    manifest: Path,
+    allow_pickle: bool,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Resolve MANIFEST to exact commits and files, and write that as its .lock; download nothing."""
     from stage.fetch import load_or_resolve
@@ -154,7 +166,8 @@ def lock(
     from stage.sources import Sources
 
     with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
-        resolved = load_or_resolve(manifest, Sources(endpoint, reporter), updates=updates, reporter=reporter)
+        sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
+        resolved = load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
     if as_json:
         click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
 
@@ -167,6 +180,13 @@ def lock(
 @click.option("--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing.")
 @click.option("--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything anew.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files downloaded at once.")
+@_allow_pickle
+@click.option(
+    "--offline-check/--no-offline-check",
+    default=True,
+    show_default=True,
+    help="At the end, load what was fetched in a process without network; what does not load is no bundle.",
+)
 @_pinning
 def fetch(
     manifest: Path,
@@ -174,6 +194,8 @@ def fetch(
     dry_run: bool,
     locked: bool,
     jobs: int,
+    allow_pickle: bool,
+    offline_check: bool,
     endpoint: str | None,
     updates: tuple[str, ...],
     quiet: bool,
@@ -198,6 +220,8 @@ def fetch(
             updates=updates,
             dry_run=dry_run,
             reporter=reporter,
+            allow_pickle=allow_pickle,
+            offline_check=offline_check,
         )
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
@@ -225,6 +249,7 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
 @main.command()
 @_bundle
 @click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option("--deep", is_flag=True, help="Also load configs, weights' headers, tokenizers and parquet footers.")
 @click.option("--jobs", type=click.IntRange(1, 256), help="Threads that read. Default: one a core.")
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE", help="Also write the findings there, as JSON."
@@ -235,6 +260,7 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
 def verify(
     bundle: Path,
     fast: bool,
+    deep: bool,
     jobs: int | None,
     report: Path | None,
     signers: Path | None,
@@ -250,11 +276,19 @@ def verify(
     from stage.sign import Trust
     from stage.verify import verify as verify_bundle
 
+    if fast and deep:
+        raise UsageError("--fast and --deep contradict each other.", "Leave one of them out.")
     if report is not None:
         _check_report_path(report, bundle)
     with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
         trust = Trust.check(bundle, signers)
         result = verify_bundle(bundle, "fast" if fast else "full", jobs=jobs, progress=bar)
+        if deep:
+            from stage.loadcheck import verify_deep
+
+            result, unchecked = verify_deep(result)
+            for said in unchecked:
+                reporter.note(f"not checked: {said}")
     trust = trust.with_findings(bundle, result.findings)
     text = json.dumps(result.to_json() | trust.to_json(), indent=1) + "\n"
     if report is not None:
@@ -287,11 +321,11 @@ def _print_verification(result: VerificationReport, trust: Trust, quiet: bool) -
     for finding in result.findings:
         _say(str(finding))
     if result.ok:
-        how = (
-            "every byte is as it was fetched"
-            if result.level == "full"
-            else "names and sizes are right (bytes not read)"
-        )
+        how = {
+            "fast": "names and sizes are right (bytes not read)",
+            "full": "every byte is as it was fetched",
+            "deep": "every byte is as it was fetched, and everything that could be checked loads",
+        }[result.level]
         if not quiet:
             _say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {how}")
             click.echo(f"bundle id {result.bundle_id}")

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 import sys
+from pathlib import Path
 
 # What keeps well-behaved libraries at home; set before they are imported.
 OFFLINE = {
@@ -20,7 +21,16 @@ OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONSAFEPATH": "1",  # nothing is imported from the folder somebody happens to be in
 }
+
+
+def child(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that run a module of this package in a process meant to be walled."""
+    here = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return [sys.executable, "-m", module], {**os.environ, **OFFLINE, "PYTHONPATH": path}
+
 
 # linux/audit.h, asm/unistd.h: the architecture's number and its socket(2).
 _SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}

@@ -22,6 +22,7 @@ from stage.digest import FileDigests, hash_file
 from stage.disk import check_space, human_count, human_size, write_atomically
 from stage.errors import DamageError
 from stage.inspect import parquet_footer
+from stage.loadcheck import require_loads
 from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
 from stage.making import check_may_make, make
 from stage.manifest import Manifest
@@ -77,6 +78,7 @@ def fetch_manifest(
     dry_run: bool,
     reporter: Reporter,
     allow_pickle: bool = False,
+    offline_check: bool = True,
 ) -> FetchOutcome:
     """`stage fetch`: resolves or follows the lock, then makes `root` the bundle it describes.
 
@@ -92,7 +94,7 @@ def fetch_manifest(
         if dry_run:
             return _plan(resolution, root, folder, reporter)
         write_lock(resolution.lock, manifest, previous)
-        return _Fetch(resolution, root, folder, sources, jobs, reporter).run(previous)
+        return _Fetch(resolution, root, folder, sources, jobs, reporter, offline_check).run(previous)
 
 
 def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[str], reporter: Reporter) -> Resolution:
@@ -121,10 +123,18 @@ class _Fetch:
     """One run of `stage fetch`, after resolving."""
 
     def __init__(
-        self, resolution: Resolution, root: Path, folder: WorkFolder, sources: Sources, jobs: int, reporter: Reporter
+        self,
+        resolution: Resolution,
+        root: Path,
+        folder: WorkFolder,
+        sources: Sources,
+        jobs: int,
+        reporter: Reporter,
+        offline_check: bool,
     ) -> None:
         self.manifest, self.lock = resolution.manifest, resolution.lock
         self.root, self.folder, self.sources, self.jobs, self.reporter = root, folder, sources, jobs, reporter
+        self.offline_check = offline_check
         self.digests: dict[str, FileDigests] = {}
 
     def run(self, previous: Lockfile | None) -> FetchOutcome:
@@ -193,6 +203,8 @@ class _Fetch:
                 layout.write_blocks(self.root, digests.sha256, digests.blocks)
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
         self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
+        if self.offline_check:
+            require_loads(self.root, self.lock, self.reporter)
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
 
     def _is_finished(self) -> bool:

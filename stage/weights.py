@@ -8,7 +8,6 @@ so loading never depends on a model's class knowing the tie. What was written is
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.fence import OFFLINE, wall
+from stage.fence import child, wall
 
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -42,15 +41,8 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[s
     for name in names.values():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
     work = [[path, str(pickles[path]), str(out / name)] for path, name in names.items()]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "stage.weights"]
-        if sys.version_info >= (3, 11)
-        else [sys.executable, "-m", "stage.weights"],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **OFFLINE, "PYTHONPATH": _python_path()},
-    )
+    command, environment = child("stage.weights")
+    done = subprocess.run(command, input=json.dumps(work), capture_output=True, text=True, env=environment)
     answer = _answer(done.stdout)
     if answer is None:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -59,13 +51,6 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[s
         raise _ERRORS[answer["kind"]](f"{what}: {answer['error']}", answer["remedy"])
     made = {name: path for path, name in names.items()}
     return made | _write_indexes(out, made, answer["files"])
-
-
-def _python_path() -> str:
-    """The child finds this very package, wherever it was started."""
-    here = str(Path(__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    return f"{here}{os.pathsep}{inherited}" if inherited else here
 
 
 def _new_name(path: str) -> str:
@@ -115,7 +100,7 @@ def _answer(text: str) -> dict[str, Any] | None:
 _ERRORS = {"usage": UsageError, "policy": PolicyError, "damage": DamageError}
 
 
-class _Fault(Exception):
+class Fault(Exception):
     """What the child tells its parent."""
 
     def __init__(self, kind: str, error: str, remedy: str) -> None:
@@ -127,35 +112,39 @@ def _main() -> None:
     work = json.loads(sys.stdin.read())
     unwalled = wall()
     try:
-        files = {path: _convert(path, source, target) for path, source, target in work}
-    except _Fault as fault:
+        files = {path: convert_file(path, source, target) for path, source, target in work}
+    except Fault as fault:
         print(json.dumps(fault.answer))
     else:
         print(json.dumps({"files": files, "unwalled": unwalled}))
 
 
-def _convert(path: str, source: str, target: str) -> dict[str, int]:
-    """One file; returns tensor -> bytes."""
+def convert_file(path: str, source: str, target: str) -> dict[str, int]:
+    """One file, in the child; returns tensor -> bytes.
+
+    Raises:
+        Fault: it is not a weight file, or more than that.
+    """
     try:
         import torch
         from safetensors import SafetensorError, safe_open
         from safetensors.torch import save_file
     except ImportError as error:
-        raise _Fault(
+        raise Fault(
             "usage", f"--allow-pickle needs torch and safetensors here: {error}.", "pip install 'airlift[train]'"
         ) from None
     tensors = _tensors(path, _load(path, source))
     try:
         save_file(tensors, target, metadata={"format": "pt"})
     except (SafetensorError, ValueError, RuntimeError, KeyError) as error:
-        raise _Fault("damage", f"{path}: cannot be written as safetensors: {error}.", _OTHER) from None
+        raise Fault("damage", f"{path}: cannot be written as safetensors: {error}.", _OTHER) from None
     Path(target).chmod(0o644)  # safetensors makes files that only their owner can read
     with safe_open(target, framework="pt") as written:
         for name, tensor in tensors.items():
             read = written.get_tensor(name)
             same = read.dtype == tensor.dtype and read.shape == tensor.shape
             if not same or not torch.equal(_bytes_of(read), _bytes_of(tensor)):
-                raise _Fault("damage", f"{path}: {name} is not equal when read back.", "Run it again; test the memory.")
+                raise Fault("damage", f"{path}: {name} is not equal when read back.", "Run it again; test the memory.")
     return {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
 
 
@@ -181,12 +170,12 @@ def _load(path: str, source: str) -> Any:
     except pickle.UnpicklingError as error:
         found = re.search(r"(?:GLOBAL|global|instantiate|type) [`']?([\w.]+\.\w+)", str(error))
         more = f" ({found[1]})" if found else ""
-        raise _Fault(
+        raise Fault(
             "policy", f"{path}: the pickle holds more than tensors{more}; torch refuses to read it.", _OTHER
         ) from None
     except (RuntimeError, ValueError, EOFError, OSError, LookupError, AttributeError, TypeError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise _Fault("damage", f"{path}: not a weight file that torch can read: {first}.", _OTHER) from None
+        raise Fault("damage", f"{path}: not a weight file that torch can read: {first}.", _OTHER) from None
 
 
 _OTHER = "Take another revision, one with safetensors, or leave the weights out with `exclude`."
@@ -199,12 +188,12 @@ def _tensors(path: str, loaded: Any) -> dict[str, Any]:
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict) or not loaded:
-        raise _Fault("damage", f"{path}: holds a {type(loaded).__name__}, not named tensors.", _OTHER)
+        raise Fault("damage", f"{path}: holds a {type(loaded).__name__}, not named tensors.", _OTHER)
     seen: set[int] = set()
     tensors: dict[str, Any] = {}
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise _Fault("damage", f"{path}: {name!r} is no dense tensor.", _OTHER)
+            raise Fault("damage", f"{path}: {name!r} is no dense tensor.", _OTHER)
         tensor = value.detach().contiguous()
         storage = tensor.untyped_storage()
         if storage.data_ptr() in seen or storage.nbytes() != tensor.numel() * tensor.element_size():
