@@ -145,7 +145,13 @@ def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
         run.folder.make()
         if place.rank == 0:
             run.write_config()
-    train_rank(run.config, run.inputs, run.folder, place)
+    try:
+        train_rank(run.config, run.inputs, run.folder, place)
+    except StageError as error:
+        # With other ranks waiting or gone, tearing down their C++ threads can hang or abort, and lose the exit code.
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
     return 0
 
 

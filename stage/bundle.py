@@ -11,8 +11,10 @@ import difflib
 import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
+from stage.bom import bom_text
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
@@ -26,12 +28,14 @@ TAG_MANIFEST = "tagmanifest-sha256.txt"
 SIGNATURE = "tagmanifest-sha256.txt.sig"
 REQUEST = "stage.yaml"
 LOCK = "stage.lock"
+BOM = "bom.cdx.json"  # bundles made before it was thought of have none
+VERIFIER = "stage-verify.py"  # verifies the bundle it lies in, where there is nothing but an old Python
 BLOCKS = "blocks"
 PAYLOAD = "data"
 JOURNAL = "fetch.partial"  # while `stage fetch` works: the payload paths it may have written
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST)
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,11 @@ def write_blocks(root: Path, sha256: str, blocks: Iterable[str]) -> None:
     write_atomically(path, "".join(f"{block}\n" for block in blocks).encode())
 
 
+def verifier_text() -> bytes:
+    """The text of `stage-verify.py`."""
+    return resources.files("stage").joinpath(f"templates/{VERIFIER}").read_bytes()
+
+
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
     """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already.
 
@@ -185,6 +194,8 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         MANIFEST: payload_manifest(lock),
         LOCK: lock.to_json(),
         REQUEST: request,
+        BOM: bom_text(lock),
+        VERIFIER: verifier_text(),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)

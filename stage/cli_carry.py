@@ -12,10 +12,45 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.errors import DamageError, as_shown
+from stage.errors import DamageError, UsageError, as_shown
 
 if TYPE_CHECKING:
     from stage.push import PushOutcome
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    "manifest",
+    default="manifest.yaml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The manifest to write; never one that is there.",
+)
+@click.option(
+    "--endpoint", metavar="URL", help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one."
+)
+def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
+    """Write a manifest for the Hub repositories NAME... (org/name; datasets/org/name means the dataset).
+
+    The Hub is asked whether each is a model or a dataset, for its licence and its configs.
+    """
+    from stage.init import manifest_text, write_manifest
+    from stage.progress import Reporter
+    from stage.sources import Sources
+
+    if manifest.exists():
+        raise UsageError(f"{manifest}: is there already, and is not overwritten.", "Give another name with -o.")
+    with Reporter() as reporter:
+        sources = Sources(endpoint, reporter)
+        found = [sources.look_up(name) for name in names]
+    write_manifest(manifest, manifest_text(manifest, found))
+    for item in found:
+        several = f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
+        click.echo(as_shown(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}"))
+    click.echo(as_shown(f"next: stage fetch {manifest} -o bundle --dry-run"))
 
 
 @click.command()

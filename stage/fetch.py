@@ -77,6 +77,7 @@ def fetch_manifest(
     updates: Iterable[str],
     dry_run: bool,
     reporter: Reporter,
+    max_rate: float | None = None,
     allow_pickle: bool = False,
     offline_check: bool = True,
 ) -> FetchOutcome:
@@ -88,7 +89,7 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
-        sources = Sources(endpoint, reporter, at_once=jobs, allow_pickle=allow_pickle)
+        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:

@@ -20,11 +20,11 @@ from typing import Any
 from stage.bundle import Bundle
 from stage.errors import DamageError
 from stage.fence import child, wall
+from stage.findings import Finding, VerificationReport
 from stage.inspect import index_problems, parquet_footer, safetensors_header
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
 from stage.progress import Reporter
-from stage.verify import Finding, VerificationReport
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _TOKENIZER = re.compile(

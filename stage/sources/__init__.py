@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stage.digest import Digest, FileDigests, hash_file
 from stage.errors import UsageError
@@ -15,6 +16,9 @@ from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRe
 from stage.progress import Reporter
 from stage.sources.retry import RetryPolicy
 
+if TYPE_CHECKING:
+    from stage.sources.lookup import LookedUp
+
 
 class Sources:
     """Where assets come from.
@@ -22,19 +26,27 @@ class Sources:
     Args:
         endpoint: of the Hub; None: $HF_ENDPOINT, else the public one.
         at_once: downloads at a time.
+        max_rate: bytes a second over all downloads together; None: no limit.
         allow_pickle: take models that have only pickles, to be converted to safetensors (`stage.weights`).
     """
 
     def __init__(
-        self, endpoint: str | None, reporter: Reporter, *, at_once: int = 4, allow_pickle: bool = False
+        self,
+        endpoint: str | None,
+        reporter: Reporter,
+        *,
+        at_once: int = 4,
+        max_rate: float | None = None,
+        allow_pickle: bool = False,
     ) -> None:
         from stage.sources.download import Downloader
         from stage.sources.http import Connections
         from stage.sources.hub import Hub, timeout_s
+        from stage.sources.rate import RateLimit
 
         policy = RetryPolicy()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
-        self._downloader = Downloader(connections, reporter, policy)
+        self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
         self._reporter = reporter
         self.allow_pickle = allow_pickle
@@ -71,6 +83,16 @@ class Sources:
             case UrlRequest():
                 return resolve_url(name, request, self._downloader, manifest)
         raise AssertionError(request)
+
+    def look_up(self, name: str) -> LookedUp:
+        """Finds out whether a name is a model or a dataset.
+
+        Raises:
+            StageError: as for `sources.lookup`.
+        """
+        from stage.sources.lookup import look_up
+
+        return look_up(self._hub, name)
 
     def bring(
         self, asset: LockedAsset, file: LockedFile, manifest: Manifest, target: Path, progress: Callable[[int], None]

@@ -27,6 +27,7 @@ from stage.errors import DamageError, IncompleteError
 from stage.names import PARTIAL_SUFFIX
 from stage.progress import Reporter
 from stage.sources.http import Connections, origin_of
+from stage.sources.rate import RateLimit
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
 
 MAX_REDIRECTS = 8
@@ -66,8 +67,11 @@ class Download:
 class Downloader:
     """Downloads files, several at once if called from several threads."""
 
-    def __init__(self, connections: Connections, reporter: Reporter, policy: RetryPolicy) -> None:
+    def __init__(
+        self, connections: Connections, reporter: Reporter, policy: RetryPolicy, limit: RateLimit | None = None
+    ) -> None:
         self._connections, self._reporter, self._policy = connections, reporter, policy
+        self._limit = limit or RateLimit(None)
         self.stop = threading.Event()
 
     def fetch(self, download: Download, target: Path, progress: Callable[[int], None]) -> FileDigests:
@@ -112,6 +116,8 @@ class Downloader:
             try:
                 with closing(self._open(download, 0)) as response:
                     return _announced(response)
+            except urllib3.exceptions.SSLError as error:
+                raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
                 patience.wait(download.what, _in_words(error))
             except _Again as again:
@@ -144,17 +150,15 @@ class Downloader:
                     partial.restart()
                 _check_span(download, response, partial.size)
                 encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-                for chunk in response.stream(CHUNK, decode_content=encoded):
+                for chunk in response.stream(self._limit.chunk(CHUNK), decode_content=encoded):
                     if self.stop.is_set():
                         raise Stopped
                     if download.size is not None and partial.size + len(chunk) > download.size:
                         raise _Again(f"more than the {download.size} bytes announced")
                     partial.append(chunk)
+                    self.stop.wait(self._limit.delay(len(chunk)))
         except urllib3.exceptions.SSLError as error:
-            raise IncompleteError(
-                f"{download.what}: no trusted TLS connection: {error}.",
-                "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate.",
-            ) from None
+            raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(_in_words(error)) from None
         partial.ended = True
@@ -192,6 +196,14 @@ class _Again(Exception):
     def __init__(self, problem: str, asked_s: float | None = None) -> None:
         super().__init__(problem)
         self.problem, self.asked_s = problem, asked_s
+
+
+def untrusted(what: str, error: Exception) -> IncompleteError:
+    """What to say of a certificate that nobody we trust vouches for: trying again would not help."""
+    return IncompleteError(
+        f"{what}: no trusted TLS connection: {error}.",
+        "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate.",
+    )
 
 
 def _discard(response: urllib3.BaseHTTPResponse) -> None:

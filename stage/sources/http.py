@@ -28,7 +28,7 @@ class Connections:
 
     def __init__(self, *, read_timeout_s: float, at_once: int) -> None:
         self._timeout = urllib3.Timeout(connect=10.0, read=read_timeout_s)
-        self._context = _tls_context()
+        self._context = tls_context()
         self._at_once = at_once
         self._pools: dict[str | None, urllib3.PoolManager] = {}
 
@@ -75,7 +75,7 @@ def _proxy_manager(proxy: str, at_once: int, context: ssl.SSLContext) -> urllib3
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=at_once, ssl_context=context)
 
 
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """The operating system's trust, and the CA file that requests' and curl's users have set for their proxy."""
     context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):

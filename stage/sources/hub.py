@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, get_token
+from huggingface_hub import HfApi, constants, get_token, is_offline_mode, set_client_factory
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -30,8 +30,8 @@ from stage import __version__
 from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
-from stage.sources.download import Download
-from stage.sources.http import without_credentials
+from stage.sources.download import Download, untrusted
+from stage.sources.http import tls_context, without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
 
@@ -79,8 +79,7 @@ class Hub:
         self._api = HfApi(
             endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
         )
-        # The client's default is to wait for ever; a Hub that says nothing would hang us.
-        get_session().timeout = httpx2.Timeout(timeout_s())
+        set_client_factory(_client)
 
     def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.
@@ -145,6 +144,8 @@ class Hub:
                 if problem is None:
                     raise self._in_words(what, kind, id, revision, error) from None
             except httpx2.TransportError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise untrusted(f"{what}: {self.name}", error) from None
                 problem, asked_s = _transport_problem(error), None
             try:
                 patience.wait(f"{what}: {self.name}", problem, asked_s)
@@ -224,6 +225,23 @@ class Hub:
             names = []
         hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
         return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
+
+
+def _client() -> httpx2.Client:
+    """huggingface_hub's own client but for two things: it trusts whom our downloads trust (not certifi alone), and a
+    Hub that says nothing does not hang us.
+    """
+    return httpx2.Client(
+        verify=tls_context(),
+        event_hooks={"request": [_refuse_if_offline]},
+        follow_redirects=True,
+        timeout=httpx2.Timeout(timeout_s()),
+    )
+
+
+def _refuse_if_offline(request: httpx2.Request) -> None:
+    if is_offline_mode():
+        raise OfflineModeIsEnabled(f"Cannot reach {request.url}: offline mode is enabled.")
 
 
 def timeout_s() -> float:

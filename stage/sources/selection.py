@@ -62,6 +62,8 @@ def select_by_patterns(
 ) -> tuple[list[RemoteFile], list[LeftOut]]:
     """The files that match a person's own patterns (fnmatch as on the Hub: `*` matches `/` too; `x/` means all in x).
 
+    The card and the licence files at the top travel with whatever is taken, unless `exclude` names them.
+
     Raises:
         UsageError: an `include` pattern matches no file.
         PolicyError: a pickle or code was asked for.
@@ -77,7 +79,7 @@ def select_by_patterns(
     for file in files:
         if any(matches(file.path, pattern) for pattern in exclude):
             left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
-        elif not any(matches(file.path, pattern) for pattern in include):
+        elif not (any(matches(file.path, pattern) for pattern in include) or _is_document(file.path)):
             left_out.append(LeftOut(file.path, file.size, "not in the manifest's `include`"))
         else:
             _refuse_code_and_pickles(file.path, what)
@@ -245,6 +247,10 @@ def _refuse_no_weights(folder: str, taken: Sequence[RemoteFile], left_out: Seque
             f"{what}: the repository has an index of weight files, and none of the files.",
             "The upload is not whole: try another revision, or tell its owner.",
         )
+
+
+def _is_document(path: str) -> bool:
+    return _DOCUMENTS.fullmatch(path) is not None and not path.lower().endswith((*PICKLE_SUFFIXES, ".py"))
 
 
 def _refuse_code_and_pickles(path: str, what: str) -> None:

@@ -103,7 +103,7 @@ def test_the_version_is_the_distributions(bundle: Path) -> None:
     [
         (["vrify", "x"], "No such command 'vrify'", "--help"),
         (["verify"], "Missing argument 'BUNDLE'", "verify --help"),
-        (["verify", "a", "b"], "unexpected extra argument", "verify --help"),
+        (["verify", "a", "b"], "one bundle at a time", "--merge"),
         (["verify", "x", "--jobs", "0"], "Invalid value for '--jobs'", "verify --help"),
         (["verify", "x", "--fats"], "No such option", "verify --help"),
         (["fetch", "m.yaml"], "Missing option '-o'", "fetch --help"),

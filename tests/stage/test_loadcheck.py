@@ -211,7 +211,17 @@ def test_verify_deep_on_the_cluster(tmp_path: Path) -> None:
     (tmp_path / "good/data/models/bert/config.json").write_bytes(b'{"model_type": "bart"}')
     done = run(tmp_path / "good", "--deep")
     assert done.exit_code == 1 and "mismatched" in done.stdout and "not checked: loading" in done.stderr
-    assert run(tmp_path / "good", "--deep", "--fast").exit_code == 2
+    for other in (["--fast"], ["--shard", "1/2"], ["--merge"]):
+        assert run(tmp_path / "good", "--deep", *other).exit_code == 2
+
+
+def test_no_patch_is_made_of_what_is_sound_and_does_not_load(tmp_path: Path) -> None:
+    root, report = tmp_path / "bad", tmp_path / "report.json"
+    bundle(root, changed({"config.json": b"{"}))
+    done = CliRunner().invoke(main, ["verify", str(root), "--deep", "--report", str(report)])
+    assert done.exit_code == 1 and "no copy mends that" in done.stderr
+    done = CliRunner().invoke(main, ["patch", str(root), "--report", str(report), "-o", str(tmp_path / "patch")])
+    assert done.exit_code == 2 and "does not load" in done.stderr and not (tmp_path / "patch").exists()
 
 
 def test_fetch_does_not_finish_what_will_not_load(laptop: Laptop) -> None:

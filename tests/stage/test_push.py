@@ -26,15 +26,17 @@ WEIGHTS = "data/models/bert/model.safetensors"
 TAGS = "tagmanifest-sha256.txt"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a file of 65 MiB."""
-    return make_bundle(tmp_path_factory.mktemp("made") / "bundle").root
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    (tmp_path / "laptop").mkdir()
+    return make_bundle(tmp_path / "laptop" / "bundle", big=False).root
 
 
 @pytest.fixture
-def bundle(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "laptop" / "bundle"))
+def big_bundle(tmp_path: Path) -> Path:
+    """With a file of 65 MiB."""
+    (tmp_path / "big").mkdir()
+    return make_bundle(tmp_path / "big" / "bundle").root
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
 def test_a_damaged_file_there_is_repaired_by_a_rerun(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     assert push(sshd, bundle, there).returncode == 0
-    flip(there / BIG, 30_000_000)
+    flip(there / WEIGHTS, 30_000)
     flip(there / "stage.lock")
     flip(there / TAGS)
     done = push(sshd, bundle, there)
@@ -125,17 +127,19 @@ def test_a_transfer_goes_on_inside_a_file_that_was_cut_short(
     assert push(sshd, bundle, there).returncode == 0
     for name in (TAGS, CONFIG):
         (there / name).unlink()
-    with open(there / BIG, "r+b") as file:
-        file.truncate(40_000_000)
+    with open(there / WEIGHTS, "r+b") as file:
+        file.truncate(100_000)
     if not sound:
-        flip(there / BIG, 30_000_000)
+        flip(there / WEIGHTS, 30_000)
     done = push(sshd, bundle, there)
     assert done.returncode == 0, done.stderr
     assert "part of a bundle is there" in done.stderr
     assert verify(there).ok
 
 
-def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path
+) -> None:
     slow = tmp_path / "bin"
     slow.mkdir()
     pids = tmp_path / "pids"
@@ -145,7 +149,7 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(sshd: Sshd, b
     )
     (slow / "rsync").chmod(0o755)
     there = tmp_path / "there"
-    command = [sys.executable, "-m", "stage", "push", bundle, f"{sshd.host}:{there}", "--ssh", sshd.ssh]
+    command = [sys.executable, "-m", "stage", "push", big_bundle, f"{sshd.host}:{there}", "--ssh", sshd.ssh]
     environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
     pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
@@ -154,7 +158,7 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(sshd: Sshd, b
     assert pushing.returncode == 5 and "Run the same command again" in err
     assert 4_000_000 < (there / BIG).stat().st_size < 60_000_000
     assert not (there / TAGS).exists()
-    assert push(sshd, bundle, there).returncode == 0
+    assert push(sshd, big_bundle, there).returncode == 0
     assert verify(there).ok
 
 
@@ -167,11 +171,11 @@ def _await(condition: Callable[[], bool]) -> None:
 
 
 def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
-    sshd: Sshd, bundle: Path, tmp_path: Path
+    sshd: Sshd, bundle: Path, big_bundle: Path, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
-    assert push(sshd, bundle, there).returncode == 0
-    smaller = make_bundle(tmp_path / "laptop" / "smaller", big=False).root
+    assert push(sshd, big_bundle, there).returncode == 0
+    smaller = bundle.rename(bundle.with_name("smaller"))
     done = push(sshd, smaller, there)
     assert done.returncode == 1, done.stderr
     assert f"{BIG}: extra" in done.stderr and "--delete" in done.stderr
@@ -244,7 +248,7 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert verify(there).ok
-    flip(there / BIG, 1)
+    flip(there / WEIGHTS, 1)
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     assert verify(there).ok
     inside = subprocess.run([*command[:-1], bundle / "copy"], capture_output=True, text=True, timeout=60)

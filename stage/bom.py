@@ -1,0 +1,93 @@
+"""The bill of materials: lock -> `bom.cdx.json`, a CycloneDX 1.6 document (ML-BOM): what came from where.
+
+One component an asset, with licence, revision and package URL; inside a model, one for each file of weights with its
+sha256. Every other byte is the lock's business, which the document names by digest. It is made of the lock alone, and
+has no serial number or date, so that the same lock gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from stage.lockfile import LockedAsset, LockedFile, Lockfile
+
+if TYPE_CHECKING:
+    from cyclonedx.model import HashType
+    from cyclonedx.model.component import Component
+
+_WEIGHTS = (".safetensors",)
+_CARDS = ("README.md", "CARD.md")
+
+
+def bom_text(lock: Lockfile) -> bytes:
+    """The document's one true text (JSON, keys sorted, newline at the end) for a complete lock."""
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+
+    whole = Component(
+        type=ComponentType.DATA,
+        name=lock.name,
+        version=lock.id,
+        bom_ref=f"bundle:{lock.id}",
+        hashes=[_sha256(lock.id)],
+        description="An Airlift bundle; the hash is that of its stage.lock, which lists every file.",
+    )
+    bom = Bom(components=[_component(asset) for asset in lock.assets.values()])
+    bom.metadata.component = whole
+    bom.register_dependency(whole, bom.components)
+    document = json.loads(JsonV1Dot6(bom).output_as_string())
+    del document["serialNumber"], document["metadata"]["timestamp"]
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _component(asset: LockedAsset) -> Component:
+    from cyclonedx.contrib.license.factories import LicenseFactory
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    source = asset.source
+    cards = [file.path for file in asset.files if file.path in {f"{asset.folder}/{card}" for card in _CARDS}]
+    facts = {
+        "airlift:kind": asset.kind,
+        "airlift:path": asset.folder,
+        "airlift:source": source.location,
+        "airlift:revision": source.requested_revision,
+        "airlift:parquet-commit": source.parquet_commit,
+        "airlift:files": str(len(asset.files)),
+        "airlift:bytes": str(asset.size),
+    }
+    namespace, _, name = source.location.rpartition("/")
+    purl = None
+    if source.type == "hub" and name.strip():
+        qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
+        purl = PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL if asset.kind in ("model", "tokenizer") else ComponentType.DATA,
+        name=asset.name,
+        version=source.commit,
+        bom_ref=f"asset:{asset.name}",
+        licenses=[LicenseFactory().make_from_string(asset.licence)] if asset.licence else None,
+        purl=purl,
+        components=[_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)],
+        external_references=[
+            ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(card)) for card in cards
+        ],
+        properties=[Property(name=key, value=value) for key, value in facts.items() if value is not None],
+    )
+
+
+def _weights(file: LockedFile) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    return Component(
+        type=ComponentType.FILE, name=file.path, bom_ref=f"file:{file.path}", hashes=[_sha256(file.sha256 or "")]
+    )
+
+
+def _sha256(value: str) -> HashType:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return HashType(alg=HashAlgorithm.SHA_256, content=value)

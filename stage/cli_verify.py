@@ -1,0 +1,163 @@
+"""`stage verify`: the whole of a bundle, one shard of it, or the verdict of many shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stage.errors import DamageError, UsageError
+from stage.terminal import json_option, quiet_option, say, signers_option
+
+if TYPE_CHECKING:
+    from stage.findings import VerificationReport
+    from stage.sign import Trust
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
+@click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option("--deep", is_flag=True, help="Also load configs, weights' headers, tokenizers and parquet footers.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Threads that read. Default: one a core.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the findings there, as JSON. With --shard, `%` in FILE becomes the shard's number.",
+)
+@click.option(
+    "--shard",
+    "shard_text",
+    metavar="I/N",
+    help="Read only the I-th of N parts (from 1). `auto`: this task's part of a Slurm step.",
+)
+@click.option("--merge", is_flag=True, help="Take the reports of all shards instead of BUNDLE; give the verdict.")
+@signers_option
+@quiet_option
+@json_option
+def verify(
+    paths: tuple[Path, ...],
+    fast: bool,
+    deep: bool,
+    jobs: int | None,
+    report: Path | None,
+    shard_text: str | None,
+    merge: bool,
+    signers: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Prove that every byte of BUNDLE is as it was fetched. Never touches the network.
+
+    Finds all damage, not the first: exit code 1 and one line for each file that is missing, extra or changed; of a
+    file larger than 64 MiB, which 16 MiB blocks.
+
+    \b
+    On many nodes:  srun stage verify BUNDLE --shard auto --report 'part-%.json'
+                    stage verify --merge part-*.json
+    """
+    from stage.disk import write_atomically
+    from stage.findings import read_report
+    from stage.progress import Reporter
+    from stage.shards import merge as merge_reports
+    from stage.shards import parse_shard, report_path
+    from stage.sign import Trust
+    from stage.verify import verify as verify_bundle
+
+    if deep and (fast or merge or shard_text):
+        raise UsageError(
+            "--deep: loads what is sound after every byte was read, so it goes without --fast, --shard and --merge.",
+            "Leave one of them out.",
+        )
+    shard = parse_shard(shard_text, os.environ) if shard_text else None
+    if merge and (shard or fast or signers):
+        raise UsageError(
+            "--merge: takes reports, so it goes without --shard, --fast and --signers.",
+            "stage verify BUNDLE --fast --signers FILE checks the signature.",
+        )
+    if not merge and len(paths) > 1:
+        raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
+    if report is not None and shard is not None:
+        report = report_path(report, shard)
+    if report is not None:
+        _check_report_path(report, None if merge else paths[0])
+    trust = None
+    if merge:
+        result = merge_reports([(path, read_report(path)) for path in paths])
+    else:
+        with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
+            trust = Trust.check(paths[0], signers)
+            result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
+            if deep:
+                from stage.loadcheck import verify_deep
+
+                result, unchecked = verify_deep(result)
+                for said in unchecked:
+                    reporter.note(f"not checked: {said}")
+        trust = trust.with_findings(paths[0], result.findings)
+    text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
+    if report is not None:
+        write_atomically(report, text.encode())
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        _print(result, trust, report, quiet)
+    if trust is not None and trust.error is not None:
+        sys.exit(trust.error.exit_code)
+    if not result.ok:
+        sys.exit(1)
+
+
+def _check_report_path(report: Path, bundle: Path | None) -> None:
+    """Before hours of reading, not after."""
+    if bundle is not None and bundle.resolve() in report.resolve().parents:
+        raise UsageError(
+            f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
+        )
+    if report.is_dir():
+        raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
+    if not report.parent.is_dir():
+        raise UsageError(f"--report {report}: there is no folder {report.parent}.", f"mkdir -p {report.parent}")
+
+
+def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:
+    from stage.disk import human_count, human_size
+
+    for finding in result.findings:
+        say(str(finding))
+    if not result.ok:
+        damage = DamageError(
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.", _what_to_do(result, report)
+        )
+        say(f"error: {damage}", err=True)
+    elif not quiet:
+        say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {_how(result)}")
+        click.echo(f"bundle id {result.bundle_id}")
+        if trust is not None and trust.signer is not None:
+            say(f"signed by {trust.signer}")
+    if trust is not None and trust.error is not None:
+        say(f"error: {trust.error}", err=True)
+
+
+def _what_to_do(result: VerificationReport, report: Path | None) -> str:
+    if any(finding.problem == "unloadable" for finding in result.findings):
+        return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
+    carry = report or "FILE"
+    return (
+        f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
+        f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c."
+    )
+
+
+def _how(result: VerificationReport) -> str:
+    if result.shard is not None:
+        return f"no damage in shard {result.shard} (the others not read; `stage verify --merge` gives the verdict)"
+    if result.level == "deep":
+        return "every byte is as it was fetched, and everything that could be checked loads"
+    if result.level == "full":
+        return "every byte is as it was fetched"
+    return "names and sizes are right (bytes not read)"

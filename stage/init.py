@@ -1,0 +1,103 @@
+"""`stage init`: names of repositories -> a manifest to start from, commented, and valid as it is.
+
+What the Hub says (model or dataset, licence, configs) becomes entries and comments; the text is what a person edits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
+
+from stage.errors import UsageError, as_shown
+from stage.manifest import FORMAT
+from stage.names import folded, problem_with_asset_name
+from stage.sources.lookup import LookedUp
+
+_SHOWN_CONFIGS = 12
+
+
+def manifest_text(path: Path, found: Sequence[LookedUp]) -> str:
+    """The text of a manifest with one entry for each repository."""
+    bundle = path.stem
+    lines = [
+        f"# Next: stage fetch {_comment(path.name)} -o {_comment(bundle)}-bundle   (--dry-run first shows the sizes)",
+        f"format: {FORMAT}",
+        f"name: {_scalar(bundle)}",
+        "# policy: {licences: [apache-2.0, mit]}   # refuses others",
+        "assets:",
+    ]
+    for name, repository in zip(asset_names(item.repository for item in found), found, strict=True):
+        lines += [f"  {_scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(found: LookedUp) -> list[str]:
+    notes = [f"licence: {found.licence or 'none stated'}"]
+    if found.gated:
+        notes.append("gated: accept its terms on the Hub, and set HF_TOKEN")
+    if found.also:
+        notes.append("a dataset has this name too: `dataset:` in place of `model:`")
+    lines = [f"# {_comment('; '.join(notes))}", f"{found.kind}: {_scalar(found.repository)}"]
+    lines.append("# revision: main   # or a tag or a commit; the .lock pins the commit")
+    if found.kind == "model":
+        lines.append('# include: ["*.safetensors", "*.json"]   # by default, what from_pretrained needs')
+        return lines
+    if found.configs:
+        chosen = found.default_config or found.configs[0]
+        others = [config for config in found.configs if config != chosen]
+        if others and found.default_config is None:
+            lines.append(f"# several configs and no default: the first is taken; choose (of {len(found.configs)})")
+        more = ", ..." if len(others) > _SHOWN_CONFIGS else ""
+        also = f"   # also: {_comment(', '.join(others[:_SHOWN_CONFIGS]))}{more}" if others else ""
+        lines.append(f"config: {_scalar(chosen)}{also}")
+    lines.append("# splits: [train, validation]   # all by default")
+    return lines
+
+
+def asset_names(repositories: Iterable[str]) -> list[str]:
+    """A name for each: the repository's own, with its owner's before it, or a number behind, where that is taken."""
+    taken: set[str] = set()
+    result = []
+    for repository in repositories:
+        own = _usable(repository.rpartition("/")[2])
+        candidates = [own, _usable(repository.replace("/", "-")), *(f"{own}-{n}" for n in range(2, len(taken) + 3))]
+        name = next(c for c in candidates if folded(c) not in taken)
+        taken.add(folded(name))
+        result.append(name)
+    return result
+
+
+def _usable(name: str) -> str:
+    return (
+        name if problem_with_asset_name(name) is None else (re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "asset")
+    )
+
+
+def _scalar(text: str) -> str:
+    """Text as YAML: plain where that means the same, else in quotes."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
+
+
+def _comment(text: str) -> str:
+    """Text fit for one line behind a `#`."""
+    return as_shown(" ".join(text.split()))
+
+
+def write_manifest(path: Path, text: str) -> None:
+    """Writes a new file.
+
+    Raises:
+        UsageError: one of that name is there, or its folder is not.
+    """
+    try:
+        with open(path, "x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path}: is there already, and is not overwritten.", "Give another name with -o.") from None
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no folder {path.parent}.", f"mkdir -p {path.parent}") from None

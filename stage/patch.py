@@ -1,0 +1,240 @@
+"""Makes patches, where the bundle is sound: what another copy of it lacks, and nothing else.
+
+Two reasons to carry one: a verification's report names damage (`--report`), or the copy is an older bundle
+(`--since OLD.lock`). Either way bytes are copied only after they proved to be what the lock says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stage import bundle as layout
+from stage.bundle import Bundle
+from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
+from stage.disk import check_space, sync_folder
+from stage.errors import DamageError, UsageError
+from stage.findings import Ranges, VerificationReport
+from stage.lockfile import LockedFile
+from stage.lockreader import read_lock
+from stage.patchfile import Content, Piece, Plan, in_volumes, write_volume
+
+
+@dataclass(frozen=True)
+class PatchOutcome:
+    """A patch that was written; `size` is the bytes of its pieces, `left` the findings no patch can mend."""
+
+    root: Path
+    plan: Plan
+    left: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "patch": str(self.root),
+            "kind": self.plan.kind,
+            "base": self.plan.base,
+            "target": self.plan.target,
+            "pieces": len(self.plan.pieces),
+            "bytes": self.plan.size,
+            "volumes": self.plan.count,
+            "not_mended": list(self.left),
+        }
+
+
+def patch_damage(
+    root: Path, report: VerificationReport, output: Path, volume_size: int | None, progress: Callable[[int], None]
+) -> PatchOutcome:
+    """Writes what mends the damage a report names.
+
+    Raises:
+        UsageError: the report is of another bundle, of one shard, or names nothing a patch can mend.
+        DamageError: this bundle is damaged itself, just there.
+    """
+    bundle = Bundle.open(root)
+    if report.shard is not None:
+        raise UsageError("The report is of one shard.", "stage verify --merge REPORT... --report FILE, and take that.")
+    if report.bundle_id not in (None, bundle.id):
+        raise UsageError(
+            f"The report is of another bundle: id {report.bundle_id}; {root} has {bundle.id}.",
+            "Give the bundle it was copied from; for an older one, stage patch --since OLD.lock.",
+        )
+    if unloadable := [finding.path for finding in report.findings if finding.problem == "unloadable"]:
+        raise UsageError(
+            f"{unloadable[0]}: every byte is as it was fetched, and it does not load: a patch mends nothing there.",
+            "Fetch another revision, then: stage patch --since OLD.lock.",
+        )
+    files = {file.path: file for file in bundle.lock.files}
+    bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
+    for finding in report.findings:
+        if (file := files.get(finding.path)) is not None:
+            bad.setdefault(str(file.sha256), []).append((file, finding.ranges))
+    maker = _Maker(bundle)
+    for several in bad.values():
+        maker.add_file(several[0][0], [ranges for _, ranges in several])
+    tags = _tags_to_mend(bundle, {finding.path for finding in report.findings})
+    for path in tags:
+        maker.add_tag(path)
+    repair = tuple(sorted(file.path for several in bad.values() for file, _ in several))
+    left = tuple(f.path for f in report.findings if f.path not in files and f.path not in tags)
+    if not repair and not tags:
+        raise UsageError(
+            "The report names nothing that a patch can mend" + (f": {left[0]} is not of the bundle." if left else "."),
+            "Move what is extra out of the bundle." if left else "There is nothing to do.",
+        )
+    plan = maker.plan("repair", bundle.id, repair)
+    return PatchOutcome(output, maker.write(plan, output, volume_size, progress), left)
+
+
+def _tags_to_mend(bundle: Bundle, paths: set[str]) -> list[str]:
+    """The files beside the payload to carry: block lists one by one; of the others all, that they fit each other."""
+    covered = layout.tag_paths(bundle.lock)
+    blocks = sorted(p for p in paths & covered if p.startswith(f"{layout.BLOCKS}/"))
+    if paths & {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}:
+        return [*blocks, *_seal_files(bundle)]
+    return blocks
+
+
+def _seal_files(bundle: Bundle) -> list[str]:
+    names = (*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE)
+    return [name for name in names if (bundle.root / name).is_file()]
+
+
+def patch_since(
+    root: Path, old_lock: Path, output: Path, volume_size: int | None, progress: Callable[[int], None]
+) -> PatchOutcome:
+    """Writes what turns the bundle of an older lock into this one: contents that it has not, under any name.
+
+    Raises:
+        UsageError: the lock cannot be read, is incomplete, or is this bundle's own.
+        DamageError: this bundle is damaged where it has to be copied.
+    """
+    bundle = Bundle.open(root)
+    try:
+        data = old_lock.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{old_lock}: {error.strerror}.", "Give the lock of the bundle to be updated: its stage.lock."
+        ) from None
+    old = read_lock(data, str(old_lock))
+    if not old.is_complete:
+        raise UsageError(f"{old_lock}: incomplete: no bundle was ever finished with it.", "Give its stage.lock.")
+    if sha256_of_bytes(data) == bundle.id:
+        raise UsageError(f"{old_lock}: is the lock of this very bundle: there is nothing to carry.")
+    had = {file.sha256 for file in old.files}
+    maker = _Maker(bundle)
+    for file in bundle.lock.files:
+        if file.sha256 not in had:
+            maker.add_file(file, [])
+    new_blocks = layout.tag_paths(bundle.lock) - layout.tag_paths(old) - set(layout.TAG_FILES)
+    for path in [*sorted(new_blocks), *_seal_files(bundle)]:
+        maker.add_tag(path)
+    plan = maker.plan("update", sha256_of_bytes(data), ())
+    return PatchOutcome(output, maker.write(plan, output, volume_size, progress))
+
+
+class _Maker:
+    """Collects contents, and knows for each piece where in the bundle it lies."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._recorded = layout.parse_manifest(layout.read_tag(bundle.root, layout.TAG_MANIFEST))
+        self._contents: dict[str, Content] = {}
+        self._tags: dict[str, str] = {}
+        self._where: dict[str, tuple[str, int, int]] = {}
+
+    def add_file(self, file: LockedFile, bad: list[Ranges]) -> None:
+        """Takes a payload file: the blocks that any of `bad` touches, or all if one of them knows no ranges."""
+        sha256 = str(file.sha256)
+        pieces = self._blocks(file) if file.size > BLOCKS_ABOVE else [Piece(0, file.size, sha256)]
+        if bad and all(bad):
+            spans = [span for ranges in bad for span in ranges]
+            pieces = [p for p in pieces if any(start < p.end and p.start < end for start, end in spans)]
+        for piece in pieces:
+            self._where.setdefault(piece.sha256, (file.path, piece.start, piece.end))
+        self._contents[sha256] = Content(file.size, tuple(piece for piece in pieces if piece.end))
+
+    def _blocks(self, file: LockedFile) -> list[Piece]:
+        path = layout.blocks_path(str(file.sha256))
+        digests = self._sound_tag(path).decode("ascii", "replace").split()
+        starts = range(0, file.size, BLOCK_SIZE)
+        if len(digests) != len(starts):
+            raise _damaged_here(self._bundle.root / path)
+        return [Piece(s, min(s + BLOCK_SIZE, file.size), d) for s, d in zip(starts, digests, strict=True)]
+
+    def add_tag(self, path: str) -> None:
+        """Takes a file beside the payload."""
+        text = self._sound_tag(path)
+        digest = sha256_of_bytes(text)
+        self._tags[path] = digest
+        self._where[digest] = (path, 0, len(text))
+        self._contents[digest] = Content(len(text), (Piece(0, len(text), digest),) if text else ())
+
+    def _sound_tag(self, path: str) -> bytes:
+        text = layout.read_tag(self._bundle.root, path)
+        vouched = path in (layout.TAG_MANIFEST, layout.SIGNATURE) or self._recorded.get(path) == sha256_of_bytes(text)
+        if not vouched:
+            raise _damaged_here(self._bundle.root / path)
+        return text
+
+    def plan(self, kind: str, base: str, repair: tuple[str, ...]) -> Plan:
+        """The plan of all that was added."""
+        return Plan(kind, base, self._bundle.id, self._contents, repair, self._tags, {}, 1)
+
+    def write(self, plan: Plan, output: Path, volume_size: int | None, progress: Callable[[int], None]) -> Plan:
+        """Writes the patch: one bag, or with a volume size a folder of bags. It is there whole or not at all."""
+        if os.path.lexists(output):
+            raise UsageError(f"{output}: is there already; nothing was changed.", "Choose another -o, or remove it.")
+        if not output.absolute().parent.is_dir():
+            raise UsageError(f"{output}: there is no folder {output.parent}.", f"mkdir -p {output.parent}")
+        if self._bundle.root.resolve() in output.resolve().parents:
+            raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
+        plan = in_volumes(plan, volume_size)
+        check_space(output.parent, plan.size)
+        work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+        try:
+            for number in range(1, plan.count + 1):
+                root = work / "patch" if volume_size is None else work / "patch" / _volume_name(number, plan.count)
+                write_volume(root, plan, number, lambda piece, target: self._bring(piece, target, progress))
+            (work / "patch").rename(output)
+            sync_folder(output.absolute().parent)
+        finally:
+            shutil.rmtree(work)
+        return plan
+
+    def _bring(self, piece: str, target: Path, progress: Callable[[int], None]) -> None:
+        path, start, end = self._where[piece]
+        with open(self._bundle.root / path, "rb", buffering=0) as source:
+            data = _read(source.fileno(), start, end)
+        if sha256_of_bytes(data) != piece:
+            raise _damaged_here(self._bundle.root / path)
+        with open(target, "wb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+        progress(len(data))
+
+
+def _read(descriptor: int, start: int, end: int) -> bytes:
+    """Up to 64 MiB: a block or a small file."""
+    parts: list[bytes] = []
+    at = start
+    while at < end and (data := os.pread(descriptor, end - at, at)):
+        parts.append(data)
+        at += len(data)
+    return b"".join(parts)
+
+
+def _volume_name(number: int, count: int) -> str:
+    return f"volume-{number:0{len(str(count))}d}-of-{count}"
+
+
+def _damaged_here(path: Path) -> DamageError:
+    return DamageError(
+        f"{path}: damaged here too: a patch needs a sound bundle.", "Run `stage fetch` again into it, then this again."
+    )

@@ -1,0 +1,292 @@
+"""The patch that travels: what it carries, for which bundle, in how many volumes; written and read back.
+
+A volume is a folder that is a BagIt bag of its own (`sha256sum -c` and bagit validate it) with `patch.json` in it and,
+under `data/`, pieces named by their sha256: whole small files, or 16 MiB blocks of large ones. A piece is carried once
+however many files need it. Every volume repeats the whole plan, so that any of them tells what the others are.
+`patch` decides what goes in, `apply` takes it out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from stage.bundle import BAG_INFO, BAGIT, BAGIT_TEXT, MANIFEST, TAG_MANIFEST, manifest_text, parse_manifest
+from stage.digest import is_hex, sha256_of_bytes
+from stage.disk import sync_folder, write_atomically
+from stage.errors import DamageError, PolicyError, UsageError
+from stage.names import problem_with_path
+
+FORMAT = 1
+PLAN = "patch.json"
+KINDS = ("repair", "update")
+PER_PIECE = 160  # bytes a piece adds to a volume's manifest
+PER_VOLUME = 4096  # bytes of a volume's other files
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes `start` to `end` of a content, carried under their sha256."""
+
+    start: int
+    end: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes of a file, as far as they are carried: its size, and pieces sorted by start that do not overlap."""
+
+    size: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pieces are all of it."""
+        return sum(piece.end - piece.start for piece in self.pieces) == self.size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a patch does.
+
+    Attributes:
+        kind: `repair` a bundle's damage, or `update` it to another.
+        base, target: bundle ids before and after; equal for a repair.
+        contents: sha256 of a file -> what is carried of it.
+        repair: payload paths to mend.
+        tags: path -> sha256 of the files beside the payload that are carried.
+        volumes: piece sha256 -> number of the volume it is in, from 1.
+        count: how many volumes there are.
+    """
+
+    kind: str
+    base: str
+    target: str
+    contents: Mapping[str, Content]
+    repair: tuple[str, ...]
+    tags: Mapping[str, str]
+    volumes: Mapping[str, int]
+    count: int
+
+    @property
+    def pieces(self) -> dict[str, int]:
+        """Piece sha256 -> its size in bytes."""
+        return {p.sha256: p.end - p.start for content in self.contents.values() for p in content.pieces}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pieces."""
+        return sum(self.pieces.values())
+
+    @property
+    def id(self) -> str:
+        """The same in all volumes of one patch, and in no other."""
+        return sha256_of_bytes(self.to_json(0))
+
+    def to_json(self, volume: int) -> bytes:
+        """`patch.json` of one volume."""
+        document = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "base": self.base,
+            "target": self.target,
+            "volume": volume,
+            "volumes": self.count,
+            "contents": {
+                digest: {"size": c.size, "pieces": [[p.start, p.end, p.sha256] for p in c.pieces]}
+                for digest, c in self.contents.items()
+            },
+            "repair": list(self.repair),
+            "tags": dict(self.tags),
+            "pieces": dict(self.volumes),
+        }
+        return (json.dumps(document, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Volume:
+    """One folder of a patch."""
+
+    root: Path
+    number: int
+    plan: Plan
+
+    @property
+    def pieces(self) -> list[str]:
+        """sha256 of the pieces that are in it."""
+        return [digest for digest, number in self.plan.volumes.items() if number == self.number]
+
+    def path_of(self, piece: str) -> Path:
+        """Where a piece lies."""
+        return self.root / "data" / piece
+
+
+def in_volumes(plan: Plan, volume_size: int | None) -> Plan:
+    """The plan with its pieces dealt out: in order, each volume no larger than `volume_size` bytes.
+
+    Raises:
+        UsageError: the size is too small for a piece and the plan beside it.
+    """
+    pieces = plan.pieces
+    if volume_size is None:
+        return replace(plan, volumes=dict.fromkeys(pieces, 1), count=1)
+    draft = replace(plan, volumes=dict.fromkeys(pieces, 99999), count=99999)
+    room = volume_size - len(draft.to_json(99999)) - PER_VOLUME
+    largest = max(pieces.values(), default=0) + PER_PIECE
+    if largest > room:
+        raise UsageError(
+            f"--volume-size: {volume_size} bytes are too few: the largest piece and the plan take "
+            f"{volume_size - room + largest}.",
+            f"Give at least --volume-size {-(-(volume_size - room + largest) // 10**6)}MB.",
+        )
+    volumes: dict[str, int] = {}
+    number, free = 1, room
+    for piece, size in pieces.items():
+        if size + PER_PIECE > free:
+            number, free = number + 1, room
+        free -= size + PER_PIECE
+        volumes[piece] = number
+    return replace(plan, volumes=volumes, count=number)
+
+
+def write_volume(root: Path, plan: Plan, number: int, bring: Callable[[str, Path], None]) -> None:
+    """Writes one volume into an empty folder, its tag manifest last.
+
+    Args:
+        bring: writes the piece of that sha256 to that path.
+    """
+    data = root / "data"
+    data.mkdir(parents=True)
+    volume = Volume(root, number, plan)
+    sizes = plan.pieces
+    for piece in volume.pieces:
+        bring(piece, volume.path_of(piece))
+    sync_folder(data)
+    oxum = f"{sum(sizes[piece] for piece in volume.pieces)}.{len(volume.pieces)}"
+    texts = {
+        BAGIT: BAGIT_TEXT,
+        BAG_INFO: f"Bag-Count: {number} of {plan.count}\nPayload-Oxum: {oxum}\n".encode(),
+        MANIFEST: manifest_text({f"data/{piece}": piece for piece in volume.pieces}),
+        PLAN: plan.to_json(number),
+    }
+    for name, text in texts.items():
+        write_atomically(root / name, text)
+    write_atomically(root / TAG_MANIFEST, manifest_text({name: sha256_of_bytes(text) for name, text in texts.items()}))
+
+
+def find_volumes(paths: Iterable[Path]) -> list[Volume]:
+    """Opens what lies at `paths`: volumes, or folders of volumes. Checks the plan, not yet the pieces.
+
+    Raises:
+        UsageError: no patch there, or volumes of two patches.
+        DamageError: the plan is not as it was written.
+        PolicyError: a path in the plan that may not be in a bundle.
+    """
+    volumes: dict[int, Volume] = {}
+    for path in paths:
+        inside = [path] if (path / PLAN).exists() else sorted(p.parent for p in path.glob(f"*/{PLAN}"))
+        if not inside:
+            raise UsageError(f"{path}: no patch: there is no {PLAN}.", "Give the folder that `stage patch -o` wrote.")
+        for root in inside:
+            volume = _open(root)
+            first = next(iter(volumes.values()), volume)
+            if volume.plan.id != first.plan.id:
+                raise UsageError(f"{root}: a volume of another patch than {first.root}.", "Give volumes of one patch.")
+            volumes.setdefault(volume.number, volume)
+    return list(volumes.values())
+
+
+def check_pieces(volume: Volume, progress: Callable[[int], None]) -> None:
+    """Reads every piece of a volume.
+
+    Raises:
+        DamageError: one is missing or not as it was written.
+    """
+    for piece in volume.pieces:
+        digest = sha256()
+        try:
+            with open(volume.path_of(piece), "rb", buffering=0) as source:
+                while data := source.read(2**20):
+                    digest.update(data)
+                    progress(len(data))
+        except OSError as error:
+            raise _damaged(volume.path_of(piece), error.strerror or "cannot be read") from None
+        if digest.hexdigest() != piece:
+            raise _damaged(volume.path_of(piece), f"sha256 {digest.hexdigest()}")
+
+
+def _damaged(path: Path, found: str) -> DamageError:
+    return DamageError(
+        f"{path}: the patch is damaged here ({found}). The bundle was not touched.", "Copy this volume again: rsync -c."
+    )
+
+
+def _open(root: Path) -> Volume:
+    try:
+        data, sealed = (root / PLAN).read_bytes(), (root / TAG_MANIFEST).read_bytes()
+    except OSError as error:
+        raise _damaged(Path(error.filename or root), error.strerror or "cannot be read") from None
+    if parse_manifest(sealed).get(PLAN) != sha256_of_bytes(data):
+        raise _damaged(root / PLAN, f"not the sha256 that {TAG_MANIFEST} has")
+    try:
+        document = json.loads(data)
+        version = document["format"]
+        if type(version) is not int or version != FORMAT:
+            raise UsageError(
+                f"{root / PLAN}: format {version!r}; this version of airlift reads format {FORMAT}.",
+                "Use a newer airlift: pip install --upgrade airlift",
+            )
+        return Volume(root, _number(document["volume"], 1), _plan(document, str(root / PLAN)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"{root / PLAN}: not a patch.", "Give the folder that `stage patch -o` wrote.") from None
+
+
+def _plan(document: Mapping[str, Any], where: str) -> Plan:
+    """Believes nothing: ValueError and its like for what is no plan at all."""
+    tags = {path: _digest(digest) for path, digest in document["tags"].items()}
+    for path in [*tags, *document["repair"]]:
+        if problem := problem_with_path(path):
+            raise PolicyError(f"{where}: a path that may not be in a bundle: {problem}.")
+    count = _number(document["volumes"], 1)
+    plan = Plan(
+        kind=KINDS[KINDS.index(document["kind"])],
+        base=_digest(document["base"]),
+        target=_digest(document["target"]),
+        contents={_digest(digest): _content(value) for digest, value in document["contents"].items()},
+        repair=tuple(document["repair"]),
+        tags=tags,
+        volumes={_digest(p): _number(n, 1) for p, n in document["pieces"].items()},
+        count=count,
+    )
+    if set(plan.pieces) != set(plan.volumes) or any(n > count for n in plan.volumes.values()):
+        raise ValueError
+    if any(not path.startswith("data/") for path in plan.repair) or any(path.startswith("data/") for path in tags):
+        raise ValueError
+    return plan
+
+
+def _content(value: Mapping[str, Any]) -> Content:
+    pieces = tuple(Piece(_number(start, 0), _number(end, 1), _digest(sha)) for start, end, sha in value["pieces"])
+    size, at = _number(value["size"], 0), 0
+    for piece in pieces:
+        if not at <= piece.start < piece.end <= size:
+            raise ValueError
+        at = piece.end
+    return Content(size, pieces)
+
+
+def _number(value: Any, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError
+    return value
+
+
+def _digest(value: Any) -> str:
+    if not is_hex(value, 64):
+        raise ValueError
+    return str(value)

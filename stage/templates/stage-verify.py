@@ -1,0 +1,558 @@
+#!/usr/bin/env python3
+"""Verifies the bundle this file lies in, with nothing but Python 3.6 or newer. Never touches the network.
+
+    python3 bundle/stage-verify.py [--fast] [--json] [--report FILE] [--jobs N] [-q] [BUNDLE]
+
+The same findings and exit codes as `stage verify`: 0 sound, 1 damage found, 2 not a bundle or one of a newer format,
+3 unsafe path in the lock, 5 could not finish. What vouches for what: tagmanifest-sha256.txt for the files beside the
+payload, stage.lock for the payload, blocks/<sha256> for the 16 MiB blocks of a large file. `--report` is what
+`stage patch BUNDLE --report FILE` reads where the bundle was made.
+"""
+
+import argparse
+import concurrent.futures
+import errno
+import hashlib
+import io
+import json
+import os
+import stat
+import sys
+import threading
+import unicodedata
+from pathlib import Path
+
+FORMAT = 1
+BLOCK_SIZE = 16 * 2**20
+BLOCKS_ABOVE = 64 * 2**20
+BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
+TAG_MANIFEST = "tagmanifest-sha256.txt"
+SIGNATURE = TAG_MANIFEST + ".sig"
+MANIFEST, LOCK, BAGIT, BAG_INFO = "manifest-sha256.txt", "stage.lock", "bagit.txt", "bag-info.txt"
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "bom.cdx.json", "stage-verify.py")
+REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
+FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class CannotVerify(Exception):
+    """Being unable to look, with the exit code that says why."""
+
+    def __init__(self, message, code=2):
+        super().__init__(message)
+        self.code = code
+
+
+class Found:
+    """path -> [problem, expected, found, ranges]; the first word on a path is kept."""
+
+    def __init__(self):
+        self.by_path = {}
+
+    def add(self, path, problem, expected, found, ranges=()):
+        self.by_path.setdefault(path, [problem, expected, found, list(ranges)])
+
+    def blame_record(self, path, record):
+        if path in self.by_path and self.by_path[path][0] == "mismatched":
+            _, expected, found, _ = self.by_path.pop(path)
+            self.add(record, "mismatched", "%s for %s" % (found, path), expected)
+
+    def __contains__(self, path):
+        return path in self.by_path
+
+    def to_json(self):
+        result = []
+        for path, (problem, expected, found, ranges) in sorted(self.by_path.items()):
+            entry = {"path": path, "problem": problem, "expected": expected, "found": found}
+            if ranges:
+                entry["ranges"] = ranges
+            result.append(entry)
+        return result
+
+
+def sha256_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_hex(value, length=64):
+    return isinstance(value, str) and len(value) == length and not value.strip("0123456789abcdef")
+
+
+def escaped(text, categories):
+    return "".join(c if c == "\n" or unicodedata.category(c) not in categories else ascii(c)[1:-1] for c in text)
+
+
+def printable(path):
+    hidden = ("Cc", "Cs", "Zl", "Zp")
+    return "`%s`" % "".join(c if unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in path)
+
+
+# ---- the files beside the payload
+
+
+def real(root, path):
+    """A path as the disk has it: names are UTF-8 there, whatever the locale says."""
+    return os.path.join(os.fsencode(str(root)), path.encode("utf-8", "surrogateescape"))
+
+
+def read_file(root, path):
+    with open(real(root, path), "rb") as source:
+        return source.read()
+
+
+def manifest_text(digests):
+    return "".join("%s  %s\n" % (digests[path], path) for path in sorted(digests)).encode("utf-8", "surrogateescape")
+
+
+def parse_manifest(data):
+    result = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        digest, separator, path = line.partition("  ")
+        if separator and len(digest) == 64:
+            result[path] = digest
+    return result
+
+
+def is_tag_path(path):
+    return path in TAG_FILES or path.startswith("blocks/")
+
+
+def differ_little(one, other):
+    return sum(a != b for a, b in zip(one, other.lower())) <= 4
+
+
+def has_other_witness(path, texts):
+    if path == BAGIT:
+        return texts[path] == BAGIT_TEXT
+    if path == LOCK:
+        line = "External-Identifier: sha256:" + sha256_of(texts[path])
+        return line.encode() in texts.get(BAG_INFO, b"").split(b"\n")
+    return False
+
+
+def check_tags(root, entries, found):
+    """Reads every file beside the payload; returns those that can be believed, and what the tag manifest records."""
+    texts = {}
+    for path in entries:
+        if is_tag_path(path) or path in (TAG_MANIFEST, SIGNATURE):
+            try:
+                texts[path] = read_file(root, path)
+            except OSError as error:
+                found.add(path, "unreadable", "a readable file", error.strerror or "an error")
+    if TAG_MANIFEST not in texts:
+        found.add(TAG_MANIFEST, "missing", "the file that ends a bundle", "nothing: the bundle is unfinished")
+        return {path: text for path, text in texts.items() if path in TAG_FILES}, None
+    manifest = texts.pop(TAG_MANIFEST)
+    texts.pop(SIGNATURE, None)
+    recorded = parse_manifest(manifest)
+    sound = {}
+    for path, digest in recorded.items():
+        if path not in texts:
+            if path in TAG_FILES:
+                found.add(path, "missing", "sha256 " + digest, "nothing")
+            continue
+        actual = sha256_of(texts[path])
+        if actual == digest:
+            sound[path] = texts[path]
+        elif differ_little(actual, digest):
+            sound[path] = texts[path]
+            found.add(TAG_MANIFEST, "mismatched", "sha256 %s for %s" % (actual, path), digest)
+        else:
+            found.add(path, "mismatched", "sha256 %s (recorded in %s)" % (digest, TAG_MANIFEST), "sha256 " + actual)
+            if has_other_witness(path, texts):
+                sound[path] = texts[path]
+                found.blame_record(path, TAG_MANIFEST)
+    uncovered = [path for path in TAG_FILES if path in texts and path not in recorded]
+    unknown = [path for path in recorded if not is_tag_path(path)]
+    if manifest != manifest_text(recorded) or uncovered or unknown:
+        detail = "no sound line for " + uncovered[0] if uncovered else "something else"
+        found.add(TAG_MANIFEST, "invalid", "one `<sha256>  <path>` line for each tag file, sorted", detail)
+    for path in TAG_FILES:
+        if path in texts and path not in recorded:
+            sound[path] = texts[path]
+    return sound, recorded
+
+
+# ---- the lock
+
+
+def folded(path):
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def unsafe(path):
+    """Whether a path may not be in a bundle (stage/names.py has the reasons)."""
+    hidden = ("Cc", "Cs", "Zl", "Zp")
+    if not path or any(unicodedata.category(c) in hidden for c in path) or "\\" in path or "%" in path:
+        return True
+    parts = path.split("/")
+    return len(path.encode()) > 1024 or any(
+        part in ("", ".", "..") or part != part.strip() or len(part.encode()) > 255 or part.endswith(".partial")
+        for part in parts
+    )
+
+
+def check_collisions(paths):
+    files, folders = set(), {}
+    for path in paths:
+        if folded(path) in files:
+            raise CannotVerify("%s: %s is there twice on some disk." % (LOCK, printable(path)), 3)
+        files.add(folded(path))
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            if folded(folder) in files or folders.setdefault(folded(folder), folder) != folder:
+                raise CannotVerify("%s: %s collides with another path." % (LOCK, printable(path)), 3)
+
+
+def parse_lock(data):
+    """path -> (size, sha256) of each payload file; whether the lock is complete; its one true text."""
+    try:
+        document = json.loads(data.decode())
+        version = document["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CannotVerify("%s: not a lock." % LOCK)
+    if type(version) is not int or version != FORMAT:
+        raise CannotVerify("%s: format %r; this verifier reads format %d." % (LOCK, version, FORMAT))
+    files, complete = [], True
+    try:
+        for name, asset in document["assets"].items():
+            folder = "data/%s/%s/" % (FOLDERS[asset["kind"]], name)
+            for entry in asset["files"]:
+                path, size, digest = entry["path"], entry["size"], entry["sha256"]
+                if unsafe(path) or not path.startswith(folder):
+                    raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
+                if type(size) is not int or size < 0 or not (digest is None or is_hex(digest)):
+                    raise CannotVerify("%s: not a lock: bad size or sha256 of %s." % (LOCK, printable(path)))
+                files.append((path, (size, digest)))
+                complete = complete and digest is not None
+            for splits in asset.get("configs", {}).values():
+                for split in splits.values():
+                    complete = complete and split["rows"] is not None and split["schema"] is not None
+    except (KeyError, TypeError, AttributeError):
+        raise CannotVerify("%s: not a lock: a field is missing or not what it should be." % LOCK)
+    check_collisions(sorted(path for path, _ in files))
+    text = (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+    return dict(files), complete, text
+
+
+def read_lock(tags, found):
+    """The lock's files, whether it is complete, and the bundle id; no files where no lock can be believed."""
+    if LOCK not in tags:
+        found.add(LOCK, "missing", "the lock", "nothing")
+        return None, False, None
+    try:
+        files, complete, text = parse_lock(tags[LOCK])
+    except CannotVerify:
+        if TAG_MANIFEST not in found:
+            raise
+        found.add(LOCK, "invalid", "a lock", "something that cannot be read as one")
+        return None, False, None
+    if not complete or text != tags[LOCK]:
+        found.add(LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
+    return files, complete, sha256_of(text)
+
+
+def check_implied_texts(root, files, complete, bundle_id, tags, found):
+    """`bagit.txt`, the manifest and the Payload-Oxum must say what the lock implies, whatever the digests say."""
+    implied = [(BAGIT, BAGIT_TEXT)]
+    if complete:
+        text = manifest_text({path: digest for path, (_, digest) in files.items()})
+        implied.append((MANIFEST, text))
+        if (root / MANIFEST).is_file() and read_file(root, MANIFEST) == text:
+            found.blame_record(MANIFEST, TAG_MANIFEST)
+    for path, text in implied:
+        if path in tags and tags[path] != text:
+            found.add(path, "invalid", "the text that stage.lock implies", "another")
+    if BAG_INFO in tags:
+        lines = tags[BAG_INFO].decode("utf-8", "replace").splitlines()
+        oxum = "%d.%d" % (sum(size for size, _ in files.values()), len(files))
+        for line in ("Payload-Oxum: " + oxum, "External-Identifier: sha256:" + bundle_id):
+            if line not in lines:
+                found.add(BAG_INFO, "invalid", "the line `%s`" % line, "none such")
+    for path in sorted(set(TAG_FILES) | block_paths(files)):
+        if path not in tags and path not in found and (root / path).is_file():
+            found.add(TAG_MANIFEST, "invalid", "one line for each tag file", "no sound line for " + path)
+
+
+def block_paths(files):
+    return {"blocks/" + digest for size, digest in files.values() if digest and size > BLOCKS_ABOVE}
+
+
+# ---- the payload
+
+
+def scan(root, found):
+    entries, folders = {}, [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            inside = sorted(os.scandir(real(root, folder)), key=lambda entry: entry.name)
+        except OSError as error:
+            found.add(folder, "unreadable", "a folder that can be listed", error.strerror or "an error")
+            continue
+        for entry in inside:
+            name = entry.name.decode("utf-8", "surrogateescape")
+            path = folder + "/" + name if folder else name
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                entries[path] = status.st_size
+            elif stat.S_ISLNK(status.st_mode):
+                target = printable(str(Path(os.readlink(real(root, path)).decode("utf-8", "surrogateescape"))))
+                found.add(path, "unsafe", "a regular file", "a symbolic link to " + target)
+            else:
+                kind = next((name for test, name in KINDS if test(status.st_mode)), "something else")
+                found.add(path, "unsafe", "a regular file", kind)
+    return entries
+
+
+def check_names(entries, expected, files, recorded, found):
+    tags = set(TAG_FILES) | {TAG_MANIFEST, SIGNATURE}
+    recorded_blocks = {path for path in (entries if recorded is None else recorded) if path.startswith("blocks/")}
+    blocks = block_paths(files) if files is not None else recorded_blocks
+    knows_payload = files is not None or bool(expected)
+    for path in entries:
+        in_payload = path.startswith("data/")
+        if path not in (expected if in_payload else tags | blocks) and (knows_payload or not in_payload):
+            found.add(path, "extra", "nothing of that name", "a file")
+    for path in set(expected) | REQUIRED | blocks:
+        if path not in entries:
+            found.add(path, "missing", "a file", "nothing")
+
+
+def check_sizes(entries, expected, found):
+    sound = []
+    for path, (size, digest) in expected.items():
+        if path not in entries:
+            continue
+        if size is not None and entries[path] != size:
+            found.add(path, "mismatched", "%d bytes" % size, "%d bytes" % entries[path])
+        elif digest is not None:
+            sound.append((path, entries[path], digest))
+    return sound
+
+
+def blocks_of(tags, digest, size):
+    text = tags.get("blocks/" + digest)
+    if size <= BLOCKS_ABOVE or text is None:
+        return []
+    blocks = text.decode("ascii", "replace").splitlines()
+    return blocks if len(blocks) == -(-size // BLOCK_SIZE) and all(map(is_hex, blocks)) else []
+
+
+def units(files, tags):
+    """(path, start, end, sha256, has blocks) of everything to read, the largest files first."""
+    for path, size, digest in sorted(files, key=lambda file: (-file[1], file[0])):
+        blocks = blocks_of(tags, digest, size)
+        if not blocks:
+            yield path, 0, size, digest, False
+        for number, block in enumerate(blocks):
+            start = number * BLOCK_SIZE
+            yield path, start, min(start + BLOCK_SIZE, size), block, True
+
+
+def batches(work, jobs):
+    most = max(1, min(500, len(work) // (4 * jobs)))
+    batch, size = [], 0
+    for unit in work:
+        batch.append(unit)
+        size += unit[2] - unit[1]
+        if size >= BLOCK_SIZE or len(batch) >= most:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class Reader:
+    """Hashes units; one buffer for each thread."""
+
+    def __init__(self, root):
+        self.root = root
+        self.local = threading.local()
+        self.stopped = False
+
+    def check(self, batch):
+        bad = []
+        for unit in batch:
+            if self.stopped:
+                break
+            try:
+                digest, size = self.hash(unit)
+            except OSError as error:
+                bad.append((unit, None, 0, error.strerror or "an error"))
+                continue
+            if digest != unit[3] or size != unit[2] - unit[1]:
+                bad.append((unit, digest, size, ""))
+        return bad
+
+    def hash(self, unit):
+        path, start, end, _, is_block = unit
+        if not hasattr(self.local, "buffer"):
+            self.local.buffer = memoryview(bytearray(2**20))
+        buffer = self.local.buffer
+        want = end - start if is_block else None
+        digest, size = hashlib.sha256(), 0
+        with open(os.open(real(self.root, path), os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as source:
+            source.seek(start)
+            while want is None or size < want:
+                count = source.readinto(buffer if want is None else buffer[: want - size])
+                if not count:
+                    break
+                digest.update(buffer[:count])
+                size += count
+        return digest.hexdigest(), size
+
+
+def check_bytes(root, files, tags, jobs, found):
+    reader = Reader(root)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
+        try:
+            bad = [one for batch in pool.map(reader.check, batches(list(units(files, tags)), jobs)) for one in batch]
+        finally:
+            reader.stopped = True
+    sizes, digests = {path: size for path, size, _ in files}, {path: digest for path, _, digest in files}
+    spans = {}
+    for (path, start, end, _, is_block), digest, size, why in bad:
+        if is_block:
+            spans.setdefault(path, []).append((start, end, why))
+        elif why:
+            found.add(path, "unreadable", "sha256 " + digests[path], why)
+        elif size != sizes[path]:
+            found.add(path, "mismatched", "%d bytes" % sizes[path], "%d bytes when read" % size)
+        else:
+            found.add(path, "mismatched", "sha256 " + digests[path], "sha256 " + digest)
+    for path, parts in spans.items():
+        add_ranges(path, digests[path], sorted(parts), found)
+
+
+def add_ranges(path, digest, parts, found):
+    ranges = []
+    for start, end, _ in parts:
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1][1] = max(end, ranges[-1][1])
+        else:
+            ranges.append([start, end])
+    shown = ", ".join("%d-%d" % (start, end) for start, end in ranges[:3])
+    if len(ranges) > 3:
+        shown += " and %d more ranges" % (len(ranges) - 3)
+    reasons = [why for _, _, why in parts if why]
+    if reasons:
+        found.add(path, "unreadable", "sha256 " + digest, "%s at bytes %s" % (reasons[0], shown), ranges)
+    else:
+        found.add(path, "mismatched", "sha256 " + digest, "other bytes at " + shown, ranges)
+
+
+# ---- the whole
+
+
+def verify(root, level, jobs):
+    """The report, as `stage verify --json` writes it."""
+    require_bundle(root)
+    found = Found()
+    entries = scan(root, found)
+    tags, recorded = check_tags(root, entries, found)
+    files, complete, bundle_id = read_lock(tags, found)
+    if files is not None:
+        expected = files
+        check_implied_texts(root, files, complete, bundle_id, tags, found)
+    else:
+        expected = {path: (None, digest) for path, digest in parse_manifest(tags.get(MANIFEST, b"")).items()}
+    check_names(entries, expected, files, recorded, found)
+    sound = check_sizes(entries, expected, found)
+    if level == "full":
+        check_bytes(root, sound, tags, jobs, found)
+    return {
+        "format": 1,
+        "bundle": str(root),
+        "bundle_id": bundle_id,
+        "level": level,
+        "ok": not found.by_path,
+        "files": len(expected),
+        "bytes": sum(size or 0 for size, _ in expected.values()),
+        "findings": found.to_json(),
+    }
+
+
+def require_bundle(root):
+    if not root.exists():
+        raise CannotVerify("%s: no such folder." % root)
+    if not root.is_dir() or not any((root / name).exists() for name in (BAGIT, LOCK, TAG_MANIFEST, "fetch.partial")):
+        raise CannotVerify("%s: not a bundle: it has neither %s nor %s." % (root, BAGIT, LOCK))
+
+
+def say(text, stream):
+    stream.write(escaped(text, ("Cc", "Cs")) + "\n")
+
+
+def run(arguments, out, err):
+    report = verify(arguments.bundle, "fast" if arguments.fast else "full", arguments.jobs)
+    text = json.dumps(report, indent=1) + "\n"
+    if arguments.report is not None:
+        arguments.report.write_text(text)
+    if arguments.json:
+        out.write(text)
+        return 0 if report["ok"] else 1
+    for finding in report["findings"]:
+        told = "%s: %s: expected %s, found %s"
+        say(told % (printable(finding["path"]), finding["problem"], finding["expected"], finding["found"]), out)
+    if not report["ok"]:
+        say("error: %s: %d findings." % (report["bundle"], len(report["findings"])), err)
+        return 1
+    if not arguments.quiet:
+        how = "names and sizes are right (bytes not read)" if arguments.fast else "every byte is as it was fetched"
+        say("%s: sound: %d files, %d bytes, %s" % (report["bundle"], report["files"], report["bytes"], how), out)
+        say("bundle id %s" % report["bundle_id"], out)
+    return 0
+
+
+def parse_arguments():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser = argparse.ArgumentParser(description="Prove that every byte of a bundle is as it was fetched.")
+    parser.add_argument("bundle", nargs="?", type=Path, default=Path(__file__).resolve().parent, metavar="BUNDLE")
+    parser.add_argument("--fast", action="store_true", help="only presence and size of every file, not its bytes")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, and nothing else there")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write the findings there, as JSON")
+    parser.add_argument("--jobs", type=int, default=cores, help="threads that read (default: one a core)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only errors")
+    arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        parser.error("--jobs: at least 1")
+    report = arguments.report
+    if report is not None and arguments.bundle.resolve() in (report.resolve().parent, *report.resolve().parents):
+        parser.error("--report: inside the bundle it would itself be an extra file")
+    return arguments
+
+
+def main():
+    # A name the locale cannot spell is no reason to fail (Python 3.6 has no `reconfigure`).
+    out, err = (
+        io.TextIOWrapper(stream.buffer, encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
+        for stream in (sys.stdout, sys.stderr)
+    )
+    try:
+        return run(parse_arguments(), out, err)
+    except CannotVerify as error:
+        say("error: %s" % error, err)
+        return error.code
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            sys.stderr.close()
+        else:
+            say("error: %s" % error, err)
+        return 5
+    except KeyboardInterrupt:
+        say("error: Interrupted.", err)
+        return 5
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What every command of `stage` shares: how faults become words and exit codes, how text reaches a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from stage.errors import IncompleteError, StageError, UsageError, as_shown
+
+
+class Group(click.Group):
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _require_utf8_names()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a name the locale cannot spell is no reason to fail
+        try:
+            super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as request:
+            sys.exit(request.exit_code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(2)
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "stage"
+            fail(UsageError(error.format_message(), f"{command} --help"))
+        except (KeyboardInterrupt, click.Abort):
+            fail(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader went away (`stage verify | head`): nobody hears words, but 0 would be a lie
+            sys.exit(IncompleteError.exit_code)
+        except StageError as error:
+            fail(error)
+        except OSError as error:
+            fail(_from_os_error(error))
+        sys.exit(0)
+
+
+def _require_utf8_names() -> None:
+    """Starts over in UTF-8 mode under a locale (`de_DE.ISO-8859-1`) in which Python would misread and miswrite names.
+
+    A bundle's names are UTF-8 on every disk; PEP 540 has only `C` and `POSIX` covered.
+    """
+    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8") and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def fail(error: StageError) -> NoReturn:
+    """Says what went wrong and exits with its code."""
+    say(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints text with whatever could rewrite a terminal escaped."""
+    click.echo(as_shown(text), err=err)
+
+
+def _from_os_error(error: OSError) -> StageError:
+    """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return IncompleteError(f"{what}.", "Mend that (space, quota, permissions), then run the same command again.")
+
+
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+signers_option = click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by somebody in FILE (as ssh's allowed_signers); exit code 4 without.",
+)

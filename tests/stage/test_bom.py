@@ -1,0 +1,108 @@
+"""The bill of materials: valid CycloneDX, the same text from the same lock, watched over like every other file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from hypothesis import given, settings
+
+from stage.bom import bom_text
+from stage.bundle import manifest_text, parse_manifest
+from stage.lockfile import Lockfile
+from stage.verify import verify
+from tests.stage.bundles import make_bundle
+from tests.stage.locks import canonical, every_kind, locks
+from tests.support.staging import Laptop
+
+BOM = "bom.cdx.json"
+
+
+@settings(max_examples=20)
+@given(lock=locks())
+def test_every_lock_has_a_valid_bill(lock: Lockfile) -> None:
+    text = bom_text(lock)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
+    assert text == bom_text(canonical(lock))
+
+
+def test_the_bill_names_licence_commit_and_weights_and_nothing_volatile() -> None:
+    bill = json.loads(bom_text(every_kind()))
+    model = next(c for c in bill["components"] if c["name"] == "bert")
+    assert model["type"] == "machine-learning-model"
+    assert model["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert model["purl"].startswith("pkg:huggingface/acme/bert-large@")
+    assert [c["name"] for c in model["components"]] == ["data/models/bert/model.safetensors"]
+    assert bill["metadata"]["component"]["version"] == every_kind().id
+    assert "serialNumber" not in bill and "timestamp" not in bill["metadata"]
+
+
+@pytest.mark.parametrize("change", ["edit", "remove"])
+def test_a_changed_or_missing_bill_is_damage(tmp_path: Path, change: str) -> None:
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    if change == "edit":
+        (root / BOM).write_bytes((root / BOM).read_bytes().replace(b"MIT", b"GPL"))
+    else:
+        (root / BOM).unlink()
+    assert [(f.path, f.problem) for f in verify(root).findings] == [
+        (BOM, "mismatched" if change == "edit" else "missing")
+    ]
+
+
+def test_a_bundle_from_before_bills_stays_sound(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    tags = root / "tagmanifest-sha256.txt"
+    recorded = parse_manifest(tags.read_bytes())
+    del recorded[BOM]
+    tags.write_bytes(manifest_text(recorded))
+    assert [f.path for f in verify(root).findings] == [tags.name]  # a bill that nobody vouches for
+    (root / BOM).unlink()
+    assert verify(root).ok
+
+
+INCLUDE = """\
+format: 1
+name: tiny
+assets:
+  tiny-bert:
+    model: acme/licensed
+    include: ["config.json"]
+{more}
+"""
+FILES = {
+    "README.md": b"---\nlicense: llama3.1\n---\n# A model\n",
+    "LICENSE.txt": b"terms",
+    "USE_POLICY.md": b"policy",
+    "config.json": b"{}",
+    "README.py": b"print()",
+    "docs/LICENSE": b"of the docs",
+}
+
+
+def test_card_and_licence_travel_with_include_patterns(laptop: Laptop) -> None:
+    laptop.hub.commit("models", "acme/licensed", FILES)
+    laptop.write(INCLUDE.format(more='    exclude: ["USE_*"]'))
+    laptop.fetched()
+    names = {path.name for path in (laptop.bundle / "data/models/tiny-bert").iterdir()}
+    assert names == {"README.md", "LICENSE.txt", "config.json"}
+    bill = json.loads((laptop.bundle / BOM).read_text())
+    assert bill["components"][0]["licenses"] == [{"license": {"name": "llama3.1"}}]
+    assert "licence  llama3.1" in laptop.stage("show", "bundle").stdout
+
+
+def test_a_licence_the_policy_does_not_allow_is_refused(laptop: Laptop) -> None:
+    laptop.hub.commit("models", "acme/licensed", FILES)
+    laptop.write(INCLUDE.format(more="policy: {licences: [mit, apache-2.0]}"))
+    words = laptop.refused(3)
+    assert "tiny.yaml:4: `tiny-bert` has the licence llama3.1" in words and "mit, apache-2.0" in words
+    laptop.write(INCLUDE.format(more="policy: {licences: [llama3.1]}"))
+    laptop.fetched()
+
+
+def test_no_licence_at_all_is_refused_by_a_policy(laptop: Laptop) -> None:
+    laptop.hub.commit("models", "acme/licensed", {"config.json": b"{}"})
+    laptop.write(INCLUDE.format(more="policy: {licences: [mit]}"))
+    assert "(none stated)" in laptop.refused(3)

@@ -1,0 +1,104 @@
+"""`stage init`: from names to a manifest that loads and fetches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.init import asset_names, manifest_text
+from stage.manifest import DatasetRequest, Manifest, ModelRequest
+from stage.names import collisions, problem_with_asset_name
+from stage.sources.lookup import LookedUp
+from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
+
+
+def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
+    done = laptop.stage("init", MODEL, f"https://huggingface.co/datasets/{DATASET}", "-o", "new.yaml")
+    assert done.returncode == 0, done.stderr
+    assert f"{MODEL}: model, licence apache-2.0" in done.stdout and f"{DATASET}: dataset" in done.stdout
+    manifest = Manifest.load(laptop.folder / "new.yaml")
+    assert manifest.name == "new"
+    assert manifest.requests["tiny-bert"] == ModelRequest(repository=MODEL)
+    assert manifest.requests["lines"] == DatasetRequest(repository=DATASET, config="plain")
+    assert laptop.stage("fetch", "new.yaml", "-o", "new").returncode == 0
+
+
+def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:
+    files = dataset_files()
+    laptop.hub.commit(
+        "datasets",
+        "acme/several",
+        {f"{config}/train.parquet": files["plain/train-00000-of-00002.parquet"] for config in ("b-raw", "a-raw")},
+    )
+    laptop.hub.commit(
+        "datasets",
+        "acme/several",
+        {"converted/train/0000.parquet": files["plain/train-00000-of-00002.parquet"]},
+        ref="refs/convert/parquet",
+    )
+    done = laptop.stage("init", "acme/several")
+    assert done.returncode == 0, done.stderr
+    assert "3 configs" in done.stdout
+    text = (laptop.folder / "manifest.yaml").read_text()
+    assert "config: a-raw   # also: b-raw, converted" in text and "several configs and no default" in text
+    assert laptop.stage("lock", "manifest.yaml").returncode == 0
+
+
+def test_a_moved_repository_is_written_by_its_name_today(laptop: Laptop) -> None:
+    laptop.hub.configure("models", "tiny-bert", moved_to=MODEL)
+    assert laptop.stage("init", "tiny-bert").returncode == 0
+    assert f"model: {MODEL}" in (laptop.folder / "manifest.yaml").read_text()
+
+
+def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
+    before = (laptop.folder / "tiny.yaml").read_bytes()
+    done = laptop.stage("init", MODEL, "-o", "tiny.yaml")
+    assert done.returncode == 2 and "is not overwritten" in done.stderr
+    assert (laptop.folder / "tiny.yaml").read_bytes() == before
+
+
+def test_an_unknown_name_writes_nothing(laptop: Laptop) -> None:
+    done = laptop.stage("init", MODEL, "acme/tiny-brt")
+    assert done.returncode == 2 and "no model and no dataset" in done.stderr and "acme/tiny-brt" in done.stderr
+    assert not (laptop.folder / "manifest.yaml").exists()
+    assert laptop.stage("init", "acme/a b").returncode == 2
+
+
+repositories = st.from_regex(r"[A-Za-z0-9_.-]{1,8}(/[A-Za-z0-9_.-]{1,8})?", fullmatch=True).filter(
+    lambda r: ".." not in r
+)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+found = st.builds(
+    LookedUp,
+    st.sampled_from(["model", "dataset"]),
+    repositories,
+    st.none() | words,
+    st.booleans(),
+    st.lists(words, max_size=4, unique=True).map(tuple),
+    st.none(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=50)
+@given(many=st.lists(found, min_size=1, max_size=4))
+def test_whatever_the_hub_says_the_manifest_loads(
+    tmp_path_factory: pytest.TempPathFactory, many: list[LookedUp]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "init.yaml"
+    path.write_text(manifest_text(Path("init.yaml"), many), encoding="utf-8")
+    requests = list(Manifest.load(path).requests.values())
+    assert [r.repository for r in requests] == [item.repository for item in many]  # type: ignore[union-attr]
+    assert [r.config for r in requests if isinstance(r, DatasetRequest)] == [
+        item.configs[0] if item.configs else None for item in many if item.kind == "dataset"
+    ]
+
+
+@given(many=st.lists(repositories, max_size=6))
+def test_every_asset_gets_a_name_of_its_own(many: list[str]) -> None:
+    names = asset_names(many)
+    assert len(names) == len(many) and not collisions(names)
+    assert all(problem_with_asset_name(name) is None for name in names)

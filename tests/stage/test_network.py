@@ -1,0 +1,117 @@
+"""What stands between a laptop and the Hub: a shared link, a proxy, a proxy that opens TLS with a CA of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stage.errors import UsageError
+from stage.sources.rate import RateLimit, parse_rate
+from tests.support.hubs import INDEPENDENT, IndependentHub
+from tests.support.proxy import Proxy
+from tests.support.staging import MANIFEST, Laptop
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("20MB/s", 20e6), ("500 kB/s", 5e5), ("1.5MiB", 1.5 * 2**20), ("1gb/s", 1e9), ("7B/s", 7)],
+)
+def test_a_rate_is_bytes_a_second(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "20", "0MB/s", "fast", "-1MB/s", "20Mbit/s", "1MB/h"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no rate"):
+        parse_rate(text)
+
+
+def test_all_connections_share_the_rate_and_idle_time_is_not_saved() -> None:
+    now = 100.0
+    limit = RateLimit(1000, lambda: now)
+    assert [limit.delay(500), limit.delay(500)] == [0.5, 1.0]  # the second connection waits behind the first
+    now = 200.0
+    assert limit.delay(100) == pytest.approx(0.1)
+
+
+def test_a_fetch_keeps_to_its_rate(laptop: Laptop) -> None:
+    began = time.monotonic()
+    laptop.fetched("bundle", "--max-rate", "4MB/s", "--jobs", "4")
+    size = sum(path.stat().st_size for path in (laptop.bundle / "data").rglob("*") if path.is_file())
+    assert time.monotonic() - began > 0.9 * size / 4e6  # a floor: a busy machine is only slower
+    assert laptop.stage("fetch", "tiny.yaml", "-o", "b", "--max-rate", "2").returncode == 2
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA of our own (`ca.pem`) and a certificate by it for 127.0.0.1 (`hub.pem`, `hub.key`)."""
+    folder = tmp_path_factory.mktemp("ca")
+
+    def openssl(*arguments: object) -> None:
+        subprocess.run(["openssl", *map(str, arguments)], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes", "-days", "2")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Site CA")
+    openssl("req", *key[:3], "-keyout", "hub.key", "-out", "hub.csr", "-subj", "/CN=127.0.0.1")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+    openssl("x509", "-req", "-in", "hub.csr", "-out", "hub.pem", *signing)
+    return folder
+
+
+@pytest.fixture
+def tls_laptop(authority: Path, tmp_path: Path) -> Iterator[Laptop]:
+    """A laptop whose Hub speaks TLS with a certificate that only the site's CA vouches for."""
+    if not INDEPENDENT.exists():
+        pytest.skip("the Hub that speaks TLS is not beside this checkout")
+    with ExitStack() as stack:
+        options = {"cert": str(authority / "hub.pem"), "key": str(authority / "hub.key")}
+        hub = IndependentHub(tmp_path / "hub", stack, **options)
+        (tmp_path / "laptop").mkdir()
+        laptop = Laptop(tmp_path / "laptop", hub)
+        laptop.publish()
+        laptop.write(MANIFEST)
+        yield laptop
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_a_ca_of_the_site_is_honoured(tls_laptop: Laptop, authority: Path, undisturbed_id: str, variable: str) -> None:
+    assert tls_laptop.hub.endpoint.startswith("https://")
+    assert tls_laptop.fetched(**{variable: str(authority / "ca.pem")}) == undisturbed_id
+
+
+def test_a_ca_nobody_vouches_for_is_refused_with_the_remedy(tls_laptop: Laptop) -> None:
+    assert "SSL_CERT_FILE" in tls_laptop.refused(5)
+
+
+def test_everything_goes_through_the_proxy_of_the_environment(laptop: Laptop, undisturbed_id: str) -> None:
+    with Proxy() as proxy:
+        assert laptop.fetched(http_proxy=f"http://{proxy.address}") == undisturbed_id
+    hosts = {line.split()[1] for line in proxy.seen}
+    assert hosts == {laptop.hub.endpoint.removeprefix("http://"), laptop.hub.cdn_endpoint.removeprefix("http://")}
+
+
+def test_no_proxy_is_honoured(laptop: Laptop) -> None:
+    with Proxy() as proxy:
+        laptop.fetched(http_proxy=f"http://{proxy.address}", no_proxy="127.0.0.1")
+    assert proxy.seen == []
+
+
+def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(laptop: Laptop, undisturbed_id: str) -> None:
+    with Proxy(password="me:s3cret") as proxy:
+        assert laptop.fetched(http_proxy=f"http://me:s3cret@{proxy.address}") == undisturbed_id
+    assert proxy.seen and not proxy.refused
+    assert "s3cret" not in (laptop.bundle / "bag-info.txt").read_text()
+    assert not any(request.token for request in laptop.hub.requests())
+
+
+def test_tls_goes_through_the_proxy_as_a_tunnel(tls_laptop: Laptop, authority: Path, undisturbed_id: str) -> None:
+    with Proxy() as proxy:
+        environment = {"https_proxy": f"http://{proxy.address}", "SSL_CERT_FILE": str(authority / "ca.pem")}
+        assert tls_laptop.fetched(**environment) == undisturbed_id
+    assert proxy.seen and {line.split()[0] for line in proxy.seen} == {"CONNECT"}

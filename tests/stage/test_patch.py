@@ -1,0 +1,363 @@
+"""Damage in, patch out; an old bundle in, the new one out: little to carry, nothing half done, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stage import bundle as layout
+from stage.apply import apply
+from stage.bundle import finish, write_blocks
+from stage.digest import BLOCK_SIZE, hash_file
+from stage.errors import DamageError, IncompleteError, UsageError
+from stage.findings import read_report
+from stage.lockfile import LockedAsset, LockedFile, Lockfile, Source
+from stage.patch import patch_damage, patch_since
+from stage.progress import Reporter
+from stage.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+
+MIB = 2**20
+QUIET = Reporter(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "copy"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, root], check=True)
+    yield root
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def stage(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stage", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+def nothing(count: int) -> None:
+    """No progress."""
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def state(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def mended(sound: Path, copy: Path, folder: Path, volume_size: int | None = None) -> Path:
+    """A patch for the damage of `copy`."""
+    (folder / "r.json").write_text(json.dumps(verify(copy).to_json()))
+    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, nothing)
+    return folder / "patch"
+
+
+def test_a_flipped_bit_of_a_large_file_costs_one_block_to_mend(sound: Path, copy: Path, tmp_path: Path) -> None:
+    """The whole road by the command."""
+    with open(copy / BIG, "r+b") as file:
+        file.seek(40 * MIB + 5)
+        file.write(b"\x01")
+    done = stage("verify", copy, "--report", tmp_path / "r.json", "-q")
+    assert done.returncode == 1 and "other bytes at 33554432-50331648" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["findings"][0]["ranges"] == [[33554432, 50331648]]
+    done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["bytes"] == BLOCK_SIZE, done.stderr
+    assert size_of(tmp_path / "patch") <= 17 * MIB
+    checked = subprocess.run(["sha256sum", "-c", "--quiet", "manifest-sha256.txt"], cwd=tmp_path / "patch")
+    assert checked.returncode == 0
+    done = stage("apply", copy, tmp_path / "patch")
+    assert done.returncode == 0 and f"bundle id {verify(sound, 'fast').bundle_id}" in done.stdout, done.stderr
+    assert verify(copy).ok and sorted(p.name for p in tmp_path.iterdir()) == ["copy", "patch", "r.json"]
+
+
+def test_a_patch_is_a_bag_that_bagit_accepts(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = mended(sound, copy, tmp_path)
+    bagged = subprocess.run([sys.executable, "-m", "bagit", "--validate", patch], capture_output=True, text=True)
+    assert bagged.returncode == 0, bagged.stderr
+
+
+@pytest.mark.parametrize("chance", range(8))
+def test_any_damage_to_the_bytes_is_mended(sound: Path, copy: Path, tmp_path: Path, chance: int) -> None:
+    noise = random.Random(chance)
+    paths = sorted(path for path in copy.rglob("*") if path.is_file())
+    for path in noise.sample(paths, 3):
+        data = bytearray(path.read_bytes())
+        match noise.choice(["flip", "cut", "grow", "gone", "link"]):
+            case "flip" if data:
+                data[noise.randrange(len(data))] ^= 1 << noise.randrange(8)
+                path.write_bytes(data)
+            case "cut" if data:
+                os.truncate(path, noise.randrange(len(data)))
+            case "link":
+                path.unlink()
+                path.symlink_to("/etc/hostname")
+            case "gone":
+                path.unlink()
+            case _:
+                path.write_bytes(data + b"x")
+    if (before := verify(copy)).bundle_id is None and not (copy / layout.BAG_INFO).is_file():
+        pytest.xfail("nothing is left that says which bundle this is")
+    outcome = apply(copy, [mended(sound, copy, tmp_path)], QUIET)
+    assert outcome.bundle_id == verify(sound, "fast").bundle_id and verify(copy).ok, before
+    assert state(copy) == state(sound)
+
+
+def test_bytes_that_went_bad_after_the_report_stop_the_patch_and_nothing_changes(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    for offset in (1, 50 * MIB):
+        with open(copy / BIG, "r+b") as file:
+            file.seek(offset)
+            file.write(b"\x01")
+        if offset == 1:
+            patch = mended(sound, copy, tmp_path)
+    before = state(copy)
+    with pytest.raises(DamageError, match="more of it is damaged than the patch mends"):
+        apply(copy, [patch], QUIET)
+    assert state(copy) == before
+
+
+def test_a_report_or_a_patch_of_another_bundle_is_refused(sound: Path, copy: Path, tmp_path: Path) -> None:
+    other = make_bundle(tmp_path / "other", big=False).root
+    (other / "data/models/bert/vocab.txt").unlink()
+    (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
+    with pytest.raises(UsageError, match="of another bundle"):
+        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, nothing)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = mended(sound, copy, tmp_path)
+    before = state(other)
+    done = stage("apply", other, patch)
+    assert done.returncode == 2 and "the patch is for another bundle" in done.stderr
+    assert state(other) == before
+
+
+def test_a_damaged_patch_is_refused_before_the_bundle_is_touched(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = mended(sound, copy, tmp_path)
+    before = state(copy)
+    for path in [patch / "patch.json", *(patch / "data").iterdir()]:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamageError):
+            apply(copy, [patch], QUIET)
+        path.write_bytes(data)
+    assert state(copy) == before
+    apply(copy, [patch], QUIET)
+
+
+def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, origin], check=True)
+    for root in (origin, copy):
+        (root / "data/models/bert/vocab.txt").write_bytes(b'{"equal in size": 001}\n')
+    with pytest.raises(DamageError, match="damaged here too"):
+        mended(origin, copy, tmp_path)
+    assert not (tmp_path / "patch").exists() and not list(tmp_path.glob("*.partial"))
+
+
+def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/mine.txt").write_text("unsaved")
+    (copy / "data/models/bert/vocab.txt").unlink()
+    with pytest.raises(DamageError, match=r"mine\.txt"):
+        apply(copy, [mended(sound, copy, tmp_path)], QUIET)
+    assert (copy / "data/mine.txt").read_text() == "unsaved"
+    assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
+
+
+def new_version(old: Path, root: Path) -> Path:
+    """A bundle in which files of `old` were renamed, swapped, shared, changed, dropped and added, a large one too."""
+    root.mkdir()
+    moves = {
+        "data/models/bert/model.safetensors": "data/models/bert/renamed.safetensors",
+        "data/models/bert/config.json": "data/models/bert/vocab.txt",  # swapped
+        "data/models/bert/vocab.txt": "data/models/bert/config.json",
+        "data/models/bert/1_Pooling/config.json": "data/models/bert/1_Pooling/config.json",
+        BIG: "data/files/big/moved/sparse.bin",
+    }
+    for source, target in moves.items():
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(old / source, root / target)
+    shutil.copyfile(old / "data/models/bert/1_Pooling/config.json", root / "data/models/bert/shared.json")
+    noise = random.Random(5).randbytes(70 * MIB)
+    for name in ("new.bin", "twin.bin"):
+        (root / "data/files/big" / name).write_bytes(noise)
+    (root / "data/files/big/empty").touch()
+    assets = []
+    for name, kind in (("bert", "model"), ("big", "files")):
+        folder = root / "data" / ("models" if kind == "model" else "files") / name
+        files = []
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            digests = hash_file(path)
+            if digests.blocks:
+                write_blocks(root, digests.sha256, digests.blocks)
+            relative = path.relative_to(root).as_posix()
+            files.append(LockedFile(relative, digests.size, digests.sha256, None, path.name))
+        assets.append(LockedAsset(name, kind, {"path": "x"}, Source("path", "x"), tuple(files)))
+    finish(root, Lockfile("made", {asset.name: asset for asset in assets}), b"format: 1\n", [("Airlift-Host", "new")])
+    return root
+
+
+@pytest.fixture(scope="module")
+def new(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_version(sound, tmp_path_factory.mktemp("new") / "bundle")
+
+
+def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
+    sound: Path, new: Path, copy: Path, tmp_path: Path
+) -> None:
+    done = stage("patch", new, "--since", sound / layout.LOCK, "-o", tmp_path / "patch")
+    assert done.returncode == 0, done.stderr
+    assert 70 * MIB < size_of(tmp_path / "patch") < 71 * MIB, "twins twice, or moved files carried"
+    done = stage("apply", copy, tmp_path / "patch", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bundle_id"] == verify(new, "fast").bundle_id
+    assert state(copy) == state(new)
+    assert {path.stat().st_nlink for path in copy.rglob("*") if path.is_file()} == {1}, "two files share their bytes"
+    again = stage("apply", copy, tmp_path / "patch")
+    assert again.returncode == 0 and state(copy) == state(new), again.stderr
+
+
+def test_volumes_come_one_by_one_in_any_order(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
+    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, nothing)
+    volumes = sorted((tmp_path / "patch").iterdir())
+    assert len(volumes) == outcome.plan.count > 3
+    assert [size_of(volume) <= 20 * MIB for volume in volumes] == [True] * len(volumes)
+    for volume in volumes:
+        bagged = subprocess.run([sys.executable, "-m", "bagit", "--validate", volume], capture_output=True)
+        assert bagged.returncode == 0
+    random.Random(1).shuffle(volumes)
+    before = state(copy)
+    for index, volume in enumerate(volumes[:-1]):
+        with pytest.raises(IncompleteError, match="still missing") as refused:
+            apply(copy, [volume], QUIET)
+        for other in volumes[index + 1 :]:
+            assert str(int(other.name.split("-")[1])) in refused.value.message
+    assert state(copy) == before
+    apply(copy, [volumes[-1]], QUIET)
+    assert state(copy) == state(new)
+
+
+def test_a_volume_too_small_for_a_block_is_refused(sound: Path, new: Path, tmp_path: Path) -> None:
+    done = stage("patch", new, "--since", sound / layout.LOCK, "-o", tmp_path / "p", "--volume-size", "10MB")
+    assert done.returncode == 2 and "--volume-size 17MB" in done.stderr and not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("kind", ["repair", "update"])
+def test_an_apply_that_is_killed_can_be_run_again(
+    sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "update":
+        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    else:
+        (copy / "data/models/bert/vocab.txt").unlink()
+        with open(copy / BIG, "r+b") as file:
+            file.write(b"bad")
+        mended(sound, copy, tmp_path)
+    for delay in (0.3, 0.5, 0.7, 0.9):
+        command = [sys.executable, "-m", "stage", "apply", str(copy), str(tmp_path / "patch")]
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(delay)  # wherever that is: any moment must do
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    apply(copy, [tmp_path / "patch"], QUIET)
+    assert state(copy) == state(new if kind == "update" else sound)
+
+
+def test_an_update_does_not_drop_files_nobody_fetched(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    (copy / "data/mine.txt").write_text("unsaved")
+    before = state(copy)
+    with pytest.raises(UsageError, match=r"mine\.txt"):
+        apply(copy, [tmp_path / "patch"], QUIET)
+    assert state(copy) == before
+
+
+def test_an_update_that_counts_on_a_damaged_file_says_so_and_changes_nothing(
+    sound: Path, new: Path, copy: Path, tmp_path: Path
+) -> None:
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    with open(copy / "data/models/bert/model.safetensors", "r+b") as file:
+        file.write(b"bad")
+    before = state(copy)
+    with pytest.raises(DamageError, match="counts on a file of the old bundle"):
+        apply(copy, [tmp_path / "patch"], QUIET)
+    assert state(copy) == before
+
+
+def test_what_cannot_be_patched_is_said(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(verify(copy).to_json()))
+    (tmp_path / "not.json").write_text("[1]")
+    for arguments, said in (
+        ((sound, "-o", tmp_path / "p"), "Either --report or --since"),
+        ((sound, "--report", tmp_path / "r.json", "-o", tmp_path / "p"), "names nothing that a patch can mend"),
+        ((sound, "--report", tmp_path / "not.json", "-o", tmp_path / "p"), "not a verification report"),
+        ((sound, "--since", sound / layout.LOCK, "-o", tmp_path / "p"), "nothing to carry"),
+        ((sound, "--since", tmp_path / "no.lock", "-o", tmp_path / "p"), "no.lock"),
+        ((sound, "--since", sound / layout.LOCK, "-o", tmp_path / "p", "--volume-size", "big"), "not a size"),
+    ):
+        done = stage("patch", *arguments)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert stage("apply", copy, tmp_path).returncode == 2
+
+
+def test_nothing_is_written_through_a_link(sound: Path, copy: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    shutil.move(copy / "data/models/bert", outside)
+    (copy / "data/models/bert").symlink_to(outside)
+    (outside / "vocab.txt").unlink()
+    patch = mended(sound, copy, tmp_path)
+    done = stage("apply", copy, patch)
+    assert done.returncode == 3 and "a link or file stands where a folder has to be" in done.stderr, done.stderr
+    assert not (outside / "vocab.txt").exists()
+
+
+def test_a_plan_that_was_edited_and_resealed_writes_nothing_outside(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = mended(sound, copy, tmp_path)
+    good = json.loads((patch / "patch.json").read_bytes())
+    for edit in (
+        {"repair": ["data/../../escape"]},
+        {"tags": {"../escape": "0" * 64}},
+        {"repair": ["/etc/passwd"]},
+        {"format": 2},
+        {"pieces": {"../../x": 1}},
+        {"contents": []},
+        {"volumes": 0},
+        {"contents": {"0" * 64: {"size": 2, "pieces": [[1, 9**20, "0" * 64]]}}},
+    ):
+        text = json.dumps({**good, **edit}).encode()
+        (patch / "patch.json").write_bytes(text)
+        lines = layout.parse_manifest((patch / layout.TAG_MANIFEST).read_bytes())
+        lines["patch.json"] = layout.sha256_of_bytes(text)
+        (patch / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(lines))
+        done = stage("apply", copy, patch)
+        assert done.returncode in (2, 3) and "Traceback" not in done.stderr, done.stderr
+    assert not list(tmp_path.glob("**/escape")) and not (copy / "data/models/bert/vocab.txt").exists()
+
+
+def test_a_shards_report_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
+    from stage.findings import Shard
+
+    (copy / "data/models/bert/vocab.txt").unlink()
+    report = replace(verify(copy), shard=Shard(1, 2))
+    with pytest.raises(UsageError, match="one shard"):
+        patch_damage(sound, report, tmp_path / "patch", None, nothing)

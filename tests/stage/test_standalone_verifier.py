@@ -1,0 +1,167 @@
+"""`stage-verify.py` travels in every bundle and says what `stage verify` says, on Pythons a cluster may have."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage import bundle as layout
+from stage.errors import StageError
+from stage.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+from tests.stage.damages import DAMAGES, NEED_BLOCKS
+
+SEED = int(os.environ.get("AIRLIFT_DAMAGE_SEED") or 20_260_204)
+ROUNDS = 4  # 25 damages x 4 chances and 5 slow ones x 2 = 110
+TEMPLATE = Path(layout.__file__).parent / "templates" / layout.VERIFIER
+
+
+@functools.cache
+def pythons() -> list[str]:
+    """One interpreter of each minor version from 3.6 on that is here, the oldest first."""
+    found: dict[tuple[int, int], str] = {(sys.version_info[0], sys.version_info[1]): sys.executable}
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    names = itertools.chain(pyenv.glob("3.*/bin/python"), (f / f"python3.{n}" for f in folders for n in range(6, 16)))
+    for path in names:
+        ask = [str(path), "-c", "import sys; print(*sys.version_info[:2])"]
+        if path.exists() and (answer := subprocess.run(ask, capture_output=True, text=True)).returncode == 0:
+            major, minor = map(int, answer.stdout.split())
+            if (major, minor) >= (3, 6):
+                found.setdefault((major, minor), str(path))
+    return [found[version] for version in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "bundle"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, root], check=True)
+    yield root
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def standalone(python: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the shipped file, isolated from what is installed here."""
+    return subprocess.run(
+        [python, "-I", str(TEMPLATE), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **environment},
+        timeout=120,
+    )
+
+
+def test_it_is_in_the_bundle_and_under_its_seal(sound: Path) -> None:
+    assert (sound / layout.VERIFIER).read_bytes() == TEMPLATE.read_bytes()
+    assert layout.VERIFIER in layout.parse_manifest((sound / layout.TAG_MANIFEST).read_bytes())
+
+
+def test_its_syntax_is_that_of_python_3_6() -> None:
+    text = TEMPLATE.read_text()
+    ast.parse(text, feature_version=(3, 6))
+    imported = {
+        alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parts[-3])
+def test_every_python_here_runs_it_where_it_lies(copy: Path, python: str) -> None:
+    done = subprocess.run([python, "-I", str(copy / layout.VERIFIER)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"bundle id {verify(copy, 'fast').bundle_id}" in done.stdout.splitlines()
+    assert not list(copy.rglob("__pycache__")) and verify(copy).ok, "it left something behind"
+    with open(copy / BIG, "r+b") as file:
+        file.seek(40 * 2**20)
+        file.write(b"x")
+    damaged = standalone(python, copy, "--json")
+    assert damaged.returncode == 1 and json.loads(damaged.stdout) == verify(copy).to_json()
+    assert json.loads(damaged.stdout)["findings"][0]["ranges"] == [[32 * 2**20, 48 * 2**20]]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_it_finds_what_stage_verify_finds(sound: Path, small: Path, tmp_path: Path, damage: object) -> None:
+    """Every finding, word for word, and the exit code, by the oldest Python here."""
+    for chance in range(2 if damage in NEED_BLOCKS else ROUNDS):
+        seed = f"{SEED}-{getattr(damage, '__name__', '')}-{chance}"
+        print(f"seed {seed} (AIRLIFT_DAMAGE_SEED={SEED})")
+        folder = tmp_path / str(chance)
+        folder.mkdir()
+        root = folder / "bundle"
+        original = sound if damage in NEED_BLOCKS else small
+        subprocess.run(["cp", "-r", "--sparse=always", original, root], check=True)
+        assert callable(damage)
+        damage(root, random.Random(seed))
+        for level in ("full", "fast") if chance == 0 else ("full",):
+            arguments = [root, "--json", *(["--fast"] if level == "fast" else [])]
+            done = standalone(pythons()[0], *arguments)
+            try:
+                expected = verify(root, level)
+            except StageError as error:
+                assert done.returncode == error.exit_code and done.stderr.startswith("error: "), done.stderr
+                continue
+            assert json.loads(done.stdout) == expected.to_json()
+            assert done.returncode == (0 if expected.ok else 1)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("small") / "bundle", big=False).root
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+def test_names_are_utf_8_in_any_locale(small: Path, locale: str) -> None:
+    """Old clusters run jobs in `C`, which Python 3.6 takes for ASCII."""
+    done = standalone(pythons()[0], small, "--json", LC_ALL=locale)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_lines_are_those_of_stage_verify(copy: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    (copy / "data/\x1b[31mred").touch()
+    ours = subprocess.run([sys.executable, "-m", "stage", "verify", copy], capture_output=True, text=True)
+    theirs = standalone(pythons()[0], copy)
+    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode == 1
+
+
+def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:
+    assert standalone(pythons()[0], tmp_path / "gone").returncode == 2
+    assert standalone(pythons()[0], copy / "data").returncode == 2
+    inside = standalone(pythons()[0], copy, "--report", copy / "report.json")
+    assert inside.returncode == 2 and not (copy / "report.json").exists()
+
+
+def test_its_report_is_what_stage_patch_reads(copy: Path, tmp_path: Path) -> None:
+    from stage.findings import read_report
+
+    (copy / "data/models/bert/vocab.txt").unlink()
+    assert standalone(pythons()[0], copy, "--report", tmp_path / "report.json").returncode == 1
+    assert read_report(tmp_path / "report.json") == verify(copy).__class__(
+        **{**vars(verify(copy)), "seal": None, "root": copy}
+    )
+
+
+def test_a_bundle_of_before_has_none_and_is_sound(copy: Path) -> None:
+    digests = layout.parse_manifest((copy / layout.TAG_MANIFEST).read_bytes())
+    del digests[layout.VERIFIER]
+    (copy / layout.VERIFIER).unlink()
+    (copy / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(digests))
+    assert verify(copy).ok
+    assert standalone(pythons()[0], copy).returncode == 0
