@@ -6,40 +6,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 
-from runner.errors import IncompleteError, StageError, __version__
-
-
-class _Group(click.Group):
-    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
-
-    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        try:
-            super().main(*args, **{**kwargs, "standalone_mode": False})
-        except click.exceptions.Exit as request:
-            sys.exit(request.exit_code)
-        except click.ClickException as error:
-            error.show()
-            sys.exit(2)
-        except (KeyboardInterrupt, click.Abort):
-            _fail(IncompleteError("Interrupted.", "Run the same command again: it resumes."))
-        except StageError as error:
-            _fail(error)
-        except OSError as error:
-            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            _fail(
-                IncompleteError(f"{what}.", "Mend that (space, quota, permissions), then run the same command again.")
-            )
-        sys.exit(0)
-
-
-def _fail(error: StageError) -> NoReturn:
-    sys.stdout.flush()
-    click.echo(f"error: {error}", err=True)
-    sys.exit(error.exit_code)
+from runner.errors import CommandGroup, __version__
 
 
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,7 +37,7 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="runner")
 def main() -> None:
     """Trains from a bundle, offline: in a Slurm job or on one machine.

@@ -9,9 +9,11 @@ from stage import __version__
 from stage.disk import human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
 from stage.fence import wall
+from stage.terminal import Group as CommandGroup
 from stage.yamlfile import Lines, check_keys, load_yaml_with_lines
 
 __all__ = [
+    "CommandGroup",
     "DamageError",
     "IncompleteError",
     "Lines",

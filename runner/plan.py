@@ -148,9 +148,11 @@ def check_batch(config: RunConfig, world_size: int) -> None:
         below, above = total - total % unit, total + unit - total % unit
         nearest = f"{below} or {above}" if below else str(above)
         what = f"{world_size} ranks x micro {micro}" if isinstance(micro, int) else f"{world_size} ranks"
-        raise UsageError(
-            f"{config.path}: batch.global {total} does not divide among {what}.", f"Set batch.global: {nearest}."
-        )
+        remedy = f"Set batch.global: {nearest}"
+        if isinstance(micro, int) and total % world_size == 0:
+            share = total // world_size
+            remedy += f", or batch.micro: {max(d for d in range(1, min(micro, share) + 1) if share % d == 0)}"
+        raise UsageError(f"{config.path}: batch.global {total} does not divide among {what}.", f"{remedy}.")
 
 
 def _precision(config: RunConfig, device: Device) -> tuple[str, str]:

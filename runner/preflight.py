@@ -114,6 +114,11 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: transformers has no {config.task} model of type `{kind}` ({model.path / 'config.json'}).",
             f"Set task: {other}" if other else "Use another model.",
         )
+    if config.task == "causal-lm" and kind in names["masked-lm"] and not model.settings.get("is_decoder"):
+        raise UsageError(
+            f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: a token would see the one it has to guess.",
+            "Set task: masked-lm, or use a decoder such as GPT-2.",
+        )
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
         raise UsageError(
             f"{config.path}: `{model.asset}` has no weights in this bundle.",

@@ -39,6 +39,10 @@ REMEDIES = {
 _ADVICE_ELSEWHERE = "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
 
 
+class NoClusterError(UsageError):
+    """There is an sbatch, and no cluster behind it."""
+
+
 @dataclass(frozen=True)
 class NodeShape:
     """CPUs and GPUs of one node, as `sinfo` shows them."""
@@ -142,7 +146,10 @@ def check(wanted: SbatchRequest) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "submit.sbatch")
         script.write_text(sbatch_script(wanted), encoding="utf-8")
-        _sbatch("--test-only", str(script))
+        try:
+            _sbatch("--test-only", str(script))
+        except NoClusterError as error:
+            return f"Slurm request: not checked: {error.message}"
     return f"Slurm request: {wanted.nodes} nodes x {wanted.tasks_per_node} ranks: sbatch --test-only accepts it"
 
 
@@ -189,7 +196,7 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     if "unable to contact" in lowered or "socket timed out" in lowered or "connection refused" in lowered:
         raise IncompleteError(f"Slurm does not answer: {said}", "Try again; `scontrol ping` shows when it is back.")
     if "configuration source" in lowered:
-        raise UsageError(f"this machine belongs to no Slurm cluster: {said}", _ADVICE_ELSEWHERE)
+        raise NoClusterError("sbatch is here, but this machine belongs to no Slurm cluster", _ADVICE_ELSEWHERE)
     remedy = next((advice for words, advice in REMEDIES.items() if words in lowered), "")
     raise UsageError(f"Slurm refuses the job: {said}", remedy or f"Correct `slurm:` in the run file ({arguments[-1]}).")
 

@@ -170,5 +170,8 @@ def _world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
 def _explain(run: Run) -> None:
     print(f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, run folder {run.folder.root}")
     for choice in run.config.explain():
+        # What is `auto` is told by the ranks, once they know what it means here; nothing was chosen where it is empty.
+        if choice.value in ("auto", None, {}, ()):
+            continue
         print(f"  {choice.key}: {choice.value}  ({choice.reason})")
     sys.stdout.flush()

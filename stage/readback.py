@@ -3,7 +3,7 @@
 The unit of work is a 16 MiB block of a large file or a whole small one. The digests of a large file's blocks lie in
 `blocks/<sha256>`, which the tag manifest vouches for exactly as it vouches for the lock: a file of the right size whose
 every block matches is the file, unless someone found two texts with one sha256. So one 4 GiB file keeps all cores
-busy, and a bad byte is known to its block. (docs/adr/0012 tells what an id without a signature is worth.)
+busy, and a bad byte is known to its block. (docs/adr/0015 tells what an id without a signature is worth.)
 
 Threads, not processes: hashing and reading release the GIL. Small files go in batches, since handing over each one
 costs more than hashing it. Largest first, so that no thread ends up alone with much to read.

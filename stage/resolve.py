@@ -87,6 +87,7 @@ def resolve(
     for name, request in manifest.requests.items():
         if previous and name not in stale and not updates & {name, ALL}:
             assets[name] = previous.assets[name]
+            sources.check_unchanged(assets[name], request, manifest)
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
         else:
             assets[name] = sources.resolve(name, request, manifest)

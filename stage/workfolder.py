@@ -81,15 +81,14 @@ class WorkFolder:
             return WorkFolder(root, {}, frozenset())
         if not root.is_dir():
             raise UsageError(f"{root}: is a file; a bundle is a folder.", "Choose another -o.")
-        sizes = _sizes(root)
-        if sizes:
+        if any(root.iterdir()):
             try:
                 layout.require_bundle(root)
             except UsageError:
                 raise UsageError(
                     f"{root}: is not empty and not a bundle; nothing was changed.", "Choose a new folder with -o."
                 ) from None
-        return WorkFolder(root, sizes, _known_paths(root))
+        return WorkFolder(root, _sizes(root), _known_paths(root))
 
     def size_of(self, path: str) -> int | None:
         """Bytes of a file that is here; None if it is not."""
@@ -113,10 +112,10 @@ class WorkFolder:
                 continue
             (stale if path in self.ours else foreign).append(path)
         if foreign:
-            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+            shown = ", ".join(map(printable, foreign[:10])) + (f" and {len(foreign) - 10} more" * (len(foreign) > 10))
             raise UsageError(
-                f"{self.root}: {printable(foreign[0])}{more} is not from any fetch; a bundle holds nothing else.",
-                "Move it out of the folder, then run again.",
+                f"{self.root}: not from any fetch: {shown}. A bundle holds nothing else.",
+                "Move that out of the folder, then run again.",
             )
         return stale
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError, sync_folder
+from runner.errors import DamageError, UsageError, sync_folder
 from runner.training.engines.base import Engine
 from runner.training.ranks import Ranks
 
@@ -122,12 +122,22 @@ class Checkpoints:
             shutil.rmtree(torn, ignore_errors=True)
 
     def newest_valid(self) -> tuple[Path, TrainingState] | None:
-        """The newest checkpoint that is whole; None if there is none."""
-        for folder in self._ranks.gather(_by_age(self._folder))[0]:
+        """The newest checkpoint that is whole; None if none was ever written.
+
+        Raises:
+            DamageError: there are checkpoints, and none is whole: beginning anew would overwrite what they led to.
+        """
+        folders = self._ranks.gather(_by_age(self._folder))[0]
+        for folder in folders:
             problem = self._problem_with(folder)
             if problem is None:
                 return folder, TrainingState(**json.loads((folder / STATE).read_text()))
             self._say(f"checkpoint {folder.name} is passed over: {problem}")
+        if folders:
+            raise DamageError(
+                f"{self._folder}: none of its {len(folders)} checkpoints is as it was written.",
+                f"To begin anew from step 0: another --output, or rm -r {self._folder}",
+            )
         return None
 
     def _problem_with(self, folder: Path) -> str | None:

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from runner.config import RunConfig
 from runner.data.prepare import open_prepared, recipes
 from runner.data.store import TokenStore
-from runner.errors import IncompleteError
+from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.plan import Device, ModelShape, Plan, decide, num_steps
@@ -90,6 +91,7 @@ class Trainer:
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
+    resumed_at_end: bool = False
 
     @staticmethod
     def start(
@@ -143,8 +145,10 @@ class Trainer:
         if found is not None:
             path, state = found
             check_resumable(state, self.state(), path)
+            self.check_not_past_the_end(state, path)
             self.engine.load(path)
             self.step, self.evaluation_due = state.step, state.evaluation_due
+            self.resumed_at_end = self.step == self.num_steps and not self.evaluation_due
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
@@ -153,6 +157,18 @@ class Trainer:
         self.observer.say(f"  {self.task.note}")
         ranks = self.ranks.world_size
         self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
+
+    def check_not_past_the_end(self, state: TrainingState, path: Path) -> None:
+        """Refuses to train fewer steps than were done already.
+
+        Raises:
+            UsageError: with both numbers.
+        """
+        if state.step > self.num_steps:
+            raise UsageError(
+                f"{path}: this run has done {state.step} steps; now {self.num_steps} are asked for.",
+                "Ask for more steps, or begin anew: give the run another name or another --output.",
+            )
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
@@ -165,7 +181,7 @@ class Trainer:
                 self.evaluate()
             if self.should_stop or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
                 self.save()
-        finished = self.step == self.num_steps and not self.evaluation_due
+        finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
             self.leave()
         return finished
@@ -263,7 +279,10 @@ class Trainer:
         self.ranks.barrier()
 
     def export(self) -> None:
-        """Writes the final model; rank 0 holds it whole for a moment."""
+        """Writes the final model; rank 0 holds it whole for a moment. A run that had ended before keeps its own."""
+        if self.resumed_at_end and self.ranks.any(self.folder.model.is_dir()):
+            self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
+            return
         state = self.engine.export()
         if self.ranks.is_first:
             export(self.task.model, "model.", state, self.inputs.model, self.folder.model)
@@ -291,6 +310,8 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
         "world_size": plan.world_size,
+        "sequence_length": plan.sequence_length,
+        "batch": {"global": plan.total, "micro": plan.micro, "accumulation": plan.accumulation},
         "device": device.name,
         "device_memory_gib": round(device.memory / 2**30, 1),
         "precision": plan.precision,

@@ -94,6 +94,27 @@ class Sources:
 
         return look_up(self._hub, name)
 
+    def check_unchanged(self, asset: LockedAsset, request: Request, manifest: Manifest) -> None:
+        """Local files may change beside the manifest: what the lock pins must still be what lies there, if it does.
+
+        Raises:
+            UsageError: a file changed, came or went since it was locked.
+        """
+        from stage.sources.local import local_base, resolve_path
+
+        if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
+            now, then = (
+                {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
+                for a in (resolve_path(asset.name, request, manifest), asset)
+            )
+            if now != then:
+                path = sorted(now ^ then)[0][0].removeprefix(f"{asset.folder}/")
+                raise UsageError(
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {path} changed since "
+                    f"{manifest.lock_path.name} was written.",
+                    f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
+                )
+
     def bring(
         self, asset: LockedAsset, file: LockedFile, manifest: Manifest, target: Path, progress: Callable[[int], None]
     ) -> FileDigests:

@@ -24,7 +24,7 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
         PolicyError: a symbolic link, a special file, or a name that may not be in a bundle.
     """
     place = manifest.place(name, "path")
-    base = manifest.path.parent / Path(request.path).expanduser()
+    base = local_base(request.path, manifest)
     if not base.exists():
         raise UsageError(f"{place}: `{name}`: there is no {base}.", "Paths are relative to the manifest's folder.")
     found = {base.name: base} if base.is_file() else _walk(base, f"{place}: `{name}`")
@@ -58,9 +58,14 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
     return replace(asset, files=tuple(files), left_out=tuple(left_out))
 
 
+def local_base(path: str, manifest: Manifest) -> Path:
+    """Where a `path:` entry points: relative to the manifest's folder."""
+    return manifest.path.parent / Path(path).expanduser()
+
+
 def local_file(asset: LockedAsset, origin: str, manifest: Manifest) -> Path:
-    """Where a file of a `path:` asset lies on this machine."""
-    base = manifest.path.parent / Path(asset.source.location).expanduser()
+    """Where a locked file of a `path:` asset lies on this machine."""
+    base = local_base(asset.source.location, manifest)
     return base if base.is_file() else base / origin
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.errors import UsageError
+from runner.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
     from runner.training.checkpoint import Checkpoints, TrainingState
@@ -292,3 +292,12 @@ def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_who
         )
     ]
     assert names(tmp_path / "checkpoints") == {"step-6", "latest"}
+
+
+def test_where_no_checkpoint_is_whole_nothing_begins_anew(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 2)
+    save(checkpoints, 4)
+    for damaged in folder.glob("step-*/engine/weights.pt"):
+        damaged.write_text("something else")
+    with pytest.raises(DamageError, match="none of its 2 checkpoints"):
+        checkpoints.newest_valid()

@@ -64,10 +64,13 @@ def test_every_batch_either_divides_or_is_refused_with_ones_that_do(
     try:
         plan = planned(run_file, A100, ranks, f"batch.global={total}", given_micro)
     except UsageError as error:
-        nearest = [int(number) for number in re.findall(r"\d+", error.remedy)]
+        totals, _, micros = error.remedy.partition("batch.micro")
+        nearest = [int(number) for number in re.findall(r"\d+", totals)]
         assert nearest and isinstance(total, int) and total not in nearest
         for works in nearest:
             check_batch(RunConfig.load(run_file, [f"batch.global={works}", given_micro]), ranks)
+        for works in re.findall(r"\d+", micros):
+            check_batch(RunConfig.load(run_file, [f"batch.global={total}", f"batch.micro={works}"]), ranks)
     else:
         assert plan.total == ranks * plan.micro * plan.accumulation
         assert total in ("auto", plan.total) and micro in ("auto", plan.micro)

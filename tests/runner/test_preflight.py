@@ -282,3 +282,8 @@ def test_parameters_are_counted_as_the_library_counts_them(resolved: tuple[RunCo
     with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
         expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
     assert count_parameters(inputs.model) == expected
+
+
+def test_an_encoder_is_not_trained_to_guess_what_it_sees(cluster: Cluster) -> None:
+    cluster.write(task="causal-lm")
+    assert "is an encoder" in cluster.refused("check", "tiny.yaml")

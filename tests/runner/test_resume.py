@@ -232,3 +232,8 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(cluster: Cluster, fini
     assert done.returncode == 0, done.stderr
     assert "resumed from step-8" in done.stdout
     assert [step for step, _ in metrics(finished)] == list(range(1, 11))
+
+
+def test_a_shorter_run_than_was_done_already_is_refused(cluster: Cluster, finished: Path) -> None:
+    said = cluster.refused("train", "undisturbed2.yaml", "--processes", "2", "--set", "steps=4")
+    assert "this run has done 8 steps; now 4 are asked for" in said

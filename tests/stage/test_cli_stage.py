@@ -185,10 +185,11 @@ def test_without_update_a_changed_file_is_told_and_nothing_is_lost(fetched: Path
     laptop = shutil.copytree(fetched, tmp_path / "laptop")
     (laptop / "notes.txt").write_text("another note\n")
     done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    assert done.returncode == 0, "what is in the bundle already is what the lock says"
-    (laptop / "b/data/files/notes/notes.txt").unlink()
-    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    assert done.returncode == 2 and "changed since it was locked" in done.stderr and "--update notes" in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert "notes.txt changed since m.lock was written" in done.stderr and "--update notes" in done.stderr
+    assert verify(laptop / "b").ok
+    (laptop / "notes.txt").unlink()
+    assert stage("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, "the bundle has what the lock says"
 
 
 def test_lock_writes_the_lock_and_nothing_else(laptop: Path) -> None:

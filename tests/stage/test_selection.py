@@ -243,7 +243,7 @@ def test_patterns_take_what_they_say_and_nothing_else() -> None:
     }
     reasons = {left.path: left.reason for left in stay}
     assert reasons["original/params.json"] == "excluded by the manifest"
-    assert reasons["README.md"] == "not in the manifest's `include`"
+    assert reasons[".gitattributes"] == "not in the manifest's `include`"
 
 
 def test_a_pattern_that_matches_nothing_is_named_with_what_there_is() -> None:
