@@ -7,7 +7,6 @@ part of these. So resuming means to know one number, and another world size sees
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +65,3 @@ def evaluation_batches(num_sequences: int, rank: int, world_size: int, micro: in
 def sample_rng(seed: int, sample: Sample) -> np.random.Generator:
     """The random numbers that belong to one sample in one epoch (-1: evaluation): the same on any rank, at any time."""
     return np.random.default_rng([seed, 1, sample.epoch + 1, sample.index])
-
-
-Arrays = dict[str, NDArray[Any]]
