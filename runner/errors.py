@@ -8,6 +8,7 @@ from __future__ import annotations
 from stage import __version__
 from stage.disk import human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
+from stage.fence import wall
 from stage.terminal import Group as CommandGroup
 from stage.yamlfile import Lines, check_keys, load_yaml_with_lines
 
@@ -25,5 +26,6 @@ __all__ = [
     "human_size",
     "load_yaml_with_lines",
     "sync_folder",
+    "wall",
     "write_atomically",
 ]

@@ -8,15 +8,17 @@ that needs no rendezvous. None needs a privilege.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import ipaddress
 import os
 import socket
-import struct
 import sys
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+
+from runner.errors import wall
+
+__all__ = ["VARIABLES", "is_allowed", "set_cache_folders", "set_variables", "tripwire", "wall"]
 
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
@@ -87,49 +89,3 @@ def is_allowed(host: object, allowed: set[str]) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return bool(mapped.is_loopback or mapped.is_unspecified) or str(mapped) in allowed
-
-
-# linux/audit.h, asm/unistd.h: the architecture's number and its socket(2).
-_SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_X32_BIT = 0x40000000
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16  # struct seccomp_data
-
-
-def wall() -> str | None:
-    """From now on neither this process nor its children can open an internet socket; `socket()` says EACCES.
-
-    Returns:
-        None if the wall stands; else why it could not be built (this kernel, this machine).
-    """
-    if not sys.platform.startswith("linux"):
-        return f"{sys.platform} has no seccomp"
-    if os.uname().machine not in _SOCKET_CALLS:
-        return f"no filter for {os.uname().machine}"
-    libc = ctypes.CDLL(None, use_errno=True)
-    program = _filter(*_SOCKET_CALLS[os.uname().machine])
-    code = b"".join(struct.pack("=HBBI", *step) for step in program)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    fprog = struct.pack("@HxxxxxxP", len(program), ctypes.addressof(buffer))
-    refused = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
-        _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(fprog), 0, 0
-    )
-    return f"the kernel refused: {os.strerror(ctypes.get_errno())}" if refused else None
-
-
-def _filter(arch: int, socket_call: int) -> list[tuple[int, int, int, int]]:
-    """BPF steps (code, jump if true, jump if false, value): refuse AF_INET, AF_INET6 and every foreign ABI."""
-    return [
-        (_LOAD, 0, 0, _OFFSET_ARCH),
-        (_IF_EQUAL, 0, 7, arch),
-        (_LOAD, 0, 0, _OFFSET_NUMBER),
-        (_IF_AT_LEAST, 5, 0, _X32_BIT),
-        (_IF_EQUAL, 0, 3, socket_call),
-        (_LOAD, 0, 0, _OFFSET_FIRST_ARGUMENT),
-        (_IF_EQUAL, 2, 0, int(socket.AF_INET)),
-        (_IF_EQUAL, 1, 0, int(socket.AF_INET6)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-    ]

@@ -21,6 +21,11 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="Also every retry 
 _endpoint = click.option(
     "--endpoint", metavar="URL", help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co."
 )
+_allow_pickle = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Take Hub models that have only pickles: converted to safetensors here (needs torch).",
+)
 _EVERY_ASSET = "*"
 _update = click.option(
     "--update",
@@ -72,9 +77,16 @@ def main() -> None:
 
 @main.command(cls=_Updating)
 @_manifest
+@_allow_pickle
 @_pinning
 def lock(
-    manifest: Path, endpoint: str | None, updates: tuple[str, ...], quiet: bool, verbose: bool, as_json: bool
+    manifest: Path,
+    allow_pickle: bool,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Resolve MANIFEST to exact commits and files, and write that as its .lock; download nothing."""
     from stage.fetch import load_or_resolve
@@ -82,7 +94,8 @@ def lock(
     from stage.sources import Sources
 
     with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
-        resolved = load_or_resolve(manifest, Sources(endpoint, reporter), updates=updates, reporter=reporter)
+        sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
+        resolved = load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
     if as_json:
         click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
 
@@ -95,6 +108,13 @@ def lock(
 @click.option("--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing.")
 @click.option("--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything anew.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files downloaded at once.")
+@_allow_pickle
+@click.option(
+    "--offline-check/--no-offline-check",
+    default=True,
+    show_default=True,
+    help="At the end, load what was fetched in a process without network; what does not load is no bundle.",
+)
 @click.option("--max-rate", metavar="RATE", help="At most so many bytes a second, all downloads together: 20MB/s.")
 @_pinning
 def fetch(
@@ -103,6 +123,8 @@ def fetch(
     dry_run: bool,
     locked: bool,
     jobs: int,
+    allow_pickle: bool,
+    offline_check: bool,
     max_rate: str | None,
     endpoint: str | None,
     updates: tuple[str, ...],
@@ -130,6 +152,8 @@ def fetch(
             updates=updates,
             dry_run=dry_run,
             reporter=reporter,
+            allow_pickle=allow_pickle,
+            offline_check=offline_check,
         )
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))

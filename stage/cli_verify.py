@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
 @click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option("--deep", is_flag=True, help="Also load configs, weights' headers, tokenizers and parquet footers.")
 @click.option("--jobs", type=click.IntRange(1, 256), help="Threads that read. Default: one a core.")
 @click.option(
     "--report",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 def verify(
     paths: tuple[Path, ...],
     fast: bool,
+    deep: bool,
     jobs: int | None,
     report: Path | None,
     shard_text: str | None,
@@ -66,6 +68,11 @@ def verify(
     from stage.sign import Trust
     from stage.verify import verify as verify_bundle
 
+    if deep and (fast or merge or shard_text):
+        raise UsageError(
+            "--deep: loads what is sound after every byte was read, so it goes without --fast, --shard and --merge.",
+            "Leave one of them out.",
+        )
     shard = parse_shard(shard_text, os.environ) if shard_text else None
     if merge and (shard or fast or signers):
         raise UsageError(
@@ -85,6 +92,12 @@ def verify(
         with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
             trust = Trust.check(paths[0], signers)
             result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
+            if deep:
+                from stage.loadcheck import verify_deep
+
+                result, unchecked = verify_deep(result)
+                for said in unchecked:
+                    reporter.note(f"not checked: {said}")
         trust = trust.with_findings(paths[0], result.findings)
     text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
     if report is not None:
@@ -117,11 +130,8 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
     for finding in result.findings:
         say(str(finding))
     if not result.ok:
-        carry = report or "FILE"
         damage = DamageError(
-            f"{result.root}: {human_count(len(result.findings), 'finding')}.",
-            f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
-            f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c.",
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.", _what_to_do(result, report)
         )
         say(f"error: {damage}", err=True)
     elif not quiet:
@@ -133,9 +143,21 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
         say(f"error: {trust.error}", err=True)
 
 
+def _what_to_do(result: VerificationReport, report: Path | None) -> str:
+    if any(finding.problem == "unloadable" for finding in result.findings):
+        return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
+    carry = report or "FILE"
+    return (
+        f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
+        f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c."
+    )
+
+
 def _how(result: VerificationReport) -> str:
     if result.shard is not None:
         return f"no damage in shard {result.shard} (the others not read; `stage verify --merge` gives the verdict)"
+    if result.level == "deep":
+        return "every byte is as it was fetched, and everything that could be checked loads"
     if result.level == "full":
         return "every byte is as it was fetched"
     return "names and sizes are right (bytes not read)"

@@ -22,8 +22,11 @@ from stage.digest import FileDigests, hash_file
 from stage.disk import check_space, human_count, human_size, write_atomically
 from stage.errors import DamageError
 from stage.inspect import parquet_footer
+from stage.loadcheck import require_loads
 from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
+from stage.making import check_may_make, make
 from stage.manifest import Manifest
+from stage.names import check_collisions
 from stage.progress import Reporter
 from stage.resolve import Resolution, read_previous, resolve
 from stage.sources import Sources
@@ -75,6 +78,8 @@ def fetch_manifest(
     dry_run: bool,
     reporter: Reporter,
     max_rate: float | None = None,
+    allow_pickle: bool = False,
+    offline_check: bool = True,
 ) -> FetchOutcome:
     """`stage fetch`: resolves or follows the lock, then makes `root` the bundle it describes.
 
@@ -84,13 +89,13 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
-        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate)
+        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:
             return _plan(resolution, root, folder, reporter)
         write_lock(resolution.lock, manifest, previous)
-        return _Fetch(resolution, root, folder, sources, jobs, reporter).run(previous)
+        return _Fetch(resolution, root, folder, sources, jobs, reporter, offline_check).run(previous)
 
 
 def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[str], reporter: Reporter) -> Resolution:
@@ -119,17 +124,24 @@ class _Fetch:
     """One run of `stage fetch`, after resolving."""
 
     def __init__(
-        self, resolution: Resolution, root: Path, folder: WorkFolder, sources: Sources, jobs: int, reporter: Reporter
+        self,
+        resolution: Resolution,
+        root: Path,
+        folder: WorkFolder,
+        sources: Sources,
+        jobs: int,
+        reporter: Reporter,
+        offline_check: bool,
     ) -> None:
         self.manifest, self.lock = resolution.manifest, resolution.lock
         self.root, self.folder, self.sources, self.jobs, self.reporter = root, folder, sources, jobs, reporter
+        self.offline_check = offline_check
         self.digests: dict[str, FileDigests] = {}
 
     def run(self, previous: Lockfile | None) -> FetchOutcome:
         """Checks, brings, finishes."""
         files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
-        paths = {file.path for _, file in files}
-        stale = self.folder.stale(paths)
+        stale = self.folder.stale({file.path for _, file in files})
         here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
         absent = [pair for pair in files if pair not in here]
         check_space(self.root, self._bytes_to_come(absent))
@@ -138,30 +150,62 @@ class _Fetch:
             self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
             damaged = self._each("check", here, self._check)
             absent += [pair for pair, is_damaged in zip(here, damaged, strict=True) if is_damaged]
-        if not absent and not stale and self._is_finished():
+        to_make = self._to_make(absent)
+        if not absent and not to_make and not stale and self._is_finished():
             self.reporter.note(f"{self.root}: complete already; nothing to do")
         else:
-            self._bring_and_finish(absent, stale, paths)
+            self._bring_and_finish(absent, to_make, stale)
             write_lock(self.lock, self.manifest, previous)
-        size = sum(file.size for _, file in absent)
+        remade = [file for name in to_make for file in self.lock.assets[name].files if file.made_by]
+        fetched = [file for _, file in absent if not file.made_by] + remade
+        size, count = sum(file.size for file in fetched), len(self.lock.files)
         self.reporter.note(
-            f"{self.root}: {human_count(len(files), 'file')}, {human_size(self.lock.size)}, {human_size(size)} fetched"
+            f"{self.root}: {human_count(count, 'file')}, {human_size(self.lock.size)}, {human_size(size)} fetched"
         )
         return FetchOutcome(
-            self.root, self.manifest.lock_path, self.lock.id, len(files), self.lock.size, len(absent), size, False
+            self.root, self.manifest.lock_path, self.lock.id, count, self.lock.size, len(fetched), size, False
         )
 
+    def _to_make(self, absent: list[tuple[LockedAsset, LockedFile]]) -> list[str]:
+        """Assets with files that are made here and are not here, or were never made."""
+        names = {asset.name for asset, file in absent if file.made_by}
+        names |= {asset.name for asset in self.lock.assets.values() if asset.made_from and not _was_made(asset)}
+        for name in sorted(names):
+            check_may_make(self.lock.assets[name], self.manifest, self.sources)
+        return sorted(names)
+
+    def _make(self, name: str) -> None:
+        """Makes an asset's files out of what it is made from, and pins what was not known before."""
+
+        def pin(asset: LockedAsset) -> None:
+            before = self.lock
+            self.lock = self.lock.with_asset(asset)
+            write_lock(self.lock, self.manifest, before)
+
+        asset = self.lock.assets[name]
+        with self.reporter.bytes_bar(f"make {name}", sum(i.size or 0 for i in asset.made_from)) as add:
+            made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin, add)
+        self.digests.update(digests)
+        self.lock = self.lock.with_asset(made)
+        check_collisions([file.path for file in self.lock.files], str(self.manifest.path))
+
     def _bring_and_finish(
-        self, absent: list[tuple[LockedAsset, LockedFile]], stale: list[str], paths: set[str]
+        self, absent: list[tuple[LockedAsset, LockedFile]], to_make: list[str], stale: list[str]
     ) -> None:
-        self.folder.mark_unfinished(paths)
-        self._each("fetch", absent, self._bring)
+        self.folder.mark_unfinished({file.path for file in self.lock.files})
+        self._each("fetch", [pair for pair in absent if not pair[1].made_by], self._bring)
+        for name in to_make:
+            self._make(name)
+        wanted = {file.path for file in self.lock.files}
+        stale = [path for path in stale if path not in wanted]
         self.lock = _completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
             if digests.blocks:
                 layout.write_blocks(self.root, digests.sha256, digests.blocks)
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
         self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
+        if self.offline_check:
+            require_loads(self.root, self.lock, self.reporter)
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
 
     def _is_finished(self) -> bool:
@@ -174,7 +218,11 @@ class _Fetch:
 
     def _bytes_to_come(self, absent: list[tuple[LockedAsset, LockedFile]]) -> int:
         partial = self.folder.partial_size
-        return max(0, sum(file.size for _, file in absent) - partial) + (ROOM_FOR_TAGS if absent else 0)
+        made = {asset.name: asset for asset in self.lock.assets.values() if asset.made_from and not _was_made(asset)}
+        made |= {asset.name: asset for asset, file in absent if file.made_by}
+        to_make = sum(i.size or 0 for a in made.values() if a.source.type != "path" for i in a.made_from)
+        needed = sum(file.size for _, file in absent) + to_make
+        return max(0, needed - partial) + (ROOM_FOR_TAGS if absent or made else 0)
 
     def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
         """Hashes a file that is here; True if it is damaged."""
@@ -227,6 +275,10 @@ def _raise_first(futures: Iterable[Future[Any]]) -> None:
 
 def _wants_git(file: LockedFile) -> bool:
     return file.upstream is not None and file.upstream.algorithm == "git-sha1"
+
+
+def _was_made(asset: LockedAsset) -> bool:
+    return any(file.made_by for file in asset.files)
 
 
 def _is_as_locked(digests: FileDigests, file: LockedFile) -> bool:
@@ -285,12 +337,15 @@ def _plan(resolution: Resolution, root: Path, folder: WorkFolder, reporter: Repo
     for file in lock.files:
         state = "fetch" if file in missing else "here"
         reporter.note(f"  {state:5} {human_size(file.size):>9}  {file.path}")
+    to_make = [asset for asset in lock.assets.values() if asset.made_from and not _was_made(asset)]
+    for asset in to_make:
+        size = sum(i.size or 0 for i in asset.made_from)
+        reporter.note(f"  make  {human_size(size):>9}  {asset.folder}/ from {asset.source.location}")
     stale = folder.stale({file.path for file in lock.files})
     for path in stale:
         reporter.note(f"  drop             {path}")
-    size = sum(file.size for file in missing)
-    reporter.note(
-        f"would fetch {human_count(len(missing), 'file')}, {human_size(size)} of {human_size(lock.size)}, into {root}"
-    )
+    size = sum(file.size for file in missing) + sum(i.size or 0 for asset in to_make for i in asset.made_from)
+    count = human_count(len(missing) + sum(len(asset.made_from) for asset in to_make), "file")
+    reporter.note(f"would fetch {count}, {human_size(size)} of {human_size(lock.size)}, into {root}")
     check_space(root, max(0, size - folder.partial_size))
     return FetchOutcome(root, resolution.lock_path, None, len(lock.files), lock.size, len(missing), size, True)

@@ -17,8 +17,8 @@ from stage.names import printable
 
 Ranges = tuple[tuple[int, int], ...]
 
-PROBLEMS = ("missing", "extra", "mismatched", "unsafe", "unreadable", "invalid")
-LEVELS = ("fast", "full")
+PROBLEMS = ("missing", "extra", "mismatched", "unsafe", "unreadable", "invalid", "unloadable")
+LEVELS = ("fast", "full", "deep")
 _RANGES_SHOWN = 3
 
 
@@ -29,7 +29,8 @@ class Finding:
     Attributes:
         path: relative to the bundle.
         problem: `missing`, `extra`, `mismatched` (size or bytes), `unsafe` (a link or special file),
-            `unreadable`, or `invalid` (not the text it has to be).
+            `unreadable`, `invalid` (not the text it has to be), or `unloadable` (`--deep`: as fetched, and no loader
+            takes it).
         expected, found: what was looked for and what is there, in words.
         ranges: for a file with block digests, the bad bytes: sorted, disjoint (start, end) offsets, end exclusive.
             Empty means: nothing is known of where in the file.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stage.errors import DamageError
 from stage.lockfile import Column
@@ -35,3 +41,81 @@ def parquet_footer(path: Path) -> ParquetFooter:
             f"{path.name}: not a parquet file that pyarrow can read: {error}.",
             "The repository's file itself is broken: try another revision.",
         ) from None
+
+
+MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library
+_DTYPE = re.compile(r"(?:F|BF|I|U|C)(8|16|32|64|128)(?:_\w+)?|BOOL")
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """Tensor name -> its entry, from a safetensors file whose header and size fit together.
+
+    The format (github.com/huggingface/safetensors, README "Format"): 8 bytes of length, a JSON header, then the tensors
+    without gaps or overlaps up to the end of the file.
+
+    Raises:
+        DamageError: it is not such a file.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise _no_safetensors(path, f"it has {size} bytes")
+        (length,) = struct.unpack("<Q", start)
+        if length > MAX_HEADER or length > size - 8:
+            raise _no_safetensors(path, f"its header would have {length} bytes, the file has {size}")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _no_safetensors(path, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _no_safetensors(path, "its header is not a mapping")
+    header.pop("__metadata__", None)
+    spans = sorted(_span(path, name, entry) for name, entry in header.items())
+    end = 0
+    for begin, until, name in spans:
+        if begin != end:
+            raise _no_safetensors(path, f"{name!r} begins at byte {begin}, the one before it ends at {end}")
+        end = until
+    if end != size - 8 - length:
+        raise _no_safetensors(path, f"its tensors have {end} bytes, the file has {size - 8 - length} for them")
+    return header
+
+
+def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+            pass
+        case _:
+            raise _no_safetensors(path, f"{name!r} lacks dtype, shape or data_offsets")
+    if not 0 <= begin <= end or not all(type(length) is int and length >= 0 for length in shape):
+        raise _no_safetensors(path, f"{name!r} has a shape or offsets that cannot be")
+    known = _DTYPE.fullmatch(dtype)
+    if known and end - begin != math.prod(shape) * (int(known[1]) // 8 if known[1] else 1):
+        raise _no_safetensors(path, f"{name!r} is {dtype} {shape} and has {end - begin} bytes")
+    return begin, end, name
+
+
+def _no_safetensors(path: Path, problem: str) -> DamageError:
+    return DamageError(
+        f"{path.name}: not a sound safetensors file: {problem}.",
+        "The repository's file itself is broken: try another revision.",
+    )
+
+
+def index_problems(weight_map: Any, tensors: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong between an index of shards and the shards here.
+
+    Args:
+        weight_map: tensor -> file, as the index has it.
+        tensors: file -> its header, for every safetensors file in the folder of the index.
+    """
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        return ["has no `weight_map` of tensors to files"]
+    missing = sorted({file for file in weight_map.values() if file not in tensors})
+    problems = [f"names {file}, which is not here" for file in missing]
+    lost = [f"{t} ({f})" for t, f in weight_map.items() if f in tensors and t not in tensors[f]]
+    if lost:
+        problems.append(f"names {len(lost)} tensors that are not where it says: {lost[0]} first")
+    return problems

@@ -26,13 +26,13 @@ FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "fil
 
 @dataclass(frozen=True)
 class Source:
-    """Where an asset comes from: a Hub repository at a commit, or a local path.
+    """Where an asset comes from: a Hub repository at a commit, a local path, or a web address.
 
     Attributes:
-        type: `hub` or `path`.
-        location: repository id (`org/name`) or the path as written in the manifest.
-        requested_revision: what the manifest said (`main`, a tag, a commit); None for local paths.
-        commit: the 40-hex commit it meant; None for local paths.
+        type: `hub`, `path` or `url`.
+        location: repository id (`org/name`), or the path or address as written in the manifest.
+        requested_revision: what the manifest said (`main`, a tag, a commit); None but for the Hub.
+        commit: the 40-hex commit it meant; None but for the Hub.
         parquet_commit: for a dataset taken from the Hub's own conversion, the commit of `refs/convert/parquet`.
     """
 
@@ -57,7 +57,9 @@ class LockedFile:
         size: bytes.
         sha256: hex, or None until fetched.
         upstream: the evidence published before the download; None for local files.
-        origin: the file's path at its source.
+        origin: the file's path at its source; of a converted file: what it was made of, in words.
+        made_by: None for a file that travels as it was published. Else what `fetch` made it by, out of the asset's
+            `made_from`: `download`, `unpack`, `safetensors`, or the name of a conversion (`csv`, ...).
     """
 
     path: str
@@ -65,6 +67,23 @@ class LockedFile:
     sha256: str | None
     upstream: Digest | None
     origin: str
+    made_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A file that does not travel itself, and that files of the bundle were made of: an archive, a CSV, a pickle.
+
+    Attributes:
+        origin: its path at the source, or its address.
+        size, sha256: None while unknown (an address without a digest, before the first fetch).
+        upstream: the evidence published before the download, if any.
+    """
+
+    origin: str
+    size: int | None
+    sha256: str | None
+    upstream: Digest | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,7 @@ class LockedAsset:
         aliases: names under which people know the repository besides `source.location`.
         licence: as the repository states it (SPDX where the Hub uses it), or None.
         configs: for a dataset, config -> split -> `LockedSplit`.
+        made_from: what files with a `made_by` were made of.
     """
 
     name: str
@@ -120,6 +140,7 @@ class LockedAsset:
     aliases: tuple[str, ...] = ()
     licence: str | None = None
     configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
+    made_from: tuple[Ingredient, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -133,9 +154,14 @@ class LockedAsset:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every digest, row count and schema is known."""
+        """Whether every digest, row count and schema is known, and what is to be made was made once."""
         splits = [split for config in self.configs.values() for split in config.values()]
-        return all(f.sha256 for f in self.files) and all(s.rows is not None and s.schema is not None for s in splits)
+        return (
+            all(f.sha256 for f in self.files)
+            and all(s.rows is not None and s.schema is not None for s in splits)
+            and all(i.sha256 and i.size is not None for i in self.made_from)
+            and (not self.made_from or any(f.made_by for f in self.files))
+        )
 
 
 @dataclass(frozen=True)
@@ -184,7 +210,7 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
     if asset.source.type == "hub":
         source |= {"repository": asset.source.location}
     else:
-        source |= {"path": asset.source.location}
+        source |= {asset.source.type: asset.source.location}
     for key in ("requested_revision", "commit", "parquet_commit"):
         if (value := getattr(asset.source, key)) is not None:
             source[key] = value
@@ -198,6 +224,8 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
             {"path": o.path, "size": o.size, "reason": o.reason} for o in sorted(asset.left_out, key=lambda o: o.path)
         ],
     }
+    if asset.made_from:
+        document["made_from"] = [_ingredient_to_json(i) for i in sorted(asset.made_from, key=lambda i: i.origin)]
     if asset.aliases:
         document["aliases"] = sorted(asset.aliases)
     if asset.kind == "dataset":
@@ -210,8 +238,21 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
 
 def _file_to_json(file: LockedFile) -> dict[str, Any]:
     document: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": file.sha256, "origin": file.origin}
+    if file.made_by is not None:
+        document["made_by"] = file.made_by
     if file.upstream is not None:
         document["upstream"] = {file.upstream.algorithm: file.upstream.value}
+    return document
+
+
+def _ingredient_to_json(ingredient: Ingredient) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "origin": ingredient.origin,
+        "size": ingredient.size,
+        "sha256": ingredient.sha256,
+    }
+    if ingredient.upstream is not None:
+        document["upstream"] = {ingredient.upstream.algorithm: ingredient.upstream.value}
     return document
 
 

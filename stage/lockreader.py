@@ -18,6 +18,7 @@ from stage.lockfile import (
     FOLDERS,
     FORMAT,
     Column,
+    Ingredient,
     LeftOut,
     LockedAsset,
     LockedFile,
@@ -119,6 +120,7 @@ class _Reader:
         files = self.take(value, "files", list, place)
         left_out = self.take(value, "left_out", list, place)
         aliases = self.maybe(value, "aliases", list, place) or []
+        made_from = self.maybe(value, "made_from", list, place) or []
         return LockedAsset(
             name=name,
             kind=kind,
@@ -129,6 +131,7 @@ class _Reader:
             aliases=tuple(self.text(a, f"{place}.aliases") for a in aliases),
             licence=self.maybe(value, "licence", str, place),
             configs=self.configs(value, place) if kind == "dataset" else {},
+            made_from=tuple(self.ingredient(m, f"{place}.made_from[{i}]") for i, m in enumerate(made_from)),
         )
 
     def source(self, value: Mapping[str, Any], place: str) -> Source:
@@ -155,16 +158,30 @@ class _Reader:
         names.check_path(path, self.where)
         if not path.startswith(folder):
             raise PolicyError(f"{self.where}: `{place}.path` {names.printable(path)} is outside its asset, {folder}.")
-        sha256 = self.maybe(value, "sha256", str, place)
-        if sha256 is not None and not is_hex(sha256, 64):
-            self.fail(f"{place}.sha256", f"should be 64 lowercase hex digits, found {_shown(sha256)}")
         return LockedFile(
             path=path,
             size=self.take(value, "size", int, place),
-            sha256=sha256,
+            sha256=self.sha256(value, place),
             upstream=self.upstream(value, place),
             origin=self.take(value, "origin", str, place),
+            made_by=self.maybe(value, "made_by", str, place),
         )
+
+    def ingredient(self, value: Any, place: str) -> Ingredient:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        return Ingredient(
+            origin=self.take(value, "origin", str, place),
+            size=self.maybe(value, "size", int, place),
+            sha256=self.sha256(value, place),
+            upstream=self.upstream(value, place),
+        )
+
+    def sha256(self, value: Mapping[str, Any], place: str) -> str | None:
+        sha256 = self.maybe(value, "sha256", str, place)
+        if sha256 is not None and not is_hex(sha256, 64):
+            self.fail(f"{place}.sha256", f"should be 64 lowercase hex digits, found {_shown(sha256)}")
+        return sha256
 
     def upstream(self, value: Mapping[str, Any], place: str) -> Digest | None:
         evidence = self.maybe(value, "upstream", dict, place)
@@ -232,7 +249,7 @@ class _Reader:
                             )
 
 
-_LOCATION_KEYS = {"hub": "repository", "path": "path"}
+_LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
 _NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}
 
 

@@ -64,6 +64,11 @@ def patch_damage(
             f"The report is of another bundle: id {report.bundle_id}; {root} has {bundle.id}.",
             "Give the bundle it was copied from; for an older one, stage patch --since OLD.lock.",
         )
+    if unloadable := [finding.path for finding in report.findings if finding.problem == "unloadable"]:
+        raise UsageError(
+            f"{unloadable[0]}: every byte is as it was fetched, and it does not load: a patch mends nothing there.",
+            "Fetch another revision, then: stage patch --since OLD.lock.",
+        )
     files = {file.path: file for file in bundle.lock.files}
     bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
     for finding in report.findings:

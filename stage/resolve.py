@@ -110,6 +110,10 @@ def describe(asset: LockedAsset) -> str:
     revision = f" ({source.requested_revision})" if source.requested_revision not in (None, source.commit) else ""
     left = f", {len(asset.left_out)} left out" if asset.left_out else ""
     files = f"{human_count(len(asset.files), 'file')}, {human_size(asset.size)}"
+    if asset.made_from and not any(file.made_by for file in asset.files):
+        size = human_size(sum(i.size or 0 for i in asset.made_from))
+        made = f"to be made from {human_count(len(asset.made_from), 'file')}, {size}"
+        files = f"{files}, and more {made}" if asset.files else made
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 

@@ -41,6 +41,12 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         lines.append(f"  commit   {source.commit}")
     if source.parquet_commit:
         lines.append(f"  parquet  {source.parquet_commit} (the Hub's conversion)")
+    if asset.made_from:
+        how = ", ".join(sorted({file.made_by for file in asset.files if file.made_by}))
+        size = human_size(sum(i.size or 0 for i in asset.made_from))
+        lines.append(
+            f"  made     by {how} from {human_count(len(asset.made_from), 'file')}, {size} (named in stage.lock)"
+        )
     if asset.aliases:
         lines.append(f"  also     {', '.join(asset.aliases)}")
     if source.type == "hub":
@@ -92,6 +98,7 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         "commit": asset.source.commit,
         "aliases": list(asset.aliases),
         "licence": asset.licence,
+        "made_from": [{"origin": i.origin, "size": i.size, "sha256": i.sha256} for i in asset.made_from],
         "files": len(asset.files),
         "bytes": asset.size,
         "configs": {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from stage.errors import IncompleteError, StageError, UsageError
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 
+WORKSHOP = "workshop.partial"  # where archives lie and files are made, while `stage fetch` works
 _OURS = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE, layout.JOURNAL}
 
 
@@ -95,7 +97,7 @@ class WorkFolder:
     @property
     def partial_size(self) -> int:
         """Bytes that interrupted downloads left."""
-        return sum(size for path, size in self.sizes.items() if path.endswith(PARTIAL_SUFFIX))
+        return sum(size for path, size in self.sizes.items() if _is_unfinished(path))
 
     def stale(self, wanted: set[str]) -> list[str]:
         """Payload files of ours that `wanted` does not name any more.
@@ -106,7 +108,7 @@ class WorkFolder:
         stale: list[str] = []
         foreign: list[str] = []
         for path in self.sizes:
-            if path in wanted or path in _OURS or path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{layout.BLOCKS}/"):
+            if path in wanted or path in _OURS or _is_unfinished(path) or path.startswith(f"{layout.BLOCKS}/"):
                 continue
             (stale if path in self.ours else foreign).append(path)
         if foreign:
@@ -132,13 +134,19 @@ class WorkFolder:
         (self.root / layout.SIGNATURE).unlink(missing_ok=True)
 
     def remove(self, paths: list[str]) -> None:
-        """Deletes files of ours, every leftover partial file, and folders that are empty then."""
+        """Deletes files of ours, the workshop, every leftover partial file, and folders that are empty then."""
+        if (self.root / WORKSHOP).is_dir():
+            shutil.rmtree(self.root / WORKSHOP)
         partial = [p.relative_to(self.root).as_posix() for p in self.root.rglob(f"*{PARTIAL_SUFFIX}")]
         for path in {*paths, *partial} - {layout.JOURNAL}:
             (self.root / path).unlink(missing_ok=True)
         for folder, _, _ in sorted(os.walk(self.root), reverse=True):
             if folder != str(self.root) and not any(Path(folder).iterdir()):
                 Path(folder).rmdir()
+
+
+def _is_unfinished(path: str) -> bool:
+    return path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{WORKSHOP}/")
 
 
 def _sizes(root: Path) -> dict[str, int]:

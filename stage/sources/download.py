@@ -42,18 +42,23 @@ class Download:
     Attributes:
         what: how to call it in messages (`bert: model.safetensors`).
         url: where to ask; may redirect.
-        size: bytes.
-        evidence: digests the bytes must have; at least one.
+        size: bytes; None where the server does not say: then nothing can be resumed.
+        evidence: digests the bytes must have; none where this download is what pins them.
+        version: what a server says of this version of the file (an ETag), where there is no evidence: what is here of
+            another version is not gone on with, nor is anything without evidence or version.
+        redirects_expire: whether a refusal by another host means an address that expired (a CDN's), so ask again.
         token: sent to `url`'s own origin and to nobody else. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
     """
 
     what: str
     url: str
-    size: int
+    size: int | None
     evidence: tuple[Digest, ...]
     refused: Callable[[int, str | None], Exception]
     token: str | None = None
+    version: str | None = None
+    redirects_expire: bool = True
 
     def __repr__(self) -> str:
         return f"Download({self.what!r}, {self.size})"
@@ -78,7 +83,9 @@ class Downloader:
             Stopped: `stop` was set.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = partial_path(target, download.evidence[0])
+        partial = partial_path(target, _identity(download))
+        if not download.evidence and not download.version:
+            partial.unlink(missing_ok=True)
         for last_chance in (False, True):
             digests = self._complete(download, partial, progress)
             problem = _mismatch(download, digests)
@@ -92,8 +99,29 @@ class Downloader:
                 self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
         raise DamageError(
             f"{download.what}: refused: {problem}. Nothing of it was kept.",
-            "Something between the Hub and here changes bytes (proxy, mirror): try another --endpoint or network.",
+            "The source changed it, or something between it and here did (proxy, mirror): if the change is meant, "
+            "--update it (and its sha256 in the manifest); else try another --endpoint or network.",
         )
+
+    def probe(self, download: Download) -> tuple[int | None, str | None]:
+        """What a server says of a file before sending it: bytes, and something that changes when the file does.
+
+        Asked by a GET whose body is not read: many servers refuse HEAD or answer it wrongly.
+
+        Raises:
+            IncompleteError: the network does not let us.
+        """
+        patience = Patience(self._policy, self.stop, self._reporter)
+        while True:
+            try:
+                with closing(self._open(download, 0)) as response:
+                    return _announced(response)
+            except urllib3.exceptions.SSLError as error:
+                raise untrusted(download.what, error) from None
+            except urllib3.exceptions.HTTPError as error:
+                patience.wait(download.what, _in_words(error))
+            except _Again as again:
+                patience.wait(download.what, again.problem, again.asked_s)
 
     def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> FileDigests:
         """Brings the partial file to its full size, over as many connections as it takes."""
@@ -101,7 +129,7 @@ class Downloader:
         with open(path, "a+b", buffering=0) as file:
             partial = _Partial(download, file, progress)
             partial.hash_what_is_there()
-            while partial.size < download.size:
+            while not partial.is_whole:
                 before = partial.size
                 try:
                     self._receive(download, partial)
@@ -115,6 +143,8 @@ class Downloader:
     def _receive(self, download: Download, partial: _Partial) -> None:
         """One request: appends what comes."""
         try:
+            if download.size is None and partial.size:
+                partial.restart()
             with closing(self._open(download, partial.size)) as response:
                 if response.status == 200 and partial.size:
                     partial.restart()
@@ -123,7 +153,7 @@ class Downloader:
                 for chunk in response.stream(self._limit.chunk(CHUNK), decode_content=encoded):
                     if self.stop.is_set():
                         raise Stopped
-                    if partial.size + len(chunk) > download.size:
+                    if download.size is not None and partial.size + len(chunk) > download.size:
                         raise _Again(f"more than the {download.size} bytes announced")
                     partial.append(chunk)
                     self.stop.wait(self._limit.delay(len(chunk)))
@@ -131,7 +161,8 @@ class Downloader:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(_in_words(error)) from None
-        if partial.size < download.size:
+        partial.ended = True
+        if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
@@ -141,6 +172,8 @@ class Downloader:
             headers = {"Accept-Encoding": "identity"}
             if offset:
                 headers["Range"] = f"bytes={offset}-"
+                if not download.evidence and download.version:
+                    headers["If-Range"] = download.version
             at_home = origin_of(url) == origin_of(download.url)
             if download.token and at_home:
                 headers["Authorization"] = f"Bearer {download.token}"
@@ -153,7 +186,7 @@ class Downloader:
             if response.status in (200, 206):
                 return response
             _discard(response)
-            _raise_for_status(download, response, at_home)
+            _raise_for_status(download, response, at_home or not download.redirects_expire)
         raise _Again("redirected in circles")
 
 
@@ -192,6 +225,23 @@ def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at
     raise _Again(f"HTTP {status} from the CDN (an expired address, mostly)")
 
 
+def _announced(response: urllib3.BaseHTTPResponse) -> tuple[int | None, str | None]:
+    """Size and version (an `If-Range` value: RFC 9110, 13.1.5) of what a response is about to send."""
+    length = response.headers.get("Content-Length", "")
+    encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+    etag = response.headers.get("ETag", "")
+    version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+    return (int(length) if length.isdigit() and not encoded else None), version
+
+
+def _identity(download: Download) -> Digest:
+    """What tells the beginning of this file from that of another version of it."""
+    if download.evidence:
+        return download.evidence[0]
+    version = f"{download.url}\n{download.size}\n{download.version}"
+    return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
+
+
 def partial_path(target: Path, evidence: Digest) -> Path:
     """Where a file grows: beside its target, told apart by what it is going to be."""
     name = target.name
@@ -206,10 +256,16 @@ class _Partial:
     def __init__(self, download: Download, file: FileIO, progress: Callable[[int], None]) -> None:
         self._download, self._file, self._progress = download, file, progress
         self.digester = self._new_digester()
+        self.ended = False
 
     def _new_digester(self) -> Digester:
         git = any(evidence.algorithm == "git-sha1" for evidence in self._download.evidence)
-        return Digester(self._download.size, git=git)
+        return Digester(self._download.size or 0, git=git)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing: by the size announced, else because an answer came to its end."""
+        return self.ended if self._download.size is None else self.size >= self._download.size
 
     @property
     def size(self) -> int:
@@ -218,7 +274,7 @@ class _Partial:
 
     def hash_what_is_there(self) -> None:
         """Takes over what an earlier run left; starts anew if that is more than the file will ever be."""
-        if os.fstat(self._file.fileno()).st_size > self._download.size:
+        if self._download.size is None or os.fstat(self._file.fileno()).st_size > self._download.size:
             self._file.truncate(0)
         self._file.seek(0)
         feed(self.digester, self._file.readinto, progress=self._progress)
@@ -251,7 +307,14 @@ def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: 
     else:
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
         total = "*" if encoded else response.headers.get("Content-Length", "*")
-    if total not in ("*", str(download.size)):
+    if download.size is None:
+        chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+        if not (chunked or download.evidence or total != "*"):
+            raise IncompleteError(
+                f"{download.what}: the server says neither how long the file is nor where it ends.",
+                "Give its `sha256` in the manifest, so that a torn download can be told from a whole one.",
+            )
+    elif total not in ("*", str(download.size)):
         raise _Again(f"the server has {total} bytes, the listing says {download.size}")
 
 

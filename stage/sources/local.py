@@ -1,14 +1,16 @@
-"""Local files: a file or folder beside the manifest becomes an asset of files."""
+"""Local files: a file or folder beside the manifest becomes an asset of files, or what a dataset is converted from."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from stage.digest import hash_file
+from stage.digest import FileDigests, hash_file
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import LeftOut, LockedAsset, LockedFile, Source
+from stage.lockfile import Ingredient, LeftOut, LockedAsset, LockedFile, Source
 from stage.manifest import Manifest, PathRequest, as_lock_request
 from stage.names import check_path, printable
 from stage.sources.selection import matches
@@ -50,7 +52,10 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
             files.append(LockedFile(f"{asset.folder}/{path}", digests.size, digests.sha256, None, path))
     if not files:
         raise UsageError(f"{place}: `{name}`: {base} has no file to take.")
-    return LockedAsset(**{**asset.__dict__, "files": tuple(files), "left_out": tuple(left_out)})
+    if request.convert:
+        made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
+        return replace(asset, kind="dataset", made_from=made_from, left_out=tuple(left_out))
+    return replace(asset, files=tuple(files), left_out=tuple(left_out))
 
 
 def local_base(path: str, manifest: Manifest) -> Path:
@@ -58,10 +63,28 @@ def local_base(path: str, manifest: Manifest) -> Path:
     return manifest.path.parent / Path(path).expanduser()
 
 
-def local_file(asset: LockedAsset, file: LockedFile, manifest: Manifest) -> Path:
+def local_file(asset: LockedAsset, origin: str, manifest: Manifest) -> Path:
     """Where a locked file of a `path:` asset lies on this machine."""
     base = local_base(asset.source.location, manifest)
-    return base if base.is_file() else base / file.origin
+    return base if base.is_file() else base / origin
+
+
+def unchanged(
+    asset: LockedAsset, ingredient: Ingredient, manifest: Manifest, progress: Callable[[int], None]
+) -> tuple[Path, FileDigests]:
+    """A local file that others are made of, still as it was locked.
+
+    Raises:
+        UsageError: it is gone or changed.
+    """
+    path = local_file(asset, ingredient.origin, manifest)
+    digests = hash_file(path, progress=progress) if path.is_file() else None
+    if digests is None or digests.sha256 != ingredient.sha256:
+        raise UsageError(
+            f"{path}: {'changed' if digests else 'gone'} since it was locked.",
+            f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
+        )
+    return path, digests
 
 
 def _walk(base: Path, what: str) -> dict[str, Path]:

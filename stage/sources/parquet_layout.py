@@ -101,6 +101,11 @@ def from_conversion(paths: Sequence[str], what: str, config: str | None) -> Layo
     return layout
 
 
+def splits_of_names(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Split -> paths in order, as names tell them to `datasets`, whatever the files' format."""
+    return _splits_by_name(paths, sharded_in="data/")
+
+
 def declared_rows(dataset_info: Any, config: str) -> dict[str, int]:
     """Split -> rows as the card's `dataset_info` declares them; empty where it does not."""
     entries = dataset_info if isinstance(dataset_info, list) else [dataset_info]

@@ -53,6 +53,7 @@ _WEIGHT_NAMES = r"(model|adapter_model|diffusion_pytorch_model)"
 _SINGLE = re.compile(_WEIGHT_NAMES + r"\.safetensors")
 _SHARD = re.compile(_WEIGHT_NAMES + r"-(\d{5})-of-(\d{5})\.safetensors")
 _MODULE_FOLDER = re.compile(r"(\w+_)?\d+_\w+")
+_PICKLED = re.compile(r"(pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.bin")
 _INDEX = re.compile(_WEIGHT_NAMES + r"\.safetensors\.index\.json")
 
 
@@ -87,9 +88,17 @@ def select_by_patterns(
 
 
 def select_model(
-    files: Sequence[RemoteFile], exclude: Sequence[str], what: str, *, tokenizer_only: bool = False
+    files: Sequence[RemoteFile],
+    exclude: Sequence[str],
+    what: str,
+    *,
+    tokenizer_only: bool = False,
+    allow_pickle: bool = False,
 ) -> tuple[list[RemoteFile], list[LeftOut]]:
     """The files that `from_pretrained` needs, and the others with the reason they stay.
+
+    Args:
+        allow_pickle: a part may have pickles only, if they are such as `pickled_weights` finds.
 
     Raises:
         PolicyError: the only weights are pickles.
@@ -122,8 +131,20 @@ def select_model(
             taken.append(file)
     if not tokenizer_only:
         for folder in sorted(parts):
-            _refuse_no_weights(folder, taken, left_out, what)
+            if not (allow_pickle and pickled_weights(taken, left_out, folder)):
+                _refuse_no_weights(folder, taken, left_out, what)
     return taken, left_out
+
+
+def pickled_weights(taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], folder: str) -> list[str]:
+    """The pickles that are the weights of a part without safetensors: one file, or the shards. None are found where
+    there are safetensors, or where the pickles are others than `from_pretrained` reads."""
+    if any(f.path.endswith(".safetensors") and f.path.rpartition("/")[0] == folder for f in taken):
+        return []
+    found = [o.path for o in left_out if o.reason == "a pickle" and o.path.rpartition("/")[0] == folder]
+    weights = {path: match for path in found if (match := _PICKLED.fullmatch(path.rpartition("/")[2]))}
+    single = [path for path, match in weights.items() if match[2] is None]
+    return sorted(single or weights)
 
 
 def _folders_with_parts(paths: set[str]) -> set[str]:
@@ -203,11 +224,13 @@ def _refuse_no_weights(folder: str, taken: Sequence[RemoteFile], left_out: Seque
         return
     pickles = [o.path for o in left_out if o.reason == "a pickle" and is_inside(o.path)]
     if pickles:
+        convertible = bool(pickled_weights(taken, left_out, folder))
+        allow = "run with --allow-pickle to have them converted to safetensors here; or " if convertible else ""
         raise PolicyError(
             f"{what}: its weights are pickles ({printable(pickles[0])}), which can run code when loaded, "
             "and there are no safetensors of them.",
-            "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's discussions), or, to "
-            'train from scratch, leave the weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
+            "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's discussions); or "
+            f'{allow}to train from scratch, leave the weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
         )
     # Only at the top: a pipeline's folders may well be parts for another framework alone (SDXL's `vae_decoder`).
     others = [o for o in left_out if not folder and o.reason in _FOREIGN_REASONS and is_inside(o.path)]

@@ -77,7 +77,7 @@ def test_what_came_before_a_cut_is_not_asked_for_again(laptop: Laptop, undisturb
 def test_a_server_is_left_in_peace_as_long_as_it_asks_and_the_person_is_told(laptop: Laptop) -> None:
     laptop.hub.faults.add(side="hub", path=INFO, times=1, status=429, headers={"Retry-After": "3"})
     laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, status=503, headers={"Retry-After": "1"})
-    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle")
+    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check")
     assert done.returncode == 0, done.stderr
     assert "HTTP 429; trying again in 3" in done.stderr
     for place, status, pause in ((INFO, 429, 3), (WEIGHTS, 503, 1)):

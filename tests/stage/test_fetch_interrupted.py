@@ -28,7 +28,7 @@ def slow_laptop(laptop: Laptop) -> Laptop:
 
 def start(laptop: Laptop) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        laptop.command("fetch", "tiny.yaml", "-o", "bundle"),
+        laptop.command("fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check"),
         cwd=laptop.folder,
         env=laptop.environment(),
         stdout=subprocess.PIPE,
@@ -159,7 +159,15 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Lapt
         "$1" -m stage verify -q disk/bundle; echo "verify: $?"
     """
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, "sh", *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle")],
+        [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle", "--no-offline-check"),
+        ],
         cwd=laptop.folder,
         env=laptop.environment(HF_HUB_DOWNLOAD_TIMEOUT="5"),
         capture_output=True,

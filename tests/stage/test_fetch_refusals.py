@@ -101,7 +101,15 @@ def test_a_disk_too_small(laptop: Laptop) -> None:
     disk.mkdir()
     mount = 'mount -t tmpfs -o size=1m none disk && exec "$@"'
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mount, "sh", *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle")],
+        [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            mount,
+            "sh",
+            *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle", "--no-offline-check"),
+        ],
         cwd=laptop.folder,
         env=laptop.environment(),
         capture_output=True,

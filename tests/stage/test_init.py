@@ -23,7 +23,7 @@ def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
     assert manifest.name == "new"
     assert manifest.requests["tiny-bert"] == ModelRequest(repository=MODEL)
     assert manifest.requests["lines"] == DatasetRequest(repository=DATASET, config="plain")
-    assert laptop.stage("fetch", "new.yaml", "-o", "new").returncode == 0
+    assert laptop.stage("fetch", "new.yaml", "-o", "new", "--no-offline-check").returncode == 0
 
 
 def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:

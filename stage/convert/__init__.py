@@ -1,0 +1,96 @@
+"""Other formats -> parquet, at stage time, so that the cluster has one format to read.
+
+Bounded memory: batches stream from reader to writer, whatever the files' sizes. Deterministic: the same files and the
+same pyarrow give the same bytes (parquet files name the library that wrote them, and its encoders change: another
+pyarrow may give other bytes of the same rows). Nothing of the input is run: not even a pickle's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.errors import UsageError
+
+CONFIG = "default"
+_SUFFIXES = {
+    "csv": (".csv", ".tsv"),
+    "json": (".json",),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "text": (".txt",),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split made: its parquet files in order, and which files it was made of, in words."""
+
+    shards: tuple[Path, ...]
+    origin: str
+
+
+def convert(
+    how: str,
+    files: Mapping[str, Path],
+    splits_of: Callable[[Sequence[str]], Mapping[str, list[str]]],
+    target: Path,
+    what: str,
+) -> dict[str, Split]:
+    """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
+
+    Args:
+        how: one of `manifest.CONVERSIONS`.
+        files: relative POSIX path -> where it lies.
+        splits_of: the splits that names tell; used by every format but `cifar`, which knows its own.
+
+    Raises:
+        UsageError: nothing here of that format, or rows that do not fit together.
+        DamageError, PolicyError: a file that is not what its name says; a pickle that wants to build something.
+    """
+    from stage.convert import cifar, images, readers
+    from stage.convert.writer import write_split
+
+    target.mkdir(parents=True)
+    if how == "cifar":
+        parts = cifar.splits(files, what)
+    elif how == "imagefolder":
+        parts = images.splits(files, splits_of, what)
+    else:
+        chosen = _chosen(how, files, what)
+        groups = {split: [(p, files[p]) for p in paths] for split, paths in splits_of(chosen).items()}
+        schema = readers.common_schema(how, [pair for group in groups.values() for pair in group], what)
+        parts = {
+            split: (schema, readers.rows_of(how, group, schema, what), [name for name, _ in group])
+            for split, group in groups.items()
+        }
+    made = {}
+    for split, (schema, rows, paths) in parts.items():
+        shards = write_split(schema, rows, target, split)
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        made[split] = Split(tuple(shards), f"{how}: {paths[0]}{more}")
+    return made
+
+
+def _chosen(how: str, files: Mapping[str, Path], what: str) -> list[str]:
+    """The files of the format asked for: by their suffixes; a single file is taken at its word."""
+    if len(files) == 1:
+        return list(files)
+    found = [path for path in sorted(files) if _bare(path).endswith(_SUFFIXES[how]) and not _is_hidden(path)]
+    if not found:
+        raise UsageError(
+            f"{what}: `convert: {how}`: none of the {len(files)} files ends in {' or '.join(_SUFFIXES[how])}.",
+            f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
+        )
+    return found
+
+
+def _bare(path: str) -> str:
+    path = path.lower()
+    return next((path.removesuffix(suffix) for suffix in _COMPRESSED if path.endswith(suffix)), path)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "__")) for part in path.split("/"))

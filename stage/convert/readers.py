@@ -1,0 +1,311 @@
+"""CSV, JSON, text and Arrow files as streams of batches.
+
+Types come from the data, all of it: one pass finds the type that holds every value, a second reads with it. A file's
+head decides nothing, so row 1,000,000 cannot surprise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.ipc as ipc
+
+from stage.disk import human_size
+from stage.errors import DamageError, UsageError
+
+CSV_BLOCK = 16 * 2**20  # bytes; a row must fit in one
+ROWS = 10_000  # of JSON objects or lines of text a batch
+MAX_VALUE = 64 * 2**20  # characters of one JSON value or one line
+_READ = 1 << 20
+
+# (schema of a file, its batches under a schema)
+Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]
+
+
+def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str) -> pa.Schema:
+    """The schema that holds every row of all these files.
+
+    Raises:
+        UsageError: there is none; names the file.
+    """
+    schema: pa.Schema | None = None
+    for name, path in files:
+        with _Words(what, name):
+            found = READERS[how][0](path)
+            if schema is None:
+                schema = found
+            elif how == "csv":
+                schema = _merged_csv(schema, found)
+            else:
+                schema = pa.unify_schemas([schema, found], promote_options="permissive")
+    assert schema is not None
+    return pa.schema([_settled(field) for field in schema], metadata=schema.metadata)
+
+
+def rows_of(how: str, files: Sequence[tuple[str, Path]], schema: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+    """The rows of several files, one after the other."""
+    for name, path in files:
+        with _Words(what, name):
+            yield from READERS[how][1](path, schema)
+
+
+class _Words:
+    """Turns what pyarrow and json say of a file into words with the file's name."""
+
+    def __init__(self, what: str, name: str) -> None:
+        self._where = f"{what}: {name}"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RecursionError):
+            raise UsageError(f"{self._where}: nested too deeply.", _MEND) from None
+        if isinstance(error, UnicodeDecodeError):
+            raise UsageError(f"{self._where}: not UTF-8 ({error.reason} at byte {error.start}).", _UTF8) from None
+        if isinstance(error, pa.ArrowException | ValueError | OSError | TypeError | EOFError):
+            if isinstance(error, OSError) and error.errno is not None:
+                return
+            text = " ".join(str(error).split())[:300]
+            remedy = _UTF8 if "UTF8" in text or "UTF-8" in text else _MEND
+            raise UsageError(f"{self._where}: {text}", remedy) from None
+
+
+_MEND = "Mend that in the file, or convert it yourself and name the parquet with `path:`."
+_UTF8 = "Convert it first: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+
+
+def _settled(field: pa.Field) -> pa.Field:
+    """A column without a single value is a column of text."""
+    return pa.field(field.name, pa.string()) if pa.types.is_null(field.type) else field
+
+
+def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    return csv.open_csv(
+        pa.input_stream(str(path), compression="detect"),
+        read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK),
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=options,
+    )
+
+
+def _csv_names(path: Path) -> list[str]:
+    with _open_csv(path, csv.ConvertOptions()) as reader:
+        names = list(reader.schema.names)
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"two columns are called {sorted(twice)[0]!r}.")
+    return names
+
+
+def _merged_csv(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Columns that two files do not agree on are text: everything in a CSV is."""
+    if set(one.names) != set(other.names):
+        raise ValueError(f"it has the columns {', '.join(other.names)}; the files before it {', '.join(one.names)}.")
+    fields = []
+    for field in one:
+        try:
+            pair = [pa.schema([field]), pa.schema([other.field(field.name)])]
+            fields.append(pa.unify_schemas(pair, promote_options="permissive").field(0))
+        except pa.ArrowTypeError:
+            fields.append(pa.field(field.name, pa.string()))
+    return pa.schema(fields)
+
+
+def _csv_schema(path: Path) -> pa.Schema:
+    """The narrowest of int64, float64, bool and text that holds every value of a column."""
+    names = _csv_names(path)
+    as_text = csv.ConvertOptions(column_types={n: pa.string() for n in names}, strings_can_be_null=True)
+    candidates = {name: [pa.int64(), pa.float64(), pa.bool_()] for name in names}
+    is_empty = dict.fromkeys(names, True)
+    with _open_csv(path, as_text) as reader:
+        for batch in reader:
+            for name in names:
+                column = batch.column(name).drop_null()
+                if len(column):
+                    is_empty[name] = False
+                    candidates[name] = [type_ for type_ in candidates[name] if _holds(type_, column)]
+    types = {n: pa.null() if is_empty[n] else next(iter(candidates[n]), pa.string()) for n in names}
+    return pa.schema([pa.field(name, types[name]) for name in names])
+
+
+def _holds(type_: pa.DataType, column: pa.StringArray) -> bool:
+    """Whether a type keeps every value. `007` and 20-digit numbers are text: as numbers they would lose something."""
+    if not pa.types.is_boolean(type_):
+        loses = r"^\s*[+-]?0[0-9]|^\s*\+" if pa.types.is_integer(type_) else r"^\s*[+-]?0[0-9]|^\s*\+|[0-9]{16}"
+        if pc.any(pc.match_substring_regex(column, loses)).as_py():
+            return False
+        if pc.any(pc.match_substring_regex(column, r"[xX]")).as_py():
+            return False
+    elif not pc.all(pc.is_in(pc.utf8_lower(column), pa.array(["true", "false"]))).as_py():
+        return False
+    try:
+        column.cast(type_)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _csv_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    options = csv.ConvertOptions(
+        column_types={field.name: field.type for field in schema}, include_columns=schema.names
+    )
+    with _open_csv(path, options) as reader:
+        for batch in reader:
+            yield batch.select(schema.names)
+
+
+def _text_stream(path: Path) -> IO[str]:
+    import io
+
+    stream: Any = pa.input_stream(str(path), compression="detect")
+    return io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline=None)
+
+
+def _json_values(path: Path) -> Iterator[Any]:
+    """The objects of a JSON file: an array of them, or one after the other. Never the whole file in memory."""
+    decoder = json.JSONDecoder()
+    with _text_stream(path) as stream:
+        text, at, in_array, is_first = stream.read(_READ), 0, False, True
+        wanted = _READ
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,":
+                at += 1
+            if at < len(text) and is_first and text[at] == "[":
+                in_array, is_first, at = True, False, at + 1
+                continue
+            if at < len(text) and in_array and text[at] == "]":
+                return
+            try:
+                value, end = decoder.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                more = stream.read(wanted)
+                if not more:
+                    if in_array or text[at:].strip():
+                        raise ValueError(f"no JSON from character {at} on: {error.msg}") from None
+                    return
+                if len(text) - at > MAX_VALUE:
+                    raise ValueError(f"no JSON, or one value of more than {human_size(MAX_VALUE)}") from None
+                text, at, wanted = text[at:] + more, 0, max(_READ, len(text) - at)
+                continue
+            if end == len(text) and (more := stream.read(_READ)):  # a number may go on
+                text, at = text[at:] + more, 0
+                continue
+            is_first = False
+            yield value
+            at = end
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    with _text_stream(path) as stream:
+        for number, line in enumerate(_lines(stream), 1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"line {number} is no JSON: {error.msg}") from None
+
+
+def _json_reader(values: Callable[[Path], Iterator[Any]]) -> Reader:
+    def structs(path: Path, type_: pa.DataType | None) -> Iterator[pa.RecordBatch]:
+        first = 1
+        for rows in _in_batches(values(path)):
+            for number, row in enumerate(rows, first):
+                if not isinstance(row, dict):
+                    raise ValueError(f"row {number} is no object but {type(row).__name__}")
+            try:
+                yield pa.RecordBatch.from_struct_array(pa.array(rows, type=type_))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                place = f"rows {first} to {first + len(rows) - 1}"
+                raise ValueError(f"{place} do not have one type a column: {error}") from None
+            first += len(rows)
+
+    def schema_of(path: Path) -> pa.Schema:
+        schema = pa.schema([])
+        for batch in structs(path, None):
+            try:
+                schema = pa.unify_schemas([schema, batch.schema], promote_options="permissive")
+            except pa.ArrowTypeError as error:
+                raise ValueError(f"rows do not have one type a column: {error}") from None
+        if not schema.names:
+            raise ValueError("no rows, so no columns")
+        return schema
+
+    def rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        yield from structs(path, pa.struct(list(schema)))
+
+    return schema_of, rows
+
+
+def _in_batches(values: Iterator[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    for value in values:
+        batch.append(value)
+        if len(batch) == ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _lines(stream: IO[str]) -> Iterator[str]:
+    while line := stream.readline(MAX_VALUE):
+        if len(line) == MAX_VALUE and not line.endswith("\n"):
+            raise ValueError(f"a line of more than {human_size(MAX_VALUE)}")
+        yield line.removesuffix("\n")
+
+
+def _text_schema(path: Path) -> pa.Schema:
+    return pa.schema([pa.field("text", pa.string())])
+
+
+def _text_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with _text_stream(path) as stream:
+        for lines in _in_batches(_lines(stream)):
+            yield pa.record_batch([pa.array(lines, pa.string())], schema=schema)
+
+
+def _open_arrow(path: Path) -> Iterator[pa.RecordBatch | pa.Schema]:
+    """First the schema, then the batches, of either IPC format."""
+    with open(path, "rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    with pa.OSFile(str(path)) as source:
+        if is_file:
+            with ipc.open_file(source) as reader:
+                yield reader.schema
+                for index in range(reader.num_record_batches):
+                    yield reader.get_batch(index)
+        else:
+            with ipc.open_stream(source) as stream:
+                yield stream.schema
+                yield from stream
+
+
+def _arrow_schema(path: Path) -> pa.Schema:
+    return next(iter(_open_arrow(path)))
+
+
+def _arrow_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in _open_arrow(path):
+        if isinstance(batch, pa.RecordBatch):
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise DamageError(f"{path.name}: damaged: {error}", "Get the file again.") from None
+            yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+
+READERS: dict[str, Reader] = {
+    "csv": (_csv_schema, _csv_rows),
+    "json": _json_reader(_json_values),
+    "jsonl": _json_reader(_json_lines),
+    "text": (_text_schema, _text_rows),
+    "arrow": (_arrow_schema, _arrow_rows),
+}

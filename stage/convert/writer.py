@@ -1,0 +1,57 @@
+"""Batches of rows -> the parquet files of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP_ROWS = 100_000
+ROW_GROUP_BYTES = 64 * 2**20  # of Arrow data: what a reader must hold of one file
+SHARD_BYTES = 500 * 10**6  # as the Hub shards; written bytes, looked at between row groups
+
+
+def write_split(schema: pa.Schema, batches: Iterator[pa.RecordBatch], folder: Path, split: str) -> list[Path]:
+    """Writes `<split>-00000-of-0000N.parquet`; at least one file, even of no rows."""
+    parts: list[Path] = []
+    writer: pq.ParquetWriter | None = None
+    for table in _row_groups(schema, batches):
+        if writer is None:
+            parts.append(folder / f"part-{len(parts)}")
+            writer = _open(parts[-1], schema)
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+        if parts[-1].stat().st_size >= SHARD_BYTES:
+            writer.close()
+            writer = None
+    if writer is None and not parts:
+        parts.append(folder / "part-0")
+        writer = _open(parts[0], schema)
+    if writer is not None:
+        writer.close()
+    shards = [folder / f"{split}-{i:05d}-of-{len(parts):05d}.parquet" for i in range(len(parts))]
+    for part, shard in zip(parts, shards, strict=True):
+        part.rename(shard)
+    return shards
+
+
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", version="2.6", data_page_version="1.0")
+
+
+def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Gathers small batches and cuts large ones: by rows and by bytes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        step = max(1, min(ROW_GROUP_ROWS, batch.num_rows * ROW_GROUP_BYTES // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, step):
+            part = batch.slice(start, step)
+            if waiting and (rows + part.num_rows > ROW_GROUP_ROWS or size + part.nbytes > ROW_GROUP_BYTES):
+                yield pa.Table.from_batches(waiting, schema)
+                waiting, rows, size = [], 0, 0
+            waiting.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+    if waiting:
+        yield pa.Table.from_batches(waiting, schema)

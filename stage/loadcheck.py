@@ -1,0 +1,250 @@
+"""Will it load? Asked on the laptop, at the end of `fetch`, and on the cluster, by `verify --deep`.
+
+A child process behind the wall opens what is inside a bundle: configs, safetensors headers against their index and the
+files' sizes, tokenizers (with transformers, where that is installed), parquet footers against the lock. Nothing of the
+payload is run, and what a hostile file does to a parser happens to the child alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stage.bundle import Bundle
+from stage.errors import DamageError
+from stage.fence import child, wall
+from stage.findings import Finding, VerificationReport
+from stage.inspect import index_problems, parquet_footer, safetensors_header
+from stage.lockfile import LockedAsset, Lockfile
+from stage.lockreader import read_lock
+from stage.progress import Reporter
+
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_TOKENIZER = re.compile(
+    r"tokenizer\.(json|model)|tokenizer_config\.json|vocab\.(txt|json)|spiece\.model|sentencepiece.*|.*\.tiktoken"
+)
+_LOADED = ("model", "tokenizer", "dataset")
+_TIMEOUT_S = 3600.0  # a child that hangs is a finding, not a night
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What does not load, and what could not be tried, in words."""
+
+    findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...]
+
+
+def check_loads(root: Path, lock: Lockfile) -> LoadReport:
+    """Tries to load everything in a bundle, without network, in a process of its own."""
+    if not any(asset.kind in _LOADED for asset in lock.assets.values()):
+        return LoadReport((), ())
+    command, environment = child("stage.loadcheck")
+    try:
+        done = subprocess.run(
+            [*command, str(root)],
+            input=lock.to_json(),
+            capture_output=True,
+            env=environment,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return LoadReport((_ended_early(f"no end after {_TIMEOUT_S:.0f} s"),), ())
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        return LoadReport(tuple(Finding(*f) for f in answer["findings"]), tuple(answer["unchecked"]))
+    except (ValueError, IndexError, KeyError, TypeError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        return LoadReport((_ended_early(said[-1]),), ())
+
+
+def _ended_early(how: str) -> Finding:
+    return Finding("data", "unloadable", "a check that comes to its end", how)
+
+
+def require_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
+    """The last step of `fetch` before a bundle counts as finished.
+
+    Raises:
+        DamageError: something would not load; names all of it.
+    """
+    report = check_loads(root, lock)
+    for text in report.unchecked:
+        reporter.note(f"not checked: {text}")
+    if report.findings:
+        listed = "\n  ".join(str(finding) for finding in report.findings[:20])
+        more = f"\n  and {len(report.findings) - 20} more" if len(report.findings) > 20 else ""
+        raise DamageError(
+            f"{root}: what was fetched will not load ({len(report.findings)} found):\n  {listed}{more}",
+            "Try another revision, or `exclude` what you do not need. To take it as it is: --no-offline-check",
+        )
+    if any(asset.kind in _LOADED for asset in lock.assets.values()):
+        reporter.note(f"{root}: everything that could be checked loads without network")
+
+
+def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[str, ...]]:
+    """`verify --deep`: after every byte was compared, what is sound is loaded too.
+
+    Returns:
+        The report with what does not load, and what could not be checked.
+    """
+    report = replace(report, level="deep")
+    if not report.ok:
+        return report, ("loading: first mend the findings above",)
+    loaded = check_loads(report.root, Bundle.open(report.root).lock)
+    return replace(report, findings=tuple(sorted(loaded.findings))), loaded.unchecked
+
+
+# ---- the child
+
+
+def _main() -> None:
+    root = Path(sys.argv[1])
+    lock = read_lock(sys.stdin.buffer.read(), "the lock")
+    reason = wall()
+    unchecked = [f"the network: no wall could be built ({reason})"] if reason else []
+    out = os.dup(1)
+    os.dup2(2, 1)  # libraries print; the answer goes where only we write
+    findings: list[Finding] = []
+    for asset in lock.assets.values():
+        if asset.kind == "dataset":
+            findings += _dataset(root, asset)
+        elif asset.kind in ("model", "tokenizer"):
+            findings += _model(root, asset, lock, unchecked)
+    answer = {"findings": [(f.path, f.problem, f.expected, f.found) for f in findings], "unchecked": unchecked}
+    os.write(out, json.dumps(answer).encode() + b"\n")
+
+
+def _unloadable(path: str, expected: str, found: str) -> Finding:
+    return Finding(path, "unloadable", expected, found)
+
+
+def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
+    for config, splits in asset.configs.items():
+        for name, split in splits.items():
+            rows = 0
+            for shard in split.shards:
+                try:
+                    footer = parquet_footer(root / shard)
+                except DamageError as error:
+                    yield _unloadable(shard, "a parquet file", error.message)
+                    continue
+                rows += footer.rows
+                if footer.schema != split.schema:
+                    yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")
+            if rows != split.rows:
+                yield _unloadable(split.shards[0], f"{split.rows} rows in {config}/{name}", f"{rows}")
+
+
+def _model(root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str]) -> Iterator[Finding]:
+    folders: dict[str, list[str]] = {}
+    for file in asset.files:
+        folder, _, name = file.path.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    texts: dict[str, Any] = {}
+    for folder, names in sorted(folders.items()):
+        for name in sorted(n for n in names if n.endswith(".json")):
+            path = f"{folder}/{name}"
+            try:
+                texts[path] = json.loads((root / path).read_text(encoding="utf-8"))
+            except (ValueError, RecursionError) as error:
+                yield _unloadable(path, "JSON", f"something else: {error}")
+            if name == "config.json" and not isinstance(texts.get(path, {}), dict):
+                yield _unloadable(path, "a mapping", type(texts[path]).__name__)
+        yield from _weights(root, folder, names, texts)
+    top = folders.get(asset.folder, [])
+    yield from _top(asset, top, texts, lock, unchecked)
+    if any(_TOKENIZER.fullmatch(name) for name in top):
+        if any(name.endswith(".json") and f"{asset.folder}/{name}" not in texts for name in top):
+            return  # told already
+        yield from _tokenizer(root, asset, unchecked)
+    elif asset.kind == "tokenizer":
+        yield _unloadable(asset.folder, "a tokenizer's files", "none")
+
+
+def _weights(root: Path, folder: str, names: list[str], texts: Mapping[str, Any]) -> Iterator[Finding]:
+    headers: dict[str, Mapping[str, Any]] = {}
+    shards: dict[tuple[str, int], set[int]] = {}
+    for name in sorted(n for n in names if n.endswith(".safetensors")):
+        if match := _SHARD.fullmatch(name):
+            shards.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+        headers[name] = {}
+        try:
+            headers[name] = safetensors_header(root / folder / name)
+        except DamageError as error:
+            yield _unloadable(f"{folder}/{name}", "a safetensors file", error.message)
+    for name in sorted(n for n in names if n.endswith(".safetensors.index.json")):
+        index = texts.get(f"{folder}/{name}")
+        if index is not None:
+            problems = index_problems(index.get("weight_map") if isinstance(index, dict) else None, headers)
+            for problem in problems:
+                yield _unloadable(f"{folder}/{name}", "an index of the shards here", f"one that {problem}")
+    for (stem, total), found in shards.items():
+        missing = [n for n in range(1, min(total, 100_000) + 1) if n not in found]
+        if missing:
+            name = f"{folder}/{stem}-{missing[0]:05d}-of-{total:05d}.safetensors"
+            yield _unloadable(name, f"all {total} shards", f"{len(missing)} missing")
+        if f"{stem}.safetensors.index.json" not in names:
+            yield _unloadable(f"{folder}/{stem}.safetensors.index.json", "an index of the shards", "nothing")
+
+
+def _top(
+    asset: LockedAsset, names: list[str], texts: Mapping[str, Any], lock: Lockfile, unchecked: list[str]
+) -> Iterator[Finding]:
+    has_weights = any(re.fullmatch(r"model(-.*)?\.safetensors", name) for name in names)
+    if has_weights and not {"config.json", "model_index.json", "modules.json"} & set(names):
+        yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
+    adapter = texts.get(f"{asset.folder}/adapter_config.json")
+    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    if isinstance(base, str):
+        known = {name for other in lock.assets.values() for name in (other.source.location, *other.aliases)}
+        if base not in known:
+            unchecked.append(f"{asset.name}: its base model {base} is not in this bundle")
+
+
+def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator[Finding]:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        unchecked.append(f"{asset.name}: whether its tokenizer loads: transformers is not installed here")
+        return
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(root / asset.folder), local_files_only=True)
+        if len(tokenizer) == 0 or not tokenizer("Will it load?")["input_ids"]:
+            yield _unloadable(asset.folder, "a tokenizer", "one without a vocabulary")
+        for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
+            _compile_template(tokenizer.chat_template[name])
+        if isinstance(tokenizer.chat_template, str):
+            _compile_template(tokenizer.chat_template)
+    except ImportError as error:
+        unchecked.append(f"{asset.name}: whether its tokenizer loads: {_first_line(error)}")
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions; each becomes a finding or a note
+        text = _first_line(error)
+        if re.search(r"(?i)unrecognized (model|configuration)|does not recognize this architecture", str(error)):
+            unchecked.append(f"{asset.name}: whether its tokenizer loads: this transformers does not know it: {text}")
+        else:
+            yield _unloadable(asset.folder, "a tokenizer that transformers can load", text)
+
+
+def _compile_template(text: str) -> None:
+    """A chat template is a Jinja program; its syntax is checked, it is not run."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(
+        re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", text)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+if __name__ == "__main__":
+    _main()

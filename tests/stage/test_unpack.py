@@ -1,0 +1,211 @@
+"""Archives from somewhere else: what is sound comes out whole, what is hostile leaves nothing outside its folder."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.errors import DamageError, PolicyError, StageError, UsageError
+from stage.unpack import Limits, unpack
+
+FILES = {"a/one.txt": b"one", "a/b/zwei ü.txt": b"zwei" * 5000, "empty": b""}
+
+
+def tar(entries: list[tuple[tarfile.TarInfo | str, bytes]], format: int = tarfile.PAX_FORMAT) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=format) as archive:
+        for entry, data in entries:
+            info = tarfile.TarInfo(entry) if isinstance(entry, str) else entry
+            info.size = len(data) if info.isreg() else 0
+            archive.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def zipped(entries: list[tuple[zipfile.ZipInfo | str, bytes]]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry, data in entries:
+            archive.writestr(entry, data)
+    return sink.getvalue()
+
+
+def zip_link() -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo("link")
+    info.create_system, info.external_attr = 3, 0o120777 << 16
+    return info
+
+
+def encrypted_zip() -> bytes:
+    data = bytearray(zipped([("a", b"secret")]))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(signature) + offset] |= 1
+    return bytes(data)
+
+
+def long_header() -> bytes:
+    """A tar whose long name is announced as 1 GB."""
+    info = special("././@LongLink", tarfile.GNUTYPE_LONGNAME)
+    info.size = 10**9
+    return info.tobuf(tarfile.GNU_FORMAT) + b"a" * 10_240
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def tried(tmp_path: Path, data: bytes, limits: Limits | None = None) -> list[str]:
+    (tmp_path / "archive").write_bytes(data)
+    return unpack(tmp_path / "archive", tmp_path / "out" / "here", "m.yaml:3: `x`", limits)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "tar": lambda data: data,
+    "tar.gz": gzip.compress,
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_tar_comes_out_as_it_went_in(tmp_path: Path, packer: str, format: int) -> None:
+    entries: list[tuple[tarfile.TarInfo | str, bytes]] = [(special("./a", tarfile.DIRTYPE), b"")]
+    data = PACKERS[packer](tar([*entries, *((f"./{name}", data) for name, data in FILES.items())], format))
+    assert tried(tmp_path, data) == sorted(FILES)
+    assert written(tmp_path / "out" / "here") == FILES
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_are_fine(tmp_path: Path, format: int) -> None:
+    name = "/".join(["x" * 120] * 3)
+    assert tried(tmp_path, tar([(name, b"1")], format)) == [name]
+
+
+def test_a_zip_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    assert tried(tmp_path, zipped([("a/", b""), *FILES.items()])) == sorted(FILES)
+    assert written(tmp_path / "out" / "here") == FILES
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "tar dot dot": (tar([("good", b""), ("../evil", b"x")]), "`..`"),
+    "tar inner dot dot": (tar([("a/../../evil", b"x")]), "`..`"),
+    "tar absolute": (tar([("/tmp/evil", b"x")]), "absolute"),
+    "tar folder outside": (tar([("a", b""), (special("../evil", tarfile.DIRTYPE), b"")]), "`..`"),
+    "tar symlink": (tar([(special("a", tarfile.SYMTYPE, "/etc"), b""), ("a/passwd", b"x")]), "a link"),
+    "tar hard link": (tar([("b", b"1"), (special("a", tarfile.LNKTYPE, "b"), b"")]), "a link"),
+    "tar device": (tar([(special("a", tarfile.CHRTYPE), b"")]), "special"),
+    "tar pipe": (tar([(special("a", tarfile.FIFOTYPE), b"")]), "special"),
+    "tar twice": (tar([("a", b"1"), ("a", b"2")]), "same file"),
+    "tar case": (tar([("A/x", b"1"), ("a/y", b"2")]), "same file"),
+    "tar normal form": (tar([("\u00e9", b"1"), ("e\u0301", b"2")]), "same file"),
+    "tar file and folder": (tar([("a", b"1"), ("a/b", b"2")]), "same file"),
+    "tar newline": (tar([("a\nb", b"1")]), "control character"),
+    "tar backslash": (tar([("..\\evil", b"1")]), "backslash"),
+    "tar partial": (tar([("x.partial", b"1")]), "unfinished"),
+    "tar long header": (long_header(), "header"),
+    "zip dot dot": (zipped([("../evil", b"x")]), "`..`"),
+    "zip absolute": (zipped([("/evil", b"x")]), "absolute"),
+    "zip folder outside": (zipped([("a", b""), ("../evil/", b"")]), "`..`"),
+    "zip backslash": (zipped([("..\\evil", b"x")]), "backslash"),
+    "zip link": (zipped([(zip_link(), b"/etc")]), "a link"),
+    "zip encrypted": (encrypted_zip(), "encrypted"),
+    "zip case": (zipped([("a", b"1"), ("A", b"2")]), "same file"),
+    "zip zero byte": (zipped([("evilXtxt", b"1")]).replace(b"evilX", b"evil\0"), "zero byte"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_is_refused_and_nothing_lands_outside(tmp_path: Path, name: str) -> None:
+    data, said = HOSTILE[name]
+    with pytest.raises(PolicyError, match=said) as caught:
+        tried(tmp_path, data)
+    assert caught.value.exit_code == 3 and caught.value.remedy
+    assert not written(tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["archive", "out"]
+
+
+def test_names_are_judged_before_the_first_byte_is_written(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        tried(tmp_path, gzip.compress(tar([("good", b"x" * 100_000), ("../evil", b"x")])))
+    assert not written(tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_bomb_is_refused_by_its_ratio(tmp_path: Path, kind: str) -> None:
+    zeros = bytes(70 * 2**20)
+    data = bz2.compress(tar([("zeros", zeros)])) if kind == "tar" else zipped([("zeros", zeros)])
+    with pytest.raises(PolicyError, match="times its size") as caught:
+        tried(tmp_path, data, Limits(ratio=100))
+    assert "MB" in caught.value.message and "100 times" in caught.value.message
+    assert sum(map(len, written(tmp_path / "out").values())) == 0
+
+
+def test_padding_without_end_is_not_read(tmp_path: Path) -> None:
+    data = bz2.compress(tar([("a", b"x")])[:1024] + bytes(80 * 2**20))
+    assert tried(tmp_path, data, Limits(ratio=100)) == ["a"]  # what follows the end of a tar is not read
+
+
+def test_a_bomb_is_refused_by_its_size_and_by_its_files(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="more than 1 kB"):
+        tried(tmp_path, tar([("a", bytes(600)), ("b", bytes(600))]), Limits(size=1000))
+    with pytest.raises(PolicyError, match="more than 2 files"):
+        tried(tmp_path, zipped([("a", b""), ("b", b""), ("c", b"")]), Limits(entries=2))
+
+
+def test_a_zip_that_lies_about_a_size(tmp_path: Path) -> None:
+    data = bytearray(zipped([("a", bytes(5000))]))
+    at = data.index(b"PK\x01\x02") + 24
+    data[at : at + 4] = struct.pack("<I", 10)
+    with pytest.raises((PolicyError, DamageError)):
+        tried(tmp_path, bytes(data))
+    assert sum(map(len, written(tmp_path / "out").values())) <= 10
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_torn_archive_is_damage(tmp_path: Path, packer: str) -> None:
+    data = PACKERS[packer](tar([("a", b"x" * 50_000), ("b", bytes(range(256)) * 400)]))
+    with pytest.raises(DamageError, match="torn or damaged"):
+        tried(tmp_path, data[: len(data) * 2 // 3])
+
+
+def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
+    for data in (b"", b"hello", gzip.compress(b"hello"), b"\x1f\x8b\x07 nonsense", b"PK\x05\x06" + bytes(18)):
+        with pytest.raises(UsageError):
+            tried(tmp_path, data)
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_any_change_of_an_archive_gives_its_files_or_words(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    whole = data.draw(
+        st.sampled_from(
+            [tar(list(FILES.items())), gzip.compress(tar([("a", b"x")]), mtime=0), zipped(list(FILES.items()))]
+        )
+    )
+    changed = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.mktemp("fuzz")
+    with suppress(StageError):
+        tried(folder, bytes(changed))
+    assert sorted(p.name for p in folder.iterdir()) in (["archive"], ["archive", "out"])

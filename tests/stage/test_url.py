@@ -1,0 +1,286 @@
+"""`url:` and `convert:` in a manifest: fetched, pinned, resumed, unpacked, converted, repaired; refused in words."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from stage.bundle import Bundle
+from stage.cli import main
+from tests.stage.test_convert import cifar
+from tests.support.web import Web, serve
+
+DATA = bytes(range(256)) * 12_000  # 3 MB
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serve() as started:
+        yield started
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `stage` in a folder of its own; no traceback whatever happens."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, list(arguments))
+        assert done.exit_code == code, done.output
+        assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
+        return done
+
+    return run
+
+
+def manifest(**asset: Any) -> None:
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": {"x": asset}}))
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as opened:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            opened.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/data/a%20file.bin"] = DATA
+    manifest(url=web.url("/data/a%20file.bin?x=1").partition("?")[0])
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    (file,) = asset.files
+    assert file.path == "data/files/x/a file.bin" and Path("b", file.path).read_bytes() == DATA
+    assert (asset.made_from[0].size, asset.made_from[0].sha256) == (len(DATA), sha256(DATA))
+    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
+    stage("verify", "b")
+    stage("fetch", "m.yaml", "-o", "second")
+    assert Bundle.open(Path("second")).id == Bundle.open(Path("b")).id
+    web.files["/data/a%20file.bin"] = DATA[::-1]
+    said = stage("fetch", "m.yaml", "-o", "third", code=1).output
+    assert "sha256" in said and "--update" in said
+    stage("fetch", "m.yaml", "--update", "x", "-o", "b")
+    assert Path("b", file.path).read_bytes() == DATA[::-1]
+
+
+def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
+    assert not list(Path("c").rglob("f"))
+
+
+def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000, 500_000]
+    manifest(url=web.url("/f"))
+    stage("fetch", "m.yaml", "-o", "b")
+    ranges = [asked for _, asked in web.requests if asked]
+    assert len(ranges) == 2 and all(int(r.removeprefix("bytes=").rstrip("-")) > 0 for r in ranges)
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+
+
+def test_the_next_run_goes_on_where_the_last_one_was(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"))
+    stage("lock", "m.yaml")
+    left = Path("b/workshop.partial/x/originals")
+    left.mkdir(parents=True)
+    etag = f'"{sha256(DATA)[:16]}"'
+    name = sha256(f"{web.url('/f')}\n{len(DATA)}\n{etag}".encode())[:12]
+    (left / f"f.{name}.partial").write_bytes(DATA[:2_000_000])
+    Path("b/fetch.partial").write_text("")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert ("/f", "bytes=2000000-") in web.requests
+    assert Path("b/data/files/x/f").read_bytes() == DATA and not Path("b/workshop.partial").exists()
+
+
+def test_a_file_that_changes_between_two_answers_is_not_a_mixture(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000]
+    manifest(url=web.url("/f"))
+    new = DATA[::-1]
+    answers = iter([DATA, DATA, DATA])
+
+    class Changing(dict[str, bytes]):
+        def __getitem__(self, path: str) -> bytes:
+            return next(answers, new)
+
+    web.files = Changing(web.files)
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() in (DATA, new)
+
+
+@pytest.mark.parametrize("validator", [True, False])
+@pytest.mark.parametrize("length", ["chunked", "none"])
+def test_a_server_that_does_not_say_how_long_the_file_is(
+    stage: Callable[..., Result], web: Web, length: str, validator: bool
+) -> None:
+    web.files["/f"], web.length, web.validator = DATA, length, validator
+    web.cut = [1_000_000] if length == "chunked" else []
+    manifest(url=web.url("/f"))
+    if length == "none":
+        assert "sha256" in stage("fetch", "m.yaml", "-o", "b", code=5).output
+        manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+    stage("verify", "b")
+
+
+def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/there"], web.redirects["/here.bin"] = DATA, web.url("/there")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+REFUSED = {
+    "ftp://host/f.tar": (2, "ftp is not supported"),
+    "https://me:secret@host/f": (2, "password"),
+    "https://host/folder/": (2, "ends in `/`"),
+    "https://host/..": (3, "`..`"),
+    "https://host/%2e%2e": (3, "`..`"),
+    "https://host/a%2Fb%00": (3, "control"),
+    "https://host/50%25": (3, "%"),
+}
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_an_address_that_cannot_be_used(stage: Callable[..., Result], url: str) -> None:
+    code, said = REFUSED[url]
+    manifest(url=url)
+    output = stage("fetch", "m.yaml", "-o", "b", code=code).output
+    assert said in output and "secret" not in output
+
+
+def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: Web) -> None:
+    manifest(url=web.url("/nothing?token=secret"))
+    said = stage("lock", "m.yaml", code=2).output
+    assert "404" in said and "m.yaml:1" in said and "secret" not in said
+    web.redirects["/moved"] = web.url("/nothing")
+    manifest(url=web.url("/moved"))
+    assert "404" in stage("lock", "m.yaml", code=2).output
+
+
+def test_an_archive_is_unpacked_repaired_and_fetched_again(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/x.tar.gz"] = archive({"x/one.txt": b"one", "x/two.txt": b"two"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    stage("fetch", "m.yaml", "-o", "b")
+    bundle = Bundle.open(Path("b"))
+    asset = bundle.asset("x")
+    assert {f.origin: f.sha256 for f in asset.files} == {"x/one.txt": sha256(b"one"), "x/two.txt": sha256(b"two")}
+    assert asset.made_from[0].sha256 == sha256(web.files["/x.tar.gz"])
+    assert asset.made_from[0].size == len(web.files["/x.tar.gz"]) and not list(Path("b").rglob("*.gz"))
+    Path("b/data/files/x/x/one.txt").write_bytes(b"0ne")
+    stage("verify", "b", code=1)
+    stage("fetch", "m.yaml", "-o", "b")
+    stage("verify", "b")
+    assert Bundle.open(Path("b")).id == bundle.id
+    stage("fetch", "m.yaml", "-o", "c")
+    assert Bundle.open(Path("c")).id == bundle.id
+    assert (
+        json.loads(stage("show", "b", "--json").output)["assets"]["x"]["made_from"][0]["origin"]
+        == asset.source.location
+    )
+
+
+def test_an_archive_that_gives_other_files_than_locked(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/x.tar.gz"] = archive({"one": b"one"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    stage("fetch", "m.yaml", "-o", "b")
+    lock = json.loads(Path("m.lock").read_text())
+    lock["assets"]["x"]["files"][0]["sha256"] = sha256(b"other")
+    Path("m.lock").write_text(json.dumps(lock))
+    assert "made anew" in stage("fetch", "m.yaml", "-o", "c", code=1).output
+    assert not Path("c/data/files/x/one").exists()
+
+
+def test_a_hostile_archive_leaves_no_bundle_and_nothing_outside(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/x.tar.gz"] = archive({"good": b"1", "../../../../../evil": b"2"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    assert "`..`" in stage("fetch", "m.yaml", "-o", "b", code=3).output
+    assert not Path("b/tagmanifest-sha256.txt").exists()
+    assert not [p for p in Path().rglob("*") if p.name in ("evil", "good")]
+    web.files["/x.tar.gz"] = archive({"good": b"1"})
+    stage("fetch", "m.yaml", "-o", "b", "--update")
+    stage("verify", "b")
+
+
+def test_unpacked_and_converted(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/cifar-10-python.tar.gz"] = archive(cifar())
+    manifest(url=web.url("/cifar-10-python.tar.gz"), unpack=True, convert="cifar")
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert asset.kind == "dataset" and {s: split.rows for s, split in asset.configs["default"].items()} == {
+        "train": 30,
+        "test": 6,
+    }
+    assert [f.made_by for f in asset.files] == ["cifar", "cifar"] and len(asset.made_from) == 1
+    stage("fetch", "m.yaml", "-o", "c")
+    assert Bundle.open(Path("c")).id == Bundle.open(Path("b")).id
+
+
+def test_a_csv_beside_the_manifest(stage: Callable[..., Result]) -> None:
+    Path("prompts.csv").write_text("User,Prompt\na,b\n")
+    manifest(path="prompts.csv", convert="csv")
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert "make" in plan and not Path("b").exists()
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    split = asset.configs["default"]["train"]
+    assert split.rows == 1 and [(c.name, c.type) for c in split.schema or ()] == [
+        ("User", "string"),
+        ("Prompt", "string"),
+    ]
+    assert asset.made_from[0].sha256 == sha256(b"User,Prompt\na,b\n")
+    assert pq.read_table(Path("b", split.shards[0])).to_pylist() == [{"User": "a", "Prompt": "b"}]
+    Path("b", split.shards[0]).unlink()
+    Path("prompts.csv").write_text("User,Prompt\na,c\n")
+    assert "changed since m.lock was written" in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    stage("fetch", "m.yaml", "-o", "b", "--update", "x")
+    assert pq.read_table(Path("b", split.shards[0])).column("Prompt").to_pylist() == ["c"]
+
+
+def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:
+    folder = Path("in")
+    folder.mkdir()
+    (folder / "train.csv").write_text("a\n1\n")
+    (folder / "test.csv").write_text("a\n2\n")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(path="in", convert="csv", exclude=["test*"])
+    stage("fetch", "m.yaml", "-o", "b")
+    assert [p.name for p in Path("b").rglob("*.parquet")] == ["train-00000-of-00001.parquet"]
+    manifest(path="in")
+    stage("fetch", "m.yaml", "-o", "b")
+    stage("verify", "b")
+    assert sorted(p.name for p in Path("b/data").rglob("*") if p.is_file()) == ["test.csv", "train.csv"]
+
+
+def test_parquet_bytes_name_the_library_that_made_them(stage: Callable[..., Result]) -> None:
+    """Why a digest holds for one version of pyarrow only."""
+    Path("x.csv").write_text("a\n1\n")
+    manifest(path="x.csv", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    (shard,) = Path("b").rglob("*.parquet")
+    assert pa.__version__ in pq.ParquetFile(shard).metadata.created_by
