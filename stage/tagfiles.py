@@ -7,7 +7,7 @@ may tell which of the two is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stage import bundle as layout
@@ -18,14 +18,17 @@ from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 
 
-def check_tags(root: Path, entries: Mapping[str, int], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
+def check_tags(root: Path, paths: Iterable[str], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
     """Reads every file beside the payload and compares it with the tag manifest.
+
+    Args:
+        paths: of the regular files that are not payload.
 
     Returns:
         Those that are sound, and what the tag manifest records; None if there is none.
     """
     texts: dict[str, bytes] = {}
-    for path in entries:
+    for path in paths:
         if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
             try:
                 texts[path] = (root / path).read_bytes()
@@ -106,9 +109,13 @@ def read_sound_lock(root: Path, tags: Mapping[str, bytes], found: Found) -> Lock
             found.add(layout.LOCK, "invalid", "a lock", "something that cannot be read as one")
             return None
         raise
+    return lock
+
+
+def check_lock_text(lock: Lockfile, tags: Mapping[str, bytes], found: Found) -> None:
+    """A lock can be written in one way only, or two bundle ids could mean the same bytes."""
     if not lock.is_complete or lock.to_json() != tags[layout.LOCK]:
         found.add(layout.LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
-    return lock
 
 
 def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> dict[str, tuple[int | None, str | None]]:
