@@ -158,9 +158,10 @@ def test_what_was_written_just_before_is_not_remembered(tmp_path: Path, journal:
     assert report.ok and read == report.size and report.stamp is None
 
 
-@pytest.mark.parametrize(
-    "spoil", ["expired", "from the future", "torn", "no journal", "another digest", "other bundle"]
-)
+SPOILED = ["expired", "from the future", "torn", "no journal", "another digest", "another bundle"]
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
 def test_a_journal_that_cannot_be_believed_is_not(
     old_bundle: Path, journal: Callable[..., Journal], tmp_path: Path, spoil: str, notes: list[str]
 ) -> None:
