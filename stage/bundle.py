@@ -136,7 +136,7 @@ def parse_manifest(data: bytes) -> dict[str, str]:
 
 def payload_manifest(lock: Lockfile) -> bytes:
     """The text of `manifest-sha256.txt` for a complete lock."""
-    return manifest_text({file.path: file.sha256 or "" for file in lock.files})
+    return "".join(f"{file.sha256 or ''}  {file.path}\n" for file in lock.files).encode()
 
 
 def payload_oxum(lock: Lockfile) -> str:

@@ -8,6 +8,7 @@ collide with another; each failure names the place in the document.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NoReturn, TypeVar
@@ -266,7 +267,7 @@ def _ordinary_file(value: Any) -> LockedFile | None:
         made_by, evidence = value.get("made_by"), value.get("upstream")
         if len(value) != 4 + (made_by is not None) + (evidence is not None):
             return None
-        if not (type(path) is type(origin) is str and type(size) is int and size >= 0 and is_hex(sha256, 64)):
+        if not (type(path) is type(origin) is str and type(size) is int and size >= 0 and _SHA256(sha256)):
             return None
         if not (made_by is None or type(made_by) is str):
             return None
@@ -278,6 +279,7 @@ def _ordinary_file(value: Any) -> LockedFile | None:
         return None
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOUR_FIELDS = itemgetter("path", "size", "sha256", "origin")
 _LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
 _NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}

@@ -12,8 +12,10 @@ ends up alone with much to read; the caller checks names meanwhile. The smallest
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +110,7 @@ def units(files: Iterable[PayloadFile], shard: Shard | None = None) -> list[Unit
     return mine
 
 
-def batches(work: Sequence[Unit], jobs: int, skip: Iterable[range] = ()) -> list[range]:
+def batches(work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> list[range]:
     """Shares work out: parts of a part of what is left, so that all end together; at most `MOST_PIECES`.
 
     Args:
@@ -117,20 +119,27 @@ def batches(work: Sequence[Unit], jobs: int, skip: Iterable[range] = ()) -> list
     costs = [unit.end - unit.start + COST_OF_OPENING for unit in work]
     for run in skip:
         costs[run.start : run.stop] = [0] * len(run)
-    left = sum(costs)
-    least = max(LEAST_BATCH, left // (MOST_PIECES // 2))
+    before = [0, *accumulate(costs)]  # the cost of all that comes before a place
+    least = max(LEAST_BATCH, before[-1] // (MOST_PIECES // 2))
+    largest = max(LARGEST_BATCH, least)
     result: list[range] = []
-    first = cost = 0
-    for place, one in enumerate([*costs, 0]):
-        largest = min(max(left // (2 * jobs), least), max(LARGEST_BATCH, least))
-        if cost and (not one or cost >= largest):
-            result.append(range(first, place))
-            left -= cost
-            cost = 0
-        if not cost:
-            first = place
-        cost += one
+    for run in _gaps(skip, len(work)):
+        first = run.start
+        while first < run.stop:
+            cost = min(max((before[-1] - before[first]) // (2 * jobs), least), largest)
+            stop = min(bisect_left(before, before[first] + cost, first + 1), run.stop)
+            result.append(range(first, stop))
+            first = stop
     return result
+
+
+def _gaps(runs: Iterable[range], end: int) -> Iterator[range]:
+    """What lies between runs of places, from 0 to `end`."""
+    start = 0
+    for run in sorted(runs, key=attrgetter("start")):
+        yield range(start, run.start)
+        start = run.stop
+    yield range(start, end)
 
 
 class Reading:

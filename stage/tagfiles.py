@@ -114,7 +114,7 @@ def read_sound_lock(root: Path, tags: Mapping[str, bytes], found: Found) -> Lock
 
 def check_lock_text(lock: Lockfile, tags: Mapping[str, bytes], found: Found) -> None:
     """A lock can be written in one way only, or two bundle ids could mean the same bytes."""
-    if not lock.is_complete or lock.to_json() != tags[layout.LOCK]:
+    if not lock.is_complete or lock.id != sha256_of_bytes(tags[layout.LOCK]):
         found.add(layout.LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
 
 
