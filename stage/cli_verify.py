@@ -127,10 +127,13 @@ def _trust(bundle: Path, signers: Path | None) -> Trust | None:
 def _verified(
     bundle: Path, level: str, jobs: int | None, shard: Shard | None, resume: bool, reporter: Reporter
 ) -> VerificationReport:
+    import gc
+
     from stage.journal import Journal
     from stage.receipts import state_folder
     from stage.verify import verify
 
+    gc.disable()  # a lock is many objects without a cycle: going through them again and again frees nothing
     if level == "fast":
         return verify(bundle, "fast", shard=shard)
     journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)

@@ -11,6 +11,7 @@ payload, stage.lock for the payload, blocks/<sha256> for the 16 MiB blocks of a 
 
 import argparse
 import errno
+import gc
 import hashlib
 import io
 import json
@@ -622,6 +623,7 @@ def main():
         io.TextIOWrapper(stream.buffer, encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
         for stream in (sys.stdout, sys.stderr)
     )
+    gc.disable()  # a lock is many objects without a cycle: going through them again and again frees nothing
     try:
         return run(parse_arguments(), out, err)
     except CannotVerify as error:
