@@ -26,6 +26,7 @@ FORMAT = 1
 
 _PATH = attrgetter("path")
 FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+CARD = "CARD.md"  # a dataset's README.md: under its own name, `load_dataset(folder)` would read the repository's paths
 
 
 @dataclass(frozen=True)
