@@ -84,7 +84,10 @@ class Workers:
         numbers, numbers_in = os.pipe()
         self._results, results_in = os.pipe()
         for _ in range(self._processes):
-            child = os.fork()
+            try:
+                child = os.fork()
+            except OSError:  # the user may have no more processes: those there are do it all, or this one
+                break
             if child == 0:
                 os.close(numbers_in)
                 os.close(self._results)
@@ -92,6 +95,10 @@ class Workers:
             self._children.append(child)
         os.close(numbers)
         os.close(results_in)
+        if not self._children:
+            os.close(numbers_in)
+            self._processes = 1
+            return
         os.write(numbers_in, b"".join(map(_NUMBER.pack, range(self._count))))
         os.close(numbers_in)
 

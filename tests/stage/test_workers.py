@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -48,6 +49,25 @@ def test_a_worker_that_is_ended_from_outside_is_no_verdict() -> None:
     ):
         list(workers.messages())
     assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_no_more_processes_are_allowed_fewer_do_it_all(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ulimit -u` on a login node; root, who may run these tests, knows no such limit."""
+    fork, forked = os.fork, []
+
+    def limited() -> int:
+        if len(forked) == allowed:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        forked.append(1)
+        return fork()
+
+    def work(number: int, send: Send) -> None:
+        send([number])
+
+    monkeypatch.setattr(os, "fork", limited)
+    with Workers(work, 9, 4) as workers:
+        assert sorted(workers.messages()) == [[number] for number in range(9)]
 
 
 def test_leaving_ends_the_work(tmp_path: Path) -> None:
