@@ -33,28 +33,38 @@ from stage.lockfile import (
 T = TypeVar("T")
 
 
-def read_lock(data: bytes, where: str) -> Lockfile:
-    """Reads a lock.
-
-    Args:
-        data: the JSON text, UTF-8.
-        where: the file's name, for messages.
+def parse_lock(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON of a lock of this format; nothing in it is checked yet.
 
     Raises:
-        UsageError: not JSON, a newer format, or a field that is missing or not what it should be.
-        PolicyError: a path that may not be in a bundle, or two that collide.
+        UsageError: not JSON, or of a newer format.
     """
     try:
-        text = data.decode()
-        document = json.loads(text)
+        document = json.loads(data.decode())
     except (ValueError, RecursionError):
         raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
     if not isinstance(document, dict) or "format" not in document:
         raise UsageError(f"{where}: not a lock: it has no `format`.", _REMEDY)
     if type(document["format"]) is not int or document["format"] != FORMAT:
         raise newer_format(where, document["format"])
+    return document
+
+
+def read_lock(data: bytes, where: str, document: dict[str, Any] | None = None) -> Lockfile:
+    """Reads a lock.
+
+    Args:
+        data: the JSON text, UTF-8.
+        where: the file's name, for messages.
+        document: what `parse_lock` made of it, for who has that already.
+
+    Raises:
+        UsageError: not JSON, a newer format, or a field that is missing or not what it should be.
+        PolicyError: a path that may not be in a bundle, or two that collide.
+    """
+    document = parse_lock(data, where) if document is None else document
     reader = _Reader(where)
-    if "\\u" in text:  # half a character can only be written as an escape; looking for it takes as long as the rest
+    if b"\\u" in data:  # half a character can only be written as an escape; looking for it takes as long as the rest
         reader.check_text(document, "", 0)
     assets = reader.take(document, "assets", dict, "")
     lock = Lockfile(

@@ -20,7 +20,7 @@ from typing import Any
 from stage import __version__
 from stage import bundle as layout
 from stage.digest import sha256_of_bytes
-from stage.disk import age_in_words, write_atomically
+from stage.disk import age_in_words
 from stage.findings import VerificationReport
 from stage.stamp import Stamp, stamp_of
 
@@ -101,7 +101,9 @@ def record(folder: Path, report: VerificationReport) -> str | None:
         stamp=report.stamp,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(receipt.to_json(), indent=1) + "\n").encode())
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # no sync: a receipt lost in a power cut is only missed
+    partial.write_text(json.dumps(receipt.to_json(), indent=1) + "\n")
+    partial.replace(path)
     return None
 
 

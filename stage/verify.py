@@ -23,10 +23,12 @@ from stage.names import printable
 from stage.readback import PayloadFile, Reading, units
 from stage.stamp import Stamp
 from stage.tagfiles import (
+    Payload,
     block_digests,
     check_implied_texts,
     check_lock_text,
     check_tags,
+    claimed_payload,
     expected_payload,
     read_sound_lock,
 )
@@ -65,20 +67,26 @@ def verify(
     entries = _scan(root, found)
     beside = {path for path in entries if not path.startswith(f"{layout.PAYLOAD}/")}
     tags, recorded = check_tags(root, beside, found)
-    lock = read_sound_lock(root, tags, found)
-    expected = expected_payload(lock, tags)
-    # Whoever reads a file sees its size; where not all are read, ask for it.
-    sound = _sound_so_far(entries, expected, found, ask=level == "fast" or shard is not None)
-    files = [PayloadFile(path, size, digest, block_digests(tags, digest, size)) for path, size, digest in sound]
-    work = units(files, shard) if level == "full" else []
     seal = _seal(root, entries)
+    # Reading begins with what the lock claims; whether it may be believed is found out meanwhile.
+    document, claimed = claimed_payload(tags)
+    work = units(_files(entries, claimed, tags), shard) if level == "full" else []
     resumed = journal.begin(seal, work) if journal and seal else Resumed()
     with Reading(root, work, jobs or _cores(), resumed.runs) as reading:
+        lock = read_sound_lock(root, tags, document, found)
+        expected = expected_payload(lock, tags)
         if lock is not None:
             check_lock_text(lock, tags, found)
             check_implied_texts(root, lock, tags, found)
         _check_names(entries, beside, expected, lock, recorded, found)
-        readback = reading.finish(progress, journal.add if journal else None)
+        if level == "fast" or shard is not None:  # whoever reads a file sees its size; here not all are read
+            _check_sizes(entries, expected, found)
+        if expected == claimed:
+            readback = reading.finish(progress, journal.add if journal else None)
+    if expected != claimed:
+        work, resumed = units(_files(entries, expected, tags), shard) if level == "full" else [], Resumed()
+        with Reading(root, work, jobs or _cores()) as reading:
+            readback = reading.finish(progress)
     if journal:
         journal.finished()
     for finding in readback.findings:
@@ -175,21 +183,19 @@ def _check_names(
         found.add(path, "missing", "a file", "nothing")
 
 
-def _sound_so_far(
-    entries: Entries, expected: Mapping[str, tuple[int | None, str | None]], found: Found, *, ask: bool
-) -> list[tuple[str, int, str]]:
-    """(path, size, sha256) of those files that are worth reading.
+def _check_sizes(entries: Entries, expected: Payload, found: Found) -> None:
+    for path, (size, _) in expected.items():
+        if size is not None and (entry := entries.get(path)) is not None:
+            there = entry.stat(follow_symlinks=False).st_size
+            if there != size:
+                found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
 
-    Args:
-        ask: for every file's size. If not, the lock's word is passed on, for whoever reads it to compare.
-    """
-    sound = []
+
+def _files(entries: Entries, expected: Payload, tags: Mapping[str, bytes]) -> list[PayloadFile]:
+    """Those files that are there and can be compared with something."""
+    files = []
     for path, (size, digest) in expected.items():
-        if (entry := entries.get(path)) is None:
-            continue
-        there = entry.stat(follow_symlinks=False).st_size if ask or size is None else size
-        if size is not None and there != size:
-            found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
-        elif digest is not None:
-            sound.append((path, there, digest))
-    return sound
+        if digest is not None and (entry := entries.get(path)) is not None:
+            size = entry.stat(follow_symlinks=False).st_size if size is None else size
+            files.append(PayloadFile(path, size, digest, block_digests(tags, digest, size)))
+    return files
