@@ -144,8 +144,18 @@ def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:
         old.left_out,
     ):
         return False
-    key = lambda f: (f.path, f.size, f.upstream, f.origin)  # noqa: E731
-    return sorted(map(key, new.files)) == sorted(map(key, old.files)) and new.source.type == "hub"
+    return new.source.type == "hub" and _as_published(new) == _as_published(old)
+
+
+def _as_published(asset: LockedAsset) -> tuple[object, ...]:
+    """What resolving alone knows of an asset: not the digests of small files, nor what is made of others."""
+    splits = {(c, s, split.declared_rows) for c, splits in asset.configs.items() for s, split in splits.items()}
+    return (
+        sorted((f.path, f.size, str(f.upstream), f.origin) for f in asset.files if not f.made_by),
+        sorted((i.origin, i.size or 0, str(i.upstream), str(i.part)) for i in asset.made_from),
+        sorted(splits, key=str),
+        (asset.base, asset.base_of, asset.code),
+    )
 
 
 def _check_licences(manifest: Manifest, lock: Lockfile) -> None:

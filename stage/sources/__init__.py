@@ -49,7 +49,7 @@ class Sources:
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
         self._reporter = reporter
-        self.allow_pickle = allow_pickle
+        self.allow_pickle, self.at_once = allow_pickle, at_once
 
     @property
     def endpoint(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stage.errors import UsageError
-from stage.lockfile import Ingredient, LockedAsset, Source
+from stage.lockfile import LockedAsset, Source
 from stage.manifest import ModelRequest, as_lock_request
 from stage.names import check_path
 from stage.sources.hub import Hub
-from stage.sources.selection import RemoteFile, locked_file, pickled_weights, select_by_patterns, select_model
+from stage.sources.selection import ingredient_of, locked_file, pickled_weights, select_by_patterns, select_model
 
 
 def resolve_model(name: str, request: ModelRequest, hub: Hub, what: str, *, allow_pickle: bool = False) -> LockedAsset:
@@ -50,10 +50,5 @@ def resolve_model(name: str, request: ModelRequest, hub: Hub, what: str, *, allo
         left_out=tuple(o for o in left_out if o.path not in pickles),
         aliases=() if repository.id == request.repository else (request.repository,),
         licence=repository.licence,
-        made_from=tuple(_ingredient(file) for file in files if file.path in pickles),
+        made_from=tuple(ingredient_of(file) for file in files if file.path in pickles),
     )
-
-
-def _ingredient(file: RemoteFile) -> Ingredient:
-    known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
-    return Ingredient(file.path, file.size, known, file.evidence)

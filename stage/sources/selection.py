@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from stage.digest import Digest
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import LeftOut, LockedFile
+from stage.lockfile import Ingredient, LeftOut, LockedFile
 from stage.names import printable
 
 
@@ -270,6 +270,12 @@ def locked_file(file: RemoteFile, path: str) -> LockedFile:
     """A listed file as the lock records it: for an LFS file the Hub's word is our sha256 already."""
     known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
     return LockedFile(path, file.size, known, file.evidence, file.path)
+
+
+def ingredient_of(file: RemoteFile) -> Ingredient:
+    """A listed file that others will be made of, as the lock records it."""
+    known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
+    return Ingredient(file.path, file.size, known, file.evidence)
 
 
 def matches(path: str, pattern: str) -> bool:
