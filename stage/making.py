@@ -22,6 +22,7 @@ from stage.manifest import Manifest, PathRequest, UrlRequest
 from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
+from stage.sources.code import made_local
 from stage.sources.parquet_layout import natural, splits_of_names
 from stage.sources.together import together
 from stage.sources.web import file_name
@@ -38,7 +39,7 @@ def check_may_make(asset: LockedAsset, manifest: Manifest, sources: Sources) -> 
     Raises:
         PolicyError: the ingredients are pickles, and this run was not told `--allow-pickle`.
     """
-    pickles = [i.origin for i in asset.made_from if i.part is None and asset.source.type == "hub"]
+    pickles = [i.origin for i in asset.made_from if _is_pickle(asset, i.origin)]
     if pickles and not sources.allow_pickle:
         raise PolicyError(
             f"{manifest.place(asset.name)}: `{asset.name}`: its weights are made of pickles "
@@ -126,13 +127,7 @@ def _files(
     request = manifest.requests.get(asset.name)
     what = f"{manifest.place(asset.name)}: `{asset.name}`"
     if asset.kind in ("model", "tokenizer"):
-        from stage.weights import convert_pickles
-
-        made = convert_pickles(inputs, out, what)
-        return asset, [
-            (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
-            for name, origin in made.items()
-        ]
+        return asset, _model_files(asset, inputs, out, what)
     if asset.source.type == "hub":
         return _from_parts(asset, inputs, out / "parquet", what)
     if isinstance(request, UrlRequest) and request.unpack:
@@ -146,6 +141,28 @@ def _files(
     return asset, [
         (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path) for name, path in inputs.items()
     ]
+
+
+def _is_pickle(asset: LockedAsset, origin: str) -> bool:
+    return asset.kind == "model" and not origin.endswith(".json")
+
+
+def _model_files(asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what: str) -> list[tuple[LockedFile, Path]]:
+    """Weights out of pickles, and configs that refer to code beside them, no longer to another repository."""
+    from stage.weights import convert_pickles
+
+    pickles = {origin: path for origin, path in inputs.items() if _is_pickle(asset, origin)}
+    made = [
+        (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
+        for name, origin in (convert_pickles(pickles, out, what) if pickles else {}).items()
+    ]
+    for origin in inputs.keys() - pickles.keys():
+        target = out / origin
+        check_path(f"{asset.folder}/{origin}", what)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
+        made.append((LockedFile(f"{asset.folder}/{origin}", 0, None, None, origin, "auto_map"), target))
+    return made
 
 
 def _from_parts(

@@ -10,16 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage.bases import ALL, bases_of, unanswered_bases
 from stage.disk import human_count, human_size
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, as_lock_request
+from stage.manifest import Manifest, ModelRequest, as_lock_request
 from stage.names import check_collisions
 from stage.progress import Reporter
 from stage.sources import Sources
-
-ALL = "*"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
     have = lock.assets if lock else {}
     wanted = {name: as_lock_request(request) for name, request in manifest.requests.items()}
     changed = [name for name, request in wanted.items() if name not in have or dict(have[name].request) != request]
-    return changed + [name for name in have if name not in wanted]
+    return changed + [name for name in have if name not in wanted and not have[name].base_of]
 
 
 def resolve(
@@ -75,10 +74,11 @@ def resolve(
         PolicyError: a licence the manifest's policy does not allow; what the sources refuse.
     """
     updates = set(updates)
-    _check_updates(manifest, updates, locked)
+    _check_updates(manifest, previous, updates, locked)
     stale = set(stale_assets(manifest, previous))
-    if locked and (previous is None or stale):
-        problem = f"does not answer it: {', '.join(sorted(stale))}" if previous else "is not there"
+    unanswered = sorted(stale | set(unanswered_bases(previous, manifest.requests))) if previous else []
+    if locked and (previous is None or unanswered):
+        problem = f"does not answer it: {', '.join(unanswered)}" if previous else "is not there"
         raise UsageError(
             f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.", f"stage lock {manifest.path}"
         )
@@ -92,15 +92,40 @@ def resolve(
         else:
             assets[name] = sources.resolve(name, request, manifest)
             changed.append(name)
-            reporter.note(describe(assets[name]))
-            for left in assets[name].left_out:
-                reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
+            _tell(assets[name], reporter)
+
+    def resolve_base(name: str, request: ModelRequest, adapter: LockedAsset) -> LockedAsset:
+        what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
+        try:
+            asset = sources.resolve(name, request, manifest, what)
+        except (UsageError, PolicyError) as error:
+            raise type(error)(error.message, f"{error.remedy} Or do without the base model: `base: false`.") from None
+        resolved.add(name)
+        return asset
+
+    resolved: set[str] = set()
+    bases = bases_of(assets, previous, updates, resolve_base, reporter.note)
+    assets |= bases
+    for name in sorted(resolved & bases.keys()):
+        changed.append(name)
+        _tell(assets[name], reporter)
     lock = Lockfile(manifest.name, assets)
     if previous:
         lock = _keep_known_digests(lock, previous)
     check_collisions([file.path for file in lock.files], str(manifest.path))
     _check_licences(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def _tell(asset: LockedAsset, reporter: Reporter) -> None:
+    reporter.note(describe(asset))
+    for code in asset.code:
+        names = ", ".join(path.removeprefix(f"{asset.folder}/") for path in code.files)
+        reporter.note(
+            f"{asset.name}: with code, as the manifest allows: {names} of {code.repository}@{code.commit[:12]}"
+        )
+    for left in asset.left_out:
+        reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
 
 
 def describe(asset: LockedAsset) -> str:
@@ -117,10 +142,11 @@ def describe(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:
+def _check_updates(manifest: Manifest, previous: Lockfile | None, updates: set[str], locked: bool) -> None:
     if locked and updates:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
-    for name in updates - {ALL}:
+    bases = {name for name, asset in previous.assets.items() if asset.base_of} if previous else set()
+    for name in updates - {ALL} - bases:
         if name not in manifest.requests:
             raise UsageError(
                 f"--update {name}: {manifest.path} has no such asset.", f"It has: {', '.join(manifest.requests)}."
@@ -154,7 +180,7 @@ def _as_published(asset: LockedAsset) -> tuple[object, ...]:
         sorted((f.path, f.size, str(f.upstream), f.origin) for f in asset.files if not f.made_by),
         sorted((i.origin, i.size or 0, str(i.upstream), str(i.part)) for i in asset.made_from),
         sorted(splits, key=str),
-        (asset.base, asset.base_of, asset.code),
+        (asset.aliases, asset.base, asset.base_of, asset.code),
     )
 
 
@@ -162,9 +188,12 @@ def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
     if manifest.licences is None:
         return
     for asset in lock.assets.values():
-        if asset.source.type == "hub" and asset.licence not in manifest.licences:
-            raise PolicyError(
-                f"{manifest.place(asset.name)}: `{asset.name}` has the licence {asset.licence or '(none stated)'}; "
-                f"the manifest's policy allows {', '.join(manifest.licences)}.",
-                "Use another repository, or add the licence to `policy: licences:` after reading it.",
-            )
+        stated = {asset.source.location: asset.licence} if asset.source.type == "hub" else {}
+        stated |= {code.repository: code.licence for code in asset.code if code.repository not in stated}
+        for repository, licence in stated.items():
+            if licence not in manifest.licences:
+                raise PolicyError(
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {repository} has the licence "
+                    f"{licence or '(none stated)'}; the manifest's policy allows {', '.join(manifest.licences)}.",
+                    "Use another repository, or add the licence to `policy: licences:` after reading it.",
+                )

@@ -19,32 +19,14 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stage.bundle import Bundle
-from stage.cli import main
 from stage.digest import sha256_of_bytes
 from tests.support.hubs import TestHub
 
 ID = "acme/raw"
 on_our_hub = pytest.mark.parametrize("hub_factory", ["own"], indirect=True)  # where the Hub makes no difference
-
-
-@pytest.fixture
-def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs `stage` against the Hub in a folder of its own; no traceback whatever happens."""
-    (tmp_path / "laptop").mkdir()
-    monkeypatch.chdir(tmp_path / "laptop")
-    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
-
-    def run(*arguments: str, code: int = 0) -> Result:
-        done = CliRunner().invoke(main, list(arguments))
-        assert done.exit_code == code, done.output
-        assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
-        return done
-
-    return run
 
 
 def git_sha1(data: bytes) -> str:
