@@ -43,12 +43,13 @@ class Sources:
         from stage.sources.http import Connections
         from stage.sources.hub import Hub, timeout_s
         from stage.sources.rate import RateLimit
+        from stage.sources.xet import XetStore
 
         policy = RetryPolicy()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
-        self._reporter = reporter
+        self._reporter, self._xet = reporter, XetStore(timeout_s())
         self.allow_pickle, self.at_once = allow_pickle, at_once
 
     @property
@@ -195,6 +196,8 @@ class Sources:
         progress: Callable[[int], None],
         code: Code | None = None,
     ) -> FileDigests:
+        from stage.sources.xet import is_for_xet
+
         evidence = [upstream] if upstream else []
         if sha256:
             evidence.append(Digest("sha256", sha256))
@@ -206,4 +209,6 @@ class Sources:
         kind = "dataset" if asset.kind == "dataset" else "model"
         what = f"{asset.name}: {origin}"
         download = self._hub.download(what, kind, id, commit, origin, size, *evidence)
+        if is_for_xet(size):
+            download = self._hub.through_xet(download, kind, id, commit, size, self._xet)
         return self._downloader.fetch(download, target, progress)
