@@ -206,9 +206,9 @@ class _Reader:
         )
 
     def part(self, value: Mapping[str, Any], place: str) -> Part | None:
-        split, convert = (self.maybe(value, key, str, place) for key in ("split", "convert"))
-        if split is None or convert is None:
+        if not value.keys() & {"split", "convert", "separator"}:
             return None
+        split, convert = (self.take(value, key, str, place) for key in ("split", "convert"))
         if not names.is_split_name(split):
             self.fail(f"{place}.split", f"cannot name a split, found {_shown(split)}")
         return Part(split, convert, self.maybe(value, "separator", str, place))

@@ -188,12 +188,13 @@ def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
     if manifest.licences is None:
         return
     for asset in lock.assets.values():
-        stated = {asset.source.location: asset.licence} if asset.source.type == "hub" else {}
-        stated |= {code.repository: code.licence for code in asset.code if code.repository not in stated}
-        for repository, licence in stated.items():
+        stated = {"": asset.licence} if asset.source.type == "hub" else {}
+        stated |= {f": code of {c.repository}": c.licence for c in asset.code if c.repository != asset.source.location}
+        for whose, licence in stated.items():
             if licence not in manifest.licences:
+                found = licence or "(none stated)"
                 raise PolicyError(
-                    f"{manifest.place(asset.name)}: `{asset.name}`: {repository} has the licence "
-                    f"{licence or '(none stated)'}; the manifest's policy allows {', '.join(manifest.licences)}.",
+                    f"{manifest.place(asset.name)}: `{asset.name}`{whose} has the licence {found}; "
+                    f"the manifest's policy allows {', '.join(manifest.licences)}.",
                     "Use another repository, or add the licence to `policy: licences:` after reading it.",
                 )
