@@ -16,9 +16,10 @@ from stage.errors import PolicyError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
 from stage.manifest import Manifest, ModelRequest, as_lock_request
-from stage.names import check_collisions
+from stage.names import check_collisions, printable
 from stage.progress import Reporter
 from stage.sources import Sources
+from stage.sources.selection import PICKLE_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def resolve(
         lock = _keep_known_digests(lock, previous)
     check_collisions([file.path for file in lock.files], str(manifest.path))
     _check_licences(manifest, lock)
+    _check_leave(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
 
 
@@ -197,4 +199,19 @@ def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
                     f"{manifest.place(asset.name)}: `{asset.name}`{whose} has the licence {found}; "
                     f"the manifest's policy allows {', '.join(manifest.licences)}.",
                     "Use another repository, or add the licence to `policy: licences:` after reading it.",
+                )
+
+
+def _check_leave(manifest: Manifest, lock: Lockfile) -> None:
+    """Whatever an earlier lock says: no code without the manifest's leave, and no pickles."""
+    for asset in lock.assets.values():
+        if asset.kind not in ("model", "tokenizer"):
+            continue
+        for file in asset.files:
+            name = file.path.lower()
+            if name.endswith(PICKLE_SUFFIXES) or (name.endswith(".py") and not asset.request.get("allow_code")):
+                raise PolicyError(
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {manifest.lock_path.name} lists "
+                    f"{printable(file.path)}, which this manifest does not let in.",
+                    f"Resolve it anew: stage lock {manifest.path} --update {asset.name}",
                 )

@@ -171,9 +171,9 @@ class Sources:
 
         if asset.source.type == "path":
             return unchanged(asset, ingredient, manifest, progress)
-        if ingredient.sha256 and target.is_file():  # an earlier run got this far
-            digests = hash_file(target)
-            if digests.sha256 == ingredient.sha256:
+        if target.is_file():  # an earlier run got this far
+            digests = _as_announced(target, ingredient)
+            if digests is not None:
                 progress(digests.size)
                 return target, digests
             target.unlink()
@@ -212,3 +212,13 @@ class Sources:
         if is_for_xet(size):
             download = self._hub.through_xet(download, kind, id, commit, size, self._xet)
         return self._downloader.fetch(download, target, progress)
+
+
+def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:
+    """The digests of a file that is here, if it is the one locked; None if it is another, or nobody can tell."""
+    upstream = ingredient.upstream
+    if not (ingredient.sha256 or upstream):
+        return None
+    digests = hash_file(path, git=upstream is not None and upstream.algorithm == "git-sha1")
+    is_right = ingredient.sha256 in (None, digests.sha256) and (upstream is None or digests.matches(upstream))
+    return digests if is_right else None

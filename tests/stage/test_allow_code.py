@@ -230,6 +230,22 @@ def test_tokenizers_and_modules_with_code(hub: TestHub, stage: Callable[..., Res
     assert "modules.json names the class custom_st.Transformer" in said and "more" not in said
 
 
+@on_our_hub
+@pytest.mark.parametrize("path", ["evil.py", "pytorch_model.bin"])
+def test_a_lock_cannot_bring_what_the_manifest_does_not_let_in(
+    hub: TestHub, stage: Callable[..., Result], path: str
+) -> None:
+    hub.commit("models", "acme/tiny", {"config.json": b"{}", "model.safetensors": weights(), path: b"x"})
+    manifest()
+    stage("lock", "m.yaml")
+    lock = json.loads(Path("m.lock").read_text())
+    file = {"path": f"data/models/tiny/{path}", "size": 1, "sha256": sha256_of_bytes(b"x"), "origin": path}
+    lock["assets"]["tiny"]["files"].append(file)
+    Path("m.lock").write_text(json.dumps(lock))
+    said = stage("fetch", "m.yaml", "-o", "b", code=3).output
+    assert path in said and "--update tiny" in said and not Path("b").exists()
+
+
 FAULTS: dict[str, tuple[dict[str, bytes], dict[str, bytes], str]] = {
     "a module that is not there": ({}, {"modeling_tiny.py": MODELING}, "which has no `configuration_tiny.py`"),
     "no Python": ({}, {**CODE, "layers_tiny.py": b"class:"}, "`layers_tiny.py` of other/tiny-code: no Python"),

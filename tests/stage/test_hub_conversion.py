@@ -110,7 +110,7 @@ def test_killed_in_the_middle_of_an_original_it_goes_on_where_it_was(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
     data = b"".join(b'{"n": %d}\n' % n for n in range(200_000))
-    hub.commit("datasets", ID, {"train.jsonl": data})
+    hub.commit("datasets", ID, {"train.jsonl": data, "test.jsonl": b'{"n": 1}\n'})
     manifest()
     hub.faults.add(path=r"train\.jsonl$", stall_after=1_300_000, stall_s=30)
     running = subprocess.Popen(
@@ -120,6 +120,8 @@ def test_killed_in_the_middle_of_an_original_it_goes_on_where_it_was(
     while not (left := sum(path.stat().st_size for path in Path("b").rglob("*.partial") if path.is_file())) >= 500_000:
         assert running.poll() is None
         time.sleep(0.02)
+    while not [path for path in Path("b/workshop.partial").rglob("*.jsonl") if path.is_file()]:
+        time.sleep(0.02)
     running.kill()
     running.wait()
     assert left < len(data) and not Path("b/tagmanifest-sha256.txt").exists()
@@ -128,6 +130,7 @@ def test_killed_in_the_middle_of_an_original_it_goes_on_where_it_was(
     stage("fetch", "m.yaml", "-o", "b")
     asked = [request.range for request in hub.requests(r"train\.jsonl$") if request.status in (200, 206)]
     assert asked and all(asked) and len(rows("train")) == 200_000
+    assert not hub.requests(r"test\.jsonl$")
     stage("verify", "b")
 
 
