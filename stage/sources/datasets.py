@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from stage.disk import human_count
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import Ingredient, LeftOut, LockedAsset, LockedFile, LockedSplit, Part, Source
+from stage.lockfile import CARD, Ingredient, LeftOut, LockedAsset, LockedFile, LockedSplit, Part, Source
 from stage.manifest import DatasetRequest, as_lock_request
 from stage.names import check_path, is_split_name, printable
 from stage.progress import Reporter
@@ -22,7 +22,6 @@ from stage.sources.original_layout import Originals, loading_script, originals
 from stage.sources.selection import RemoteFile, ingredient_of, locked_file
 
 CONVERTED = "refs/convert/parquet"
-CARD = "CARD.md"  # not README.md: `load_dataset(folder)` would read the repository's paths out of it
 
 
 @dataclass(frozen=True)
