@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,9 @@ from stage.lockfile import Base, LockedAsset, LockedFile, Lockfile, Source
 from stage.lockreader import read_lock
 from stage.sources.adapters import base_of
 from tests.stage.locks import COMMIT
+from tests.stage.test_serve import serving
 from tests.support.hubs import TestHub
+from tests.support.models import tiny_model_files
 from tests.support.staging import safetensors
 
 BASE = {
@@ -214,3 +219,40 @@ def test_a_tokenizer_is_no_base() -> None:
     assert unanswered_bases(Lockfile("x", {"t": tokenizer, "l": lora}), ["t", "l"]) == ["l"]
     left = LockedAsset("m", "model", {}, hub, (), base_of=("gone",))
     assert unanswered_bases(Lockfile("x", {"m": left}), []) == ["m"]
+
+
+LOADS = """
+import json, torch
+from peft import AutoPeftModelForCausalLM
+model = AutoPeftModelForCausalLM.from_pretrained("acme/lora")
+print(json.dumps(model(torch.arange(5)[None]).logits[0, -1, :8].tolist()))
+"""
+
+
+@on_our_hub
+@pytest.mark.slow
+def test_an_adapter_loads_by_name_from_a_served_bundle(
+    hub: TestHub, stage: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The script that made the adapter, unchanged; its base has moved on the Hub since."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    hub.commit("models", "acme/tiny-base", tiny_model_files(tmp_path / "base", "gpt2"))
+    hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    plain.name_or_path = plain.config._name_or_path = "acme/old-name"
+    adapted = get_peft_model(plain, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, fan_in_fan_out=True))
+    expected = adapted(torch.arange(5)[None]).logits[0, -1, :8].tolist()
+    adapted.peft_config["default"].base_model_name_or_path = "acme/old-name"
+    adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
+    hub.commit("models", "acme/lora", {path.name: path.read_bytes() for path in (tmp_path / "lora").iterdir()})
+    manifest(lora=LORA)
+    stage("fetch", "m.yaml", "-o", "b")
+    kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
+    with serving(Path("b")) as (address, _):
+        environment = {**kept, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": address}
+        done = subprocess.run([sys.executable, "-c", LOADS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, abs=1e-5)
