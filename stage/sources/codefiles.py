@@ -115,7 +115,7 @@ def _check_same(one: CodeFile, other: CodeFile, what: str) -> None:
         raise UsageError(
             f"{what}: {printable(one.lands_at)} of {one.repository.id} and {printable(other.file.path)} of "
             f"{other.repository.id} are different files, and both would have to lie at the same place.",
-            'Bring the model as its author changes it to use one of them, or leave the code: `exclude: ["*.py"]`.',
+            'Ask its author to settle on one of them; or leave the code: `exclude: ["*.py"]`.',
         )
 
 

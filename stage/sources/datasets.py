@@ -120,24 +120,25 @@ def _choose(
     paths = list(listing)
     declared = bool(parquet_layout.entries(configs))
     published = parquet_layout.from_card(configs, paths) if declared else parquet_layout.from_names(paths)
-    own = {} if published and not declared else originals(configs, paths)
+    script = loading_script(repository.id, paths)
+    own = {} if script or (published and not declared) else originals(configs, paths)
     names = {**own, **published}
     config = request.config or parquet_layout.default_config(configs, names)
     if config in published:
         return _Chosen(config, published[config], listing)
     if config is None and names:
         raise _name_a_config(repository.id, names, what)
-    converted, partial = _converted(config, repository, hub, what)
+    # What names alone suggest is called `default`; the Hub's conversion may call its only config otherwise.
+    converted, partial = _converted(config if declared else request.config, repository, hub, what)
     if isinstance(converted, _Chosen):
         return converted
-    script = loading_script(repository.id, paths)
     if script and not converted:
         raise PolicyError(
             f"{what}: the dataset {repository.id} is made by code of its own ({script}), and has no parquet. "
             "Airlift runs no code of a dataset, nor does `datasets` since version 4.",
             "Ask its owner for parquet (on the Hub: its discussions), or make it yourself and bring it with `path:`.",
         )
-    if config in own and not script and own[config].problem is None:
+    if config in own and own[config].problem is None:
         return _Chosen(config, own[config].splits, listing, originals=own[config])
     if partial:
         raise partial

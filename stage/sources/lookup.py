@@ -8,7 +8,7 @@ from stage.errors import UsageError
 from stage.sources import parquet_layout
 from stage.sources.datasets import CONVERTED
 from stage.sources.hub import Hub, Repository
-from stage.sources.original_layout import originals
+from stage.sources.original_layout import loading_script, originals
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None
     if converted is not None:
         files = [file.path for file in hub.files(dataset.id, converted)]
         layout = {**parquet_layout.from_conversion(files, dataset.id, ""), **layout}
-    own = {config: found for config, found in originals(declared, paths).items() if found.problem is None}
+    own = {} if loading_script(dataset.id, paths) else originals(declared, paths)
+    own = {config: found for config, found in own.items() if found.problem is None}
     every = {**own, **layout} if declared or not layout else layout
     return tuple(sorted(every)), parquet_layout.default_config(declared, every)
 

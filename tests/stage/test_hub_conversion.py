@@ -253,6 +253,19 @@ def test_parquet_goes_before_the_originals(hub: TestHub, stage: Callable[..., Re
     assert rows("train") == [{"t": "converted"}]
 
 
+@on_our_hub
+@pytest.mark.parametrize("script", [{"raw.py": b"import datasets"}, {}])
+def test_the_only_config_the_hub_converted_is_meant_whatever_its_name(
+    hub: TestHub, stage: Callable[..., Result], script: dict[str, bytes]
+) -> None:
+    hub.commit("datasets", ID, {**script, "train.csv": b"t\noriginal\n"})
+    whole = {"plain_text/train/0000.parquet": parquet([{"t": "converted"}])}
+    hub.commit("datasets", ID, whole, ref="refs/convert/parquet")
+    manifest()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert rows("train", "plain_text") == [{"t": "converted"}]
+
+
 def test_what_the_hub_converted_in_part_is_made_whole_here(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit("datasets", ID, LINES)
     part = {"default/partial-train/0000.parquet": parquet([{"t": "a part"}])}
