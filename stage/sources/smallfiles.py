@@ -12,7 +12,8 @@ from stage.sources.download import Downloader
 from stage.sources.hub import Hub, Repository
 from stage.sources.selection import RemoteFile
 
-MAX_SIZE = 32 * 2**20  # bytes
+MAX_CONFIG = 32 * 2**20  # bytes: the largest tokenizer's config is a tenth of that
+MAX_CODE = 4 * 2**20  # parsing takes a hundred times as much memory
 
 
 class SmallFiles:
@@ -28,10 +29,11 @@ class SmallFiles:
             UsageError: it is larger than any config or module.
             StageError: as for `Downloader.fetch`.
         """
-        if file.size > MAX_SIZE:
+        limit = MAX_CODE if file.path.endswith(".py") else MAX_CONFIG
+        if file.size > limit:
             raise UsageError(
                 f"{what}: {printable(file.path)} of {repository.id} has {human_size(file.size)}; it has to be read to "
-                f"know what else is needed, and may have {human_size(MAX_SIZE)}.",
+                f"know what else is needed, and may have {human_size(limit)}.",
                 "Try another revision, or `exclude` it.",
             )
         words = f"{what}: {file.path}"

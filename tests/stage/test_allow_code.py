@@ -248,6 +248,11 @@ def test_a_lock_cannot_bring_what_the_manifest_does_not_let_in(
 
 FAULTS: dict[str, tuple[dict[str, bytes], dict[str, bytes], str]] = {
     "a module that is not there": ({}, {"modeling_tiny.py": MODELING}, "which has no `configuration_tiny.py`"),
+    "more Python than anybody wrote": (
+        {},
+        {**CODE, "layers_tiny.py": b"x = 1\n" * 800_000},
+        "layers_tiny.py` of other/tiny-code has 4.8 MB",
+    ),
     "no Python": ({}, {**CODE, "layers_tiny.py": b"class:"}, "`layers_tiny.py` of other/tiny-code: no Python"),
     "two different files for one place": (
         {"tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": "layers_tiny.T"}}', "layers_tiny.py": b"T = 1"},
