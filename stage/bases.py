@@ -70,17 +70,19 @@ def bases_of(
         adapter = waiting.pop(0)
         assert adapter.base is not None
         base, request = adapter.base, _request(adapter.base, adapter)
-        server = server_of(base, (found.get(name, asset) for name, asset in assets.items()))
-        asset = server or _same(base, found.values()) or _kept(request, previous, {*assets, *found}, updates)
+        asked_for = [found.get(name, asset) for name, asset in assets.items()]
+        asset = server_of(base, asked_for) or _brought(base, found.values())
+        asset = asset or _kept(request, previous, {*assets, *found}, updates)
         if asset is None:
             asset = resolve(_free_name(base, adapter, {*assets, *found}), request, adapter)
-        # Only now it is known what a repository that moved is called today.
-        server = server or next((a for a in assets.values() if _is_same_model(a, asset)), None)
-        if server is not None:
-            other = f", at {server.source.requested_revision}" * (server.source.requested_revision != base.revision)
-            tell(f"{adapter.name}: its base model {base.repository} is `{server.name}` of the manifest{other}")
-            if base.repository not in server.names:
-                found[server.name] = replace(server, aliases=tuple(sorted({*server.aliases, base.repository})))
+        # Only now it is known what a repository that moved is called today: it may be here under another name.
+        asset = next((a for a in (*asked_for, *found.values()) if _is_same(a, asset, base, assets)), asset)
+        if base.repository not in asset.names:
+            asset = replace(asset, aliases=tuple(sorted({*asset.aliases, base.repository})))
+            found.update({asset.name: asset} if asset.name in assets else {})
+        if asset.name in assets:
+            other = f", at {asset.source.requested_revision}" * (asset.source.requested_revision != base.revision)
+            tell(f"{adapter.name}: its base model {base.repository} is `{asset.name}` of the manifest{other}")
             continue
         is_new = asset.name not in found
         if is_new:
@@ -91,8 +93,11 @@ def bases_of(
     return found
 
 
-def _is_same_model(one: LockedAsset, other: LockedAsset) -> bool:
-    return one.kind == other.kind == "model" and one.source.location == other.source.location
+def _is_same(one: LockedAsset, other: LockedAsset, base: Base, assets: Mapping[str, LockedAsset]) -> bool:
+    """Whether `one`, which is here, is the model that `other` is. What the manifest asks for serves at any revision."""
+    if one.kind != "model" or one.source.location != other.source.location:
+        return False
+    return one.name in assets or one.source.requested_revision == base.revision
 
 
 def _request(base: Base, adapter: LockedAsset) -> ModelRequest:
@@ -101,7 +106,7 @@ def _request(base: Base, adapter: LockedAsset) -> ModelRequest:
     return ModelRequest(repository=base.repository, revision=base.revision, allow_code=allow_code)
 
 
-def _same(base: Base, found: Iterable[LockedAsset]) -> LockedAsset | None:
+def _brought(base: Base, found: Iterable[LockedAsset]) -> LockedAsset | None:
     fitting = (
         a for a in found if a.base_of and base.repository in a.names and a.source.requested_revision == base.revision
     )

@@ -126,6 +126,31 @@ def test_two_adapters_share_a_base_and_take_it_along_when_they_go(hub: TestHub, 
 
 
 @on_our_hub
+@pytest.mark.parametrize("own", [True, False])
+def test_a_base_that_adapters_know_by_several_names_comes_once(
+    hub: TestHub, stage: Callable[..., Result], own: bool
+) -> None:
+    hub.commit("models", "acme/tiny-base", BASE)
+    names = ("acme/tiny-base", "acme/old-name", "acme/older-name")
+    for number, name in enumerate(names):
+        hub.commit("models", f"acme/lora{number}", adapter(name))
+        if number:
+            hub.configure("models", name, moved_to="acme/tiny-base")
+    loras = {f"lora{number}": {"model": f"acme/lora{number}"} for number in range(3)}
+    manifest(**loras, **({"mine": {"model": "acme/tiny-base"}} if own else {}))
+    stage("fetch", "m.yaml", "-o", "b")
+    (base,) = (asset for asset in locked().values() if asset.source.location == "acme/tiny-base")
+    assert base.name == ("mine" if own else "tiny-base") and base.names == set(names)
+    assert base.base_of == (() if own else ("lora0", "lora1", "lora2"))
+    before = Path("m.lock").read_bytes()
+    stage("fetch", "m.yaml", "-o", "b", "--locked")
+    assert Path("m.lock").read_bytes() == before
+    stage("fetch", "m.yaml", "-o", "b", "--update")
+    assert Path("m.lock").read_bytes() == before
+    stage("verify", "b", "--deep")
+
+
+@on_our_hub
 def test_a_name_that_is_taken_is_not_taken_again(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit("models", "acme/tiny-base", BASE)
     hub.commit("models", "acme/lora", adapter())
