@@ -156,12 +156,24 @@ def arrow(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+def zst(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
 FORMATS: dict[str, tuple[dict[str, bytes], dict[str, list[dict[str, Any]]]]] = {
     "csv and tsv": (
         {"a.csv": b"x,y\n1,a\n", "b.tsv": b"x\ty\n2\tb\n"},
         {"train": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]},
     ),
     "json": ({"dev.json": b'[{"x": 1},\n {"x": 2}]'}, {"validation": [{"x": 1}, {"x": 2}]}),
+    "compressed": (
+        {"train.jsonl.zst": zst(b'{"x": 1}\n{"x": 2}\n'), "test.jsonl.gz": gzip.compress(b'{"x": 3}\n')},
+        {"train": [{"x": 1}, {"x": 2}], "test": [{"x": 3}]},
+    ),
     "text": ({"data/train.txt": b"one\ntwo\n", "LICENSE": b"x"}, {"train": [{"text": "one"}, {"text": "two"}]}),
     "save_to_disk": (
         {
