@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +97,8 @@ def verify(
             level = "deep" if deep else "fast" if fast else "full"
             result = _verified(paths[0], level, jobs, shard, not no_resume, reporter)
             trust = trust and trust.with_findings(paths[0], result.findings)
-        _leave_receipt(result, reporter)
+        if not result.ok or trust is None or trust.error is None:  # who demanded a signature got none to believe
+            _leave_receipt(result, reporter)
     text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
     if report is not None:
         write_atomically(report, text.encode())
@@ -127,17 +130,15 @@ def _trust(bundle: Path, signers: Path | None) -> Trust | None:
 def _verified(
     bundle: Path, level: str, jobs: int | None, shard: Shard | None, resume: bool, reporter: Reporter
 ) -> VerificationReport:
-    import gc
-
     from stage.journal import Journal
     from stage.receipts import state_folder
     from stage.verify import verify
 
-    gc.disable()  # a lock is many objects without a cycle: going through them again and again frees nothing
     if level == "fast":
-        return verify(bundle, "fast", shard=shard)
+        with _no_collections():
+            return verify(bundle, "fast", shard=shard)
     journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
-    with reporter.bytes_bar("verify", 0) as bar:
+    with reporter.bytes_bar("verify", 0) as bar, _no_collections():
         report = verify(bundle, "full", jobs=jobs, shard=shard, progress=bar, journal=journal)
     if level == "deep":
         from stage.loadcheck import verify_deep
@@ -146,6 +147,16 @@ def _verified(
         for said in unchecked:
             reporter.note(f"not checked: {said}")
     return report
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A lock is many objects without a cycle: going through them again and again takes long and frees nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
