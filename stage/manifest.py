@@ -30,6 +30,7 @@ class ModelRequest:
     exclude: tuple[str, ...] = ()
     allow_code: bool = False
     tokenizer_only: bool = False
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class DatasetRequest:
     revision: str = "main"
     config: str | None = None
     splits: tuple[str, ...] = ()
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class PathRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     convert: str | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class UrlRequest:
     sha256: str | None = None
     unpack: bool = False
     convert: str | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,18 +150,29 @@ def as_lock_request(request: Request) -> dict[str, Any]:
             document = {"url": request.url}
         case EnvironmentRequest():
             document = {"environment": request.environment}
-    for key in ("config", "splits", "include", "exclude", "convert", "sha256", "unpack", "allow_code", "profile"):
+    for key in (
+        "config",
+        "splits",
+        "include",
+        "exclude",
+        "convert",
+        "sha256",
+        "unpack",
+        "allow_code",
+        "profile",
+        "licence",
+    ):
         if value := getattr(request, key, None):
             document[key] = list(value) if isinstance(value, tuple) else value
     return document
 
 
 _KEYS = {
-    "model": ("model", "revision", "include", "exclude", "allow_code"),
-    "tokenizer": ("tokenizer", "revision", "allow_code"),
-    "dataset": ("dataset", "revision", "config", "splits"),
-    "path": ("path", "include", "exclude", "convert"),
-    "url": ("url", "sha256", "unpack", "convert"),
+    "model": ("model", "revision", "include", "exclude", "allow_code", "licence"),
+    "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
+    "dataset": ("dataset", "revision", "config", "splits", "licence"),
+    "path": ("path", "include", "exclude", "convert", "licence"),
+    "url": ("url", "sha256", "unpack", "convert", "licence"),
     "environment": ("environment", "profile"),
 }
 
@@ -185,6 +200,7 @@ def _model(entry: _Entry) -> ModelRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         allow_code=entry.flag("allow_code"),
+        licence=entry.optional("licence"),
     )
 
 
@@ -193,6 +209,7 @@ def _tokenizer(entry: _Entry) -> ModelRequest:
         repository=entry.repository("tokenizer"),
         revision=entry.text("revision", default="main"),
         allow_code=entry.flag("allow_code"),
+        licence=entry.optional("licence"),
         tokenizer_only=True,
     )
 
@@ -203,6 +220,7 @@ def _dataset(entry: _Entry) -> DatasetRequest:
         revision=entry.text("revision", default="main"),
         config=entry.text("config", default="") or None,
         splits=entry.texts("splits"),
+        licence=entry.optional("licence"),
     )
 
 
@@ -212,6 +230,7 @@ def _path(entry: _Entry) -> PathRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
+        licence=entry.optional("licence"),
     )
 
 
@@ -227,6 +246,7 @@ def _url(entry: _Entry) -> UrlRequest:
         sha256=sha256.lower() if sha256 else None,
         unpack=entry.flag("unpack"),
         convert=entry.choice("convert", CONVERSIONS),
+        licence=entry.optional("licence"),
     )
 
 
@@ -249,7 +269,13 @@ def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
         return None
     policy = entry.mapping("policy")
     check_keys(policy, ("licences",), ("policy",), lines)
-    return _Entry(policy, ("policy",), lines).texts("licences")
+    licences = _Entry(policy, ("policy",), lines).texts("licences")
+    if not licences:
+        raise UsageError(
+            f"{lines.place('policy', 'licences')}: `policy` names no licence, so nothing could be fetched.",
+            "List those you allow: `policy: {licences: [apache-2.0, mit]}`; or leave `policy` out.",
+        )
+    return licences
 
 
 @dataclass(frozen=True)
@@ -273,6 +299,9 @@ class _Entry:
                 f'Put it in quotes, as you mean it: {key}: "..."',
             )
         raise self.wrong(key, "should be text", value)
+
+    def optional(self, key: str) -> str | None:
+        return self.text(key) if key in self.data else None
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.data.get(key, [])

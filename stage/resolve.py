@@ -7,14 +7,15 @@ one is resolved anew, a removed one is dropped. So adding a dataset never moves 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage.disk import human_count, human_size
 from stage.errors import PolicyError, UsageError
+from stage.licences import not_allowed, states_nothing
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, as_lock_request
+from stage.manifest import Manifest, Request, as_lock_request
 from stage.names import check_collisions
 from stage.progress import Reporter
 from stage.sources import Sources
@@ -90,7 +91,7 @@ def resolve(
             sources.check_unchanged(assets[name], request, manifest)
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
         else:
-            assets[name] = sources.resolve(name, request, manifest)
+            assets[name] = _with_stated_licence(sources.resolve(name, request, manifest), request, manifest)
             changed.append(name)
             reporter.note(describe(assets[name]))
             for left in assets[name].left_out:
@@ -148,13 +149,39 @@ def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:
     return sorted(map(key, new.files)) == sorted(map(key, old.files)) and new.source.type == "hub"
 
 
+def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:
+    """The asset with the licence that the manifest states, where nobody else states one.
+
+    Raises:
+        UsageError: the repository states another.
+    """
+    licence = getattr(request, "licence", None)
+    if licence is None:
+        return asset
+    if not states_nothing(asset.licence) and asset.licence != licence:
+        raise UsageError(
+            f"{manifest.place(asset.name, 'licence')}: `{asset.name}`: {asset.source.location} states the licence "
+            f"{asset.licence}, not {licence}.",
+            "`licence:` is for what states none: take it out.",
+        )
+    return replace(asset, licence=licence)
+
+
 def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
     if manifest.licences is None:
         return
-    for asset in lock.assets.values():
-        if asset.source.type == "hub" and asset.licence not in manifest.licences:
-            raise PolicyError(
-                f"{manifest.place(asset.name)}: `{asset.name}` has the licence {asset.licence or '(none stated)'}; "
-                f"the manifest's policy allows {', '.join(manifest.licences)}.",
-                "Use another repository, or add the licence to `policy: licences:` after reading it.",
-            )
+    refused = {
+        asset.name: words for asset in lock.assets.values() if (words := not_allowed(asset.licence, manifest.licences))
+    }
+    if not refused:
+        return
+    told = "; ".join(
+        f"{manifest.place(name)}: `{name}`: {', '.join(words)}"
+        + (" (none is stated)" if lock.assets[name].licence is None else "")
+        for name, words in refused.items()
+    )
+    raise PolicyError(
+        f"Licences that the policy does not allow: {told}. It allows {', '.join(manifest.licences)}.",
+        "Take another repository; or, after reading the licence, add it to `policy: {licences: [...]}`. Of what states "
+        "none, write what you know: `licence: mit` in its entry.",
+    )

@@ -16,7 +16,7 @@ from stage.progress import Reporter
 from stage.sources import parquet_layout
 from stage.sources.hub import Hub, Repository
 from stage.sources.parquet_layout import Layout
-from stage.sources.selection import RemoteFile, locked_file
+from stage.sources.selection import RemoteFile, is_document, locked_file
 
 CONVERTED = "refs/convert/parquet"
 CARD = "CARD.md"  # not README.md: `load_dataset(folder)` would read the repository's paths out of it
@@ -54,6 +54,8 @@ def resolve_dataset(name: str, request: DatasetRequest, hub: Hub, reporter: Repo
         shards = [f"{folder}/{chosen.config}/{split}-{i:05d}-of-{len(paths):05d}.parquet" for i in range(len(paths))]
         locked[split] = LockedSplit(tuple(shards), declared_rows=declared.get(split))
         files += [locked_file(chosen.files[path], shard) for path, shard in zip(paths, shards, strict=True)]
+    documents = [path for path in listing if is_document(path) and not path.lower().startswith("readme")]
+    files += [locked_file(listing[path], f"{folder}/{path}") for path in documents]
     if "README.md" in listing:
         files.append(locked_file(listing["README.md"], f"{folder}/{CARD}"))
     for file in files:

@@ -29,6 +29,7 @@ from huggingface_hub.hf_api import KernelInfo, RepoFile
 from stage import __version__
 from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
+from stage.licences import stated
 from stage.progress import Reporter
 from stage.sources.download import Download, untrusted
 from stage.sources.http import tls_context, without_credentials
@@ -101,7 +102,7 @@ class Hub:
             kind=kind,
             id=info.id,
             commit=info.sha,
-            licence=", ".join(map(str, licences)) or None,
+            licence=stated(licences, card.get("license_name")),
             gated=bool(getattr(info, "gated", False)),
             card=card,
         )
