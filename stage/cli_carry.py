@@ -128,19 +128,12 @@ def _print_push(outcome: PushOutcome) -> None:
 
 
 def _damaged_there(outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str) -> DamageError:
-    """What to do about findings that sending again did not mend."""
     from stage.disk import human_count
+    from stage.mending import mending
 
-    findings = outcome.report["findings"]
-    again = ["stage", "push", str(bundle), str(outcome.target), *(["--ssh", ssh] if ssh != "ssh" else [])]
-    extra = all(finding["problem"] == "extra" for finding in findings)
-    remedy = (
-        f"Files are there that the bundle does not have. To remove them: {shlex.join([*again, '--delete'])}"
-        if extra
-        else f"Sent twice and still damaged: the disk or its file system there is to be looked at. Then: "
-        f"{shlex.join(again)}"
-    )
-    return DamageError(f"{outcome.target}: {human_count(len(findings), 'finding')}, written to {report}.", remedy)
+    findings = human_count(len(outcome.report["findings"]), "finding")
+    what_to_do = mending(outcome, bundle, report or Path("FILE"), ssh)
+    return DamageError(f"{outcome.target}: {findings}, written to {report}.", "\n     ".join(what_to_do))
 
 
 @click.command()
