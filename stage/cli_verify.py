@@ -60,6 +60,7 @@ def verify(
     On many nodes:  srun stage verify BUNDLE --shard auto --report 'part-%.json'
                     stage verify --merge part-*.json
     """
+    from stage.bundle import announced_size
     from stage.disk import write_atomically
     from stage.findings import read_report
     from stage.progress import Reporter
@@ -89,13 +90,16 @@ def verify(
     if merge:
         result = merge_reports([(path, read_report(path)) for path in paths])
     else:
-        with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
-            trust = Trust.check(paths[0], signers)
-            result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
+        to_read = 0 if fast else announced_size(paths[0]) // (shard.count if shard else 1)
+        with Reporter(quiet=quiet or as_json) as reporter:
+            with reporter.bytes_bar("verify", to_read) as bar:
+                trust = Trust.check(paths[0], signers)
+                result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
             if deep:
                 from stage.loadcheck import verify_deep
 
-                result, unchecked = verify_deep(result)
+                with reporter.at_work("load"):
+                    result, unchecked = verify_deep(result)
                 for said in unchecked:
                     reporter.note(f"not checked: {said}")
         trust = trust.with_findings(paths[0], result.findings)

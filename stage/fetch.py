@@ -194,8 +194,7 @@ class _Fetch:
             write_lock(self.lock, self.manifest, before)
 
         asset = self.lock.assets[name]
-        with self.reporter.bytes_bar(f"make {name}", sum(i.size or 0 for i in asset.made_from)) as add:
-            made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin, add)
+        made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin)
         self.digests.update(digests)
         self.lock = self.lock.with_asset(made)
         check_collisions([file.path for file in self.lock.files], str(self.manifest.path))
@@ -216,7 +215,8 @@ class _Fetch:
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
         self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
         if self.offline_check:
-            require_loads(self.root, self.lock, self.reporter)
+            with self.reporter.at_work("load"):
+                require_loads(self.root, self.lock, self.reporter)
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
 
     def _is_finished(self) -> bool:

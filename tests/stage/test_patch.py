@@ -51,8 +51,7 @@ def stage(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def nothing(count: int) -> None:
-    """No progress."""
+NOTHING = Reporter(quiet=True)
 
 
 def size_of(folder: Path) -> int:
@@ -66,7 +65,7 @@ def state(root: Path) -> dict[str, bytes]:
 def mended(sound: Path, copy: Path, folder: Path, volume_size: int | None = None) -> Path:
     """A patch for the damage of `copy`."""
     (folder / "r.json").write_text(json.dumps(verify(copy).to_json()))
-    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, nothing)
+    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, NOTHING)
     return folder / "patch"
 
 
@@ -141,7 +140,7 @@ def test_a_report_or_a_patch_of_another_bundle_is_refused(sound: Path, copy: Pat
     (other / "data/models/bert/vocab.txt").unlink()
     (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
     with pytest.raises(UsageError, match="of another bundle"):
-        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, nothing)
+        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, NOTHING)
     (copy / "data/models/bert/vocab.txt").unlink()
     patch = mended(sound, copy, tmp_path)
     before = state(other)
@@ -237,7 +236,7 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
 
 
 def test_volumes_come_one_by_one_in_any_order(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
-    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, nothing)
+    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, NOTHING)
     volumes = sorted((tmp_path / "patch").iterdir())
     assert len(volumes) == outcome.plan.count > 3
     assert [size_of(volume) <= 20 * MIB for volume in volumes] == [True] * len(volumes)
@@ -266,7 +265,7 @@ def test_an_apply_that_is_killed_can_be_run_again(
     sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "update":
-        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, NOTHING)
     else:
         (copy / "data/models/bert/vocab.txt").unlink()
         with open(copy / BIG, "r+b") as file:
@@ -283,7 +282,7 @@ def test_an_apply_that_is_killed_can_be_run_again(
 
 
 def test_an_update_does_not_drop_files_nobody_fetched(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, NOTHING)
     (copy / "data/mine.txt").write_text("unsaved")
     before = state(copy)
     with pytest.raises(UsageError, match=r"mine\.txt"):
@@ -294,7 +293,7 @@ def test_an_update_does_not_drop_files_nobody_fetched(sound: Path, new: Path, co
 def test_an_update_that_counts_on_a_damaged_file_says_so_and_changes_nothing(
     sound: Path, new: Path, copy: Path, tmp_path: Path
 ) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, NOTHING)
     with open(copy / "data/models/bert/model.safetensors", "r+b") as file:
         file.write(b"bad")
     before = state(copy)
@@ -360,4 +359,4 @@ def test_a_shards_report_makes_no_patch(sound: Path, copy: Path, tmp_path: Path)
     (copy / "data/models/bert/vocab.txt").unlink()
     report = replace(verify(copy), shard=Shard(1, 2))
     with pytest.raises(UsageError, match="one shard"):
-        patch_damage(sound, report, tmp_path / "patch", None, nothing)
+        patch_damage(sound, report, tmp_path / "patch", None, NOTHING)
