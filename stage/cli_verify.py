@@ -150,6 +150,8 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
 def _what_to_do(result: VerificationReport, report: Path | None) -> str:
     if any(finding.problem == "unloadable" for finding in result.findings):
         return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
+    if all(finding.problem == "extra" for finding in result.findings):
+        return "Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder."
     carry = report or "FILE"
     return (
         f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"

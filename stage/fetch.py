@@ -259,18 +259,18 @@ class _Fetch:
 
         The first failure ends the others soon, and is the one that is raised.
         """
-        with (
-            self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as add,
-            ThreadPoolExecutor(max_workers=self.jobs) as pool,
-        ):
+        with self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as add:
+            pool, waited = ThreadPoolExecutor(max_workers=self.jobs), False
             order = sorted(range(len(pairs)), key=lambda i: -pairs[i][1].size)
             futures: dict[int, Future[T]] = {i: pool.submit(work, *pairs[i], add) for i in order}
             try:
                 wait(futures.values(), return_when=FIRST_EXCEPTION)
+                waited = True
             finally:
                 if any(not f.done() or f.cancelled() or f.exception() for f in futures.values()):
                     self.sources.stop()
-                    pool.shutdown(wait=True, cancel_futures=True)
+                # Ctrl-C waits for no server that says nothing: what came is on the disk, and the process ends.
+                pool.shutdown(wait=waited, cancel_futures=True)
             _raise_first(futures.values())
             return [futures[i].result() for i in range(len(pairs))]
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from stage import names
 from stage.digest import is_hex
-from stage.errors import UsageError
+from stage.errors import PolicyError, UsageError
 from stage.yamlfile import Lines, Where, check_keys, load_yaml_with_lines
 
 FORMAT = 1
@@ -125,7 +125,12 @@ class Manifest:
         if not assets:
             raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
         requests = {str(name): _request(str(name), assets[name], lines) for name in assets}
-        names.check_collisions(requests, f"{path}: assets")
+        for first, second in names.collisions(requests):
+            raise PolicyError(
+                f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be one folder on a disk "
+                "that ignores case or normalises Unicode.",
+                "Rename one of them.",
+            )
         return Manifest(
             path=path,
             text=path.read_bytes(),
@@ -134,6 +139,20 @@ class Manifest:
             lines=lines,
             licences=_licences(entry, lines),
         )
+
+
+_OPTIONAL = (
+    "config",
+    "splits",
+    "include",
+    "exclude",
+    "convert",
+    "sha256",
+    "unpack",
+    "allow_code",
+    "profile",
+    "licence",
+)
 
 
 def as_lock_request(request: Request) -> dict[str, Any]:
@@ -150,18 +169,7 @@ def as_lock_request(request: Request) -> dict[str, Any]:
             document = {"url": request.url}
         case EnvironmentRequest():
             document = {"environment": request.environment}
-    for key in (
-        "config",
-        "splits",
-        "include",
-        "exclude",
-        "convert",
-        "sha256",
-        "unpack",
-        "allow_code",
-        "profile",
-        "licence",
-    ):
+    for key in _OPTIONAL:
         if value := getattr(request, key, None):
             document[key] = list(value) if isinstance(value, tuple) else value
     return document

@@ -119,7 +119,7 @@ class Downloader:
             except urllib3.exceptions.SSLError as error:
                 raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
-                patience.wait(download.what, _in_words(error))
+                patience.wait(download.what, _in_words(error), unreached=self._is_unreached(error))
             except _Again as again:
                 patience.wait(download.what, again.problem, again.asked_s)
 
@@ -136,9 +136,13 @@ class Downloader:
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
-                    patience.wait(download.what, again.problem, again.asked_s)
+                    patience.wait(download.what, again.problem, again.asked_s, unreached=again.unreached)
             os.fsync(file.fileno())
         return partial.digester.result()
+
+    def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
+        nobody = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+        return isinstance(error, nobody) and not self._connections.answered
 
     def _receive(self, download: Download, partial: _Partial) -> None:
         """One request: appends what comes."""
@@ -160,7 +164,7 @@ class Downloader:
         except urllib3.exceptions.SSLError as error:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
-            raise _Again(_in_words(error)) from None
+            raise _Again(_in_words(error), unreached=self._is_unreached(error)) from None
         partial.ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
@@ -193,9 +197,9 @@ class Downloader:
 class _Again(Exception):
     """This attempt failed; another may not."""
 
-    def __init__(self, problem: str, asked_s: float | None = None) -> None:
+    def __init__(self, problem: str, asked_s: float | None = None, *, unreached: bool = False) -> None:
         super().__init__(problem)
-        self.problem, self.asked_s = problem, asked_s
+        self.problem, self.asked_s, self.unreached = problem, asked_s, unreached
 
 
 def untrusted(what: str, error: Exception) -> IncompleteError:
@@ -222,6 +226,12 @@ def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at
         raise _Again(f"HTTP {status}", asked_delay(response.headers))
     if at_home and status != 416:
         raise download.refused(status, response.headers.get("X-Error-Code"))
+    if status in (404, 410):
+        raise IncompleteError(
+            f"{download.what}: HTTP {status}: the storage server that {origin_of(download.url)[1]} sends us to has not "
+            "got it.",
+            "The file is listed and not there: try later, another --endpoint, or another revision.",
+        )
     raise _Again(f"HTTP {status} from the CDN (an expired address, mostly)")
 
 
