@@ -251,6 +251,12 @@ class _Apply:
         if report.ok and report.bundle_id == self.plan.target:
             return
         told = "; ".join(str(finding) for finding in report.findings[:3])
+        if report.bundle_id == self.plan.target and all(finding.problem == "extra" for finding in report.findings):
+            self.store.remove()
+            raise DamageError(
+                f"{self.root}: all of the bundle is sound with the patch; what is extra is not of it: {told}.",
+                f"Move that out of the folder. Then: stage verify {self.root}",
+            )
         raise DamageError(
             f"{self.root}: the patch is in place, but {len(report.findings)} findings are left: {told}.",
             f"stage verify {self.root} --report FILE, and stage patch with that; move out what is extra.",
