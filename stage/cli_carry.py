@@ -161,4 +161,4 @@ def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
         would = "would free" if dry_run else "freed"
         dropped = f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
         kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"
-        say(f"{store.root}: {would} {dropped}; {kept} in use by {human_count(len(done.bundles), 'bundle')}")
+        say(f"{store.root}: {would} {dropped}; {kept} in use")

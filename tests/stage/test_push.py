@@ -109,6 +109,13 @@ def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
     assert json.loads((tmp_path / "r.json").read_text())["level"] == "full"
 
 
+def test_a_file_that_is_read_only_here_is_writable_there(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+    """The store makes shared files read-only; a later push may have to append to the copy."""
+    (bundle / WEIGHTS).chmod(0o444)
+    assert push(sshd, bundle, tmp_path / "there").returncode == 0
+    assert (tmp_path / "there" / WEIGHTS).stat().st_mode & 0o600 == 0o600
+
+
 def test_a_damaged_file_there_is_repaired_by_a_rerun(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     assert push(sshd, bundle, there).returncode == 0
