@@ -191,6 +191,7 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Lapt
         pytest.skip(f"no mount of one's own here: {done.stderr}")
     assert done.stdout.splitlines() == ["first: 5", "second: 0", "verify: 0"], done.stdout + done.stderr
     assert "No space left on device" in done.stderr and "disk/bundle/data/" in done.stderr
+    assert "The disk is full. Make room there (`stage gc`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

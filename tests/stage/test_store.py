@@ -200,6 +200,35 @@ def test_a_store_on_another_disk_gives_copies_and_keeps_nothing(sharing: Laptop,
     assert not list((tmp_path / "store").rglob("*.partial"))
 
 
+def test_what_is_shared_needs_no_room_on_the_disk(tmp_path: Path) -> None:
+    """A disk with room for one copy and a half holds two bundles."""
+    script = """
+        mount -t tmpfs -o size=40m none disk || exit 99
+        "$@" -o disk/one >/dev/null 2>&1; echo "one: $?"
+        AIRLIFT_STORE=none "$@" -o disk/two; echo "two, alone: $?"
+        "$@" -o disk/two >/dev/null 2>&1; echo "two, sharing: $?"
+        "$1" -m stage verify -q disk/two; echo "verify: $?"
+    """
+    with ExitStack() as stack:
+        laptop = Laptop(tmp_path, OwnHub(tmp_path / "hub", stack), {"AIRLIFT_STORE": str(tmp_path / "disk/store")})
+        laptop.publish(20_000_000)
+        laptop.write(MANIFEST)
+        (tmp_path / "disk").mkdir()
+        fetch = laptop.command("fetch", "tiny.yaml", "--no-offline-check")
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script, "sh", *fetch],
+            cwd=tmp_path,
+            env=laptop.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    assert done.stdout.splitlines() == ["one: 0", "two, alone: 5", "two, sharing: 0", "verify: 0"], done.stderr
+    assert "are missing. Nothing was downloaded" in done.stderr and "stage gc" in done.stderr
+
+
 @pytest.mark.site
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.btrfs"), reason="needs root and mkfs.btrfs")
 def test_with_reflinks_bundles_share_the_disk_but_not_each_others_damage(tmp_path: Path) -> None:
