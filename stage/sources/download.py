@@ -33,6 +33,7 @@ from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, 
 MAX_REDIRECTS = 8
 CHUNK = 1 << 20
 SHORT_BODY = 1 << 16
+_NOBODY_THERE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ class Downloader:
         return partial.digester.result()
 
     def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
-        nobody = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
-        return isinstance(error, nobody) and not self._connections.answered
+        cause = error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error
+        return isinstance(cause, _NOBODY_THERE) and not self._connections.answered
 
     def _receive(self, download: Download, partial: _Partial) -> None:
         """One request: appends what comes."""
@@ -343,8 +344,12 @@ def _in_words(error: urllib3.exceptions.HTTPError) -> str:
                 if hasattr(error, "conn")
                 else "cannot resolve the host"
             )
+        case urllib3.exceptions.ProxyError() if isinstance(error.original_error, _NOBODY_THERE):
+            return "cannot connect to the proxy that the environment names"
+        case urllib3.exceptions.ProxyError():
+            return f"the proxy: {error.original_error}"
         case urllib3.exceptions.NewConnectionError():
-            return "cannot connect"
+            return f"cannot connect to {error.conn.host}" if hasattr(error, "conn") else "cannot connect"
         case urllib3.exceptions.TimeoutError():
             return "no bytes for a while"
     return "the connection broke"
