@@ -75,7 +75,8 @@ def fetch_manifest(
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:
-            return plan(resolution, root, folder, Sharing(store, root, reporter), reporter)
+            given_up = folder.given_up({file.path for file in resolution.lock.files})
+            return plan(resolution, root, folder, Sharing(store, root, reporter, given_up), reporter)
         write_lock(resolution.lock, manifest, previous)
         return _Fetch(resolution, root, folder, sources, jobs, reporter, offline_check, store).run(previous)
 
@@ -118,7 +119,9 @@ class _Fetch:
     ) -> None:
         self.manifest, self.lock = resolution.manifest, resolution.lock
         self.root, self.folder, self.sources, self.jobs, self.reporter = root, folder, sources, jobs, reporter
-        self.offline_check, self.sharing = offline_check, Sharing(store, root, reporter)
+        wanted = {file.path for file in self.lock.files}
+        self.sharing = Sharing(store, root, reporter, folder.given_up(wanted))
+        self.offline_check = offline_check
         self.digests: dict[str, FileDigests] = {}
 
     def run(self, previous: Lockfile | None) -> FetchOutcome:
@@ -168,7 +171,7 @@ class _Fetch:
         self.folder.mark_unfinished({file.path for file in self.lock.files})
         came = self._each("store", known, self._take)
         taken = {file.path: file.size for (_, file), is_here in zip(known, came, strict=True) if is_here}
-        self.sharing.report_taken(taken.values())
+        self.sharing.report_taken()
         return taken
 
     def _take(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:

@@ -58,7 +58,7 @@ def plan(resolution: Resolution, root: Path, folder: WorkFolder, sharing: Sharin
     lock = resolution.lock
     absent = [file for file in lock.files if folder.size_of(file.path) != file.size]
     shared = [file for file in absent if sharing.has(file)]
-    states = {file.path: "fetch" for file in absent} | {file.path: "store" for file in shared}
+    states = {file.path: "fetch" for file in absent} | {file.path: "share" for file in shared}
     missing = [file for file in absent if states[file.path] == "fetch"]
     for file in lock.files:
         state = states.get(file.path, "here")
@@ -73,7 +73,7 @@ def plan(resolution: Resolution, root: Path, folder: WorkFolder, sharing: Sharin
     size = sum(file.size for file in missing) + sum(i.size or 0 for asset in to_make for i in asset.made_from)
     count = human_count(len(missing) + sum(len(asset.made_from) for asset in to_make), "file")
     shared_size = sum(file.size for file in shared)
-    too = f", and take {human_count(len(shared), 'file')} ({human_size(shared_size)}) from the store" if shared else ""
+    too = f"; {human_count(len(shared), 'file')} ({human_size(shared_size)}) more are on this machine" if shared else ""
     reporter.note(f"would fetch {count}, {human_size(size)} of {human_size(lock.size)}, into {root}{too}")
     to_copy = sum(file.size for file in shared if not sharing.is_free(file))
     check_space(root, max(0, size + to_copy - folder.partial_size))

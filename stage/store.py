@@ -137,24 +137,11 @@ class Store:
             OSError: the disk of `target` is full or cannot be written.
         """
         entry = self.find(file)
-        if entry is None:
+        brought = bring_proven(entry, file, target, is_right, progress) if entry is not None else None
+        if entry is None or brought is None:
             return None
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial(target)  # no name that a download would go on writing to
-        try:
-            if not _share(entry, partial) and not _copied(entry, partial):
-                return None
-            git = file.upstream is not None and file.upstream.algorithm == "git-sha1"
-            digests = hash_file(partial, git=git, progress=progress)
-            if not is_right(digests):
-                progress(-digests.size)
-                return self._drop(entry, digests.sha256)
-            target.unlink(missing_ok=True)  # renamed onto another name of the same file, both would stay
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_folder(target.parent)
-        return digests
+        digests, right = brought
+        return digests if right else self._drop(entry, digests.sha256)
 
     def keep(self, path: Path, digests: FileDigests) -> Kept:
         """Shares a bundle's file, whose digests were just computed, with bundles to come. Costs no space.
@@ -218,6 +205,35 @@ class Store:
         named = f'"{entry.name}"'.encode()
         locks = ((bundle, bundle / layout.LOCK) for bundle in self.users().values()) if shared else ()
         return Damaged(entry, found, tuple(b for b, lock in locks if lock.is_file() and named in lock.read_bytes()))
+
+
+def bring_proven(
+    source: Path, file: LockedFile, target: Path, is_right: Callable[[FileDigests], bool], progress: Progress
+) -> tuple[FileDigests, bool] | None:
+    """Shares or copies a file that lies on this machine, and hashes it before it has its name.
+
+    Returns:
+        What its digests are, and whether they are right: only then it is in place. None if the source went away.
+
+    Raises:
+        OSError: the disk of `target` is full or cannot be written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(target)  # no name that a download would go on writing to
+    try:
+        if not _share(source, partial) and not _copied(source, partial):
+            return None
+        git = file.upstream is not None and file.upstream.algorithm == "git-sha1"
+        digests = hash_file(partial, git=git, progress=progress)
+        if not is_right(digests):
+            progress(-digests.size)
+            return digests, False
+        target.unlink(missing_ok=True)  # renamed onto another name of the same file, both would stay
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(target.parent)
+    return digests, True
 
 
 def damage_in_words(what: str, damaged: Damaged) -> str:

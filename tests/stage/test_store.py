@@ -151,12 +151,25 @@ def test_a_file_known_by_git_sha1_alone_is_found(sharing: Laptop) -> None:
     assert (sharing.folder / "other/data/models/my-bert/tokenizer.json").read_bytes() == tokenizer
 
 
-def test_an_asset_with_a_new_name_is_not_fetched_again(sharing: Laptop) -> None:
-    sharing.fetched()
+@pytest.mark.parametrize("store", ["", "none"], ids=["with a store", "without"])
+def test_an_asset_with_a_new_name_is_not_fetched_again(sharing: Laptop, store: str) -> None:
+    sharing.fetched(AIRLIFT_STORE=store)
+    sharing.hub.forget_requests()
     sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
-    sharing.fetched()
-    assert asked_for(sharing, "model.safetensors") == 1
+    done = sharing.fetch(AIRLIFT_STORE=store)
+    assert "5 files (3.04 MB) were here already, in this bundle, under another name" in done.stderr, done.stderr
+    assert not sharing.hub.requests("/resolve/")
     assert verify(sharing.bundle).ok and not (sharing.bundle / WEIGHTS).exists()
+    weights = sharing.bundle / "data/models/bert/model.safetensors"
+    assert weights.stat().st_nlink == (1 if store else 2)
+
+
+def test_a_damaged_file_is_not_given_a_new_name(sharing: Laptop) -> None:
+    sharing.fetched(AIRLIFT_STORE="none")
+    flip(sharing.bundle / WEIGHTS)
+    sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
+    sharing.fetched(AIRLIFT_STORE="none")
+    assert verify(sharing.bundle).ok and asked_for(sharing, "model.safetensors") == 2
 
 
 def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
@@ -172,7 +185,7 @@ def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
 def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:
     sharing.fetched()
     done = sharing.fetch("again", "--dry-run")
-    assert re.search(rf"store +3 MB +{WEIGHTS}", done.stderr) and "1 file (3 MB) from the store" in done.stderr
+    assert re.search(rf"share +3 MB +{WEIGHTS}", done.stderr) and "1 file (3 MB) more are" in done.stderr
     assert not (sharing.folder / "again").exists()
 
 
@@ -192,7 +205,7 @@ def test_a_store_on_another_disk_gives_copies_and_keeps_nothing(sharing: Laptop,
         pytest.skip("one disk here")
     sharing.fetched()
     done = sharing.fetch(str(tmp_path / "bundle"))
-    assert done.returncode == 0 and "1 file (3 MB) were here already" in done.stderr, done.stderr
+    assert done.returncode == 0 and "1 file (3 MB) was here already, in the store" in done.stderr, done.stderr
     assert (tmp_path / "bundle" / WEIGHTS).stat().st_nlink == 1 and verify(tmp_path / "bundle").ok
     assert asked_for(sharing, "model.safetensors") == 1
     done = sharing.fetch("new", AIRLIFT_STORE=str(tmp_path / "store"))
