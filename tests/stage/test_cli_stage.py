@@ -315,14 +315,16 @@ def test_a_bundle_is_fetched_by_one_at_a_time(laptop: Path) -> None:
     assert done.returncode == 5 and "another `stage fetch` is at work" in done.stderr
 
 
-def test_extra_files_alone_are_to_be_moved_out_not_patched(bundle: Path) -> None:
+def test_extra_files_alone_are_to_be_moved_out_not_patched(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
     (bundle / "data/notes.txt").write_text("mine")
     done = stage("verify", str(bundle))
     assert done.returncode == 1 and "Nothing of the bundle is damaged" in done.stderr and "patch" not in done.stderr
 
 
-def test_folders_without_files_are_no_findings(bundle: Path) -> None:
+def test_folders_without_files_are_no_findings(tmp_path: Path) -> None:
     """BagIt lists files; rsync and unzip leave folders behind, and nothing can be in them unseen."""
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
     (bundle / "data/models/empty/er").mkdir(parents=True)
     assert stage("verify", str(bundle)).returncode == 0
 
