@@ -9,7 +9,7 @@ has no serial number or date, so that the same lock gives the same text.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from stage.licences import identifiers
@@ -54,15 +54,19 @@ def _component(asset: LockedAsset) -> Component:
 
     source = asset.source
     cards = [file.path for file in asset.files if file.path in {f"{asset.folder}/{card}" for card in _CARDS}]
+    ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()  # some are of two splits
     facts = {
         "airlift:kind": asset.kind,
         "airlift:path": asset.folder,
         "airlift:source": source.location,
         "airlift:revision": source.requested_revision,
         "airlift:parquet-commit": source.parquet_commit,
+        "airlift:base": asset.base.repository if asset.base else None,
+        "airlift:base-of": ", ".join(sorted(asset.base_of)) or None,
+        "airlift:code": ", ".join(sorted(f"{code.repository}@{code.commit}" for code in asset.code)) or None,
         "airlift:files": str(len(asset.files)),
         "airlift:bytes": str(asset.size),
-        "airlift:made-from": _made_from(asset.made_from),
+        "airlift:made-from": _made_from(ancestors),
     }
     namespace, _, name = source.location.rpartition("/")
     purl = None
@@ -79,8 +83,8 @@ def _component(asset: LockedAsset) -> Component:
         else None,
         purl=purl,
         components=[_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)],
-        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in asset.made_from])
-        if 0 < len(asset.made_from) <= _MANY
+        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
+        if 0 < len(ancestors) <= _MANY
         else None,
         external_references=[
             ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(card)) for card in cards
@@ -113,7 +117,7 @@ def _ancestor(ingredient: Ingredient, asset: str) -> Component:
     )
 
 
-def _made_from(ingredients: Sequence[Ingredient]) -> str | None:
+def _made_from(ingredients: Collection[Ingredient]) -> str | None:
     size = sum(ingredient.size or 0 for ingredient in ingredients)
     return f"{len(ingredients)} files, {size} bytes" if ingredients else None
 

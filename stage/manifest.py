@@ -22,13 +22,17 @@ CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config."""
+    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config.
+
+    `base`: whether the base model of an adapter comes too.
+    """
 
     repository: str
     revision: str = "main"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     allow_code: bool = False
+    base: bool = True
     tokenizer_only: bool = False
     licence: str | None = None
 
@@ -172,11 +176,13 @@ def as_lock_request(request: Request) -> dict[str, Any]:
     for key in _OPTIONAL:
         if value := getattr(request, key, None):
             document[key] = list(value) if isinstance(value, tuple) else value
+    if isinstance(request, ModelRequest) and not request.base:
+        document["base"] = False
     return document
 
 
 _KEYS = {
-    "model": ("model", "revision", "include", "exclude", "allow_code", "licence"),
+    "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
     "dataset": ("dataset", "revision", "config", "splits", "licence"),
     "path": ("path", "include", "exclude", "convert", "licence"),
@@ -208,6 +214,7 @@ def _model(entry: _Entry) -> ModelRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         allow_code=entry.flag("allow_code"),
+        base=entry.flag("base", default=True),
         licence=entry.optional("licence"),
     )
 
@@ -318,8 +325,8 @@ class _Entry:
             raise self.wrong(key, "should be a list of texts", value)
         return tuple(value)
 
-    def flag(self, key: str) -> bool:
-        value = self.data.get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.data.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "should be true or false", value)
         return value

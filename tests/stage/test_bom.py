@@ -16,7 +16,7 @@ from stage.bundle import manifest_text, parse_manifest
 from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, Source
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
-from tests.stage.locks import canonical, every_kind, locks
+from tests.stage.locks import COMMIT, brought_and_made, canonical, every_kind, locks
 from tests.support.staging import Laptop
 
 BOM = "bom.cdx.json"
@@ -59,6 +59,13 @@ def test_the_bill_names_what_a_thing_was_made_from() -> None:
     assert [entry["license"] for entry in first["licenses"]] == [{"id": "GPL-3.0"}, {"id": "MIT"}]
     assert "pedigree" not in second
     assert {"name": "airlift:made-from", "value": "101 files, 101 bytes"} in second["properties"]
+
+
+def test_the_bill_names_bases_and_whose_code_runs() -> None:
+    components = json.loads(bom_text(brought_and_made()))["components"]
+    facts = {c["name"]: {p["name"]: p["value"] for p in c["properties"]} for c in components}
+    assert facts["lora"]["airlift:base"] == "acme/base" and facts["base"]["airlift:base-of"] == "lora"
+    assert facts["lora"]["airlift:code"] == f"acme/code@{COMMIT}" and "airlift:code" not in facts["base"]
 
 
 @pytest.mark.parametrize("change", ["edit", "remove"])

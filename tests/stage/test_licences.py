@@ -80,7 +80,9 @@ def test_every_refusal_is_told_at_once_before_anything_comes(licensed: Laptop) -
     assert "tiny.yaml:4: `tiny-bert`: llama3.1;" in words
     assert "tiny.yaml:9: `mine`: unknown (none is stated)." in words
     assert "`lines`" not in words.split("error:")[1]  # CC0-1.0, however it is spelled
-    assert not licensed.hub.requests("/resolve/") and not (licensed.folder / "tiny.lock").exists()
+    asked = {request.path.rpartition("/")[2] for request in licensed.hub.requests("/resolve/")}
+    assert asked <= {"config.json"}  # read to know the model
+    assert not (licensed.folder / "tiny.lock").exists() and not licensed.bundle.exists()
 
 
 def test_a_lock_made_without_a_policy_is_held_to_it(licensed: Laptop) -> None:
