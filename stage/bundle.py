@@ -8,6 +8,7 @@ then the tag files, `tagmanifest-sha256.txt` last, so its presence means the bun
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,16 @@ def payload_manifest(lock: Lockfile) -> bytes:
 def payload_oxum(lock: Lockfile) -> str:
     """BagIt's O(1) check: `<payload bytes>.<payload files>` (RFC 8493, 2.2.2)."""
     return f"{lock.size}.{len(lock.files)}"
+
+
+def announced_size(root: Path) -> int:
+    """Payload bytes as `bag-info.txt` has them, for a display of progress; 0 where that cannot be read."""
+    try:
+        text = (root / BAG_INFO).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^Payload-Oxum: (\d{1,18})\.", text, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def blocks_path(sha256: str) -> str:

@@ -130,6 +130,7 @@ def _trust(bundle: Path, signers: Path | None) -> Trust | None:
 def _verified(
     bundle: Path, level: str, jobs: int | None, shard: Shard | None, resume: bool, reporter: Reporter
 ) -> VerificationReport:
+    from stage.bundle import announced_size
     from stage.journal import Journal
     from stage.receipts import state_folder
     from stage.verify import verify
@@ -138,12 +139,14 @@ def _verified(
         with _no_collections():
             return verify(bundle, "fast", shard=shard)
     journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
-    with reporter.bytes_bar("verify", 0) as bar, _no_collections():
+    to_read = announced_size(bundle) // (shard.count if shard else 1)
+    with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
         report = verify(bundle, "full", jobs=jobs, shard=shard, progress=bar, journal=journal)
     if level == "deep":
         from stage.loadcheck import verify_deep
 
-        report, unchecked = verify_deep(report)
+        with reporter.at_work("load"):
+            report, unchecked = verify_deep(report)
         for said in unchecked:
             reporter.note(f"not checked: {said}")
     return report
@@ -205,6 +208,8 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
 def _what_to_do(result: VerificationReport, report: Path | None) -> str:
     if any(finding.problem == "unloadable" for finding in result.findings):
         return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
+    if all(finding.problem == "extra" for finding in result.findings):
+        return "Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder."
     carry = report or "FILE"
     return (
         f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"

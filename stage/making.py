@@ -56,7 +56,6 @@ def make(
     sources: Sources,
     reporter: Reporter,
     pin: Callable[[LockedAsset], None],
-    progress: Progress,
 ) -> tuple[LockedAsset, Digests]:
     """Makes the files of an asset that do not travel as published, and puts them in place.
 
@@ -71,7 +70,8 @@ def make(
         DamageError: something else came out than the lock says.
     """
     bench = root / WORKSHOP / asset.name
-    inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
+    with reporter.bytes_bar(f"fetch {asset.name}", sum(i.size or 0 for i in asset.made_from)) as progress:
+        inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
     pinned = replace(asset, made_from=ingredients)
     if pinned != asset:
         pin(pinned)
@@ -79,8 +79,10 @@ def make(
     if out.exists():
         shutil.rmtree(out)
     reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
-    made, files = _files(pinned, manifest, inputs, out)
-    digests = {file.path: hash_file(path) for file, path in files}
+    with reporter.at_work(f"make {asset.name}"):
+        made, files = _files(pinned, manifest, inputs, out)
+    with reporter.bytes_bar(f"hash {asset.name}", sum(path.stat().st_size for _, path in files)) as hashed:
+        digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
     complete = replace(
         made,
         files=tuple(f for f in asset.files if not f.made_by)

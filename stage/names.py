@@ -1,7 +1,7 @@
 """Which paths and names may be in a bundle.
 
 Pure rules, used by whoever writes a bundle and again by whoever reads one: a path that passes here means the
-same file on ext4, Lustre, APFS and NTFS, stands alone on a line of a BagIt manifest, and never leaves the
+same file on ext4, Lustre and APFS, stands alone on a line of a BagIt manifest, and never leaves the
 bundle. The Hub accepts far more (field names with newlines, `~/.ssh`, case twins), so the rules are not theory.
 """
 
