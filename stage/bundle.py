@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stage.bom import bom_text
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import sync_folder, write_atomically
+from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
@@ -112,7 +112,7 @@ def read_tag(root: Path, name: str) -> bytes:
         DamageError: it is missing or unreadable.
     """
     try:
-        return (root / name).read_bytes()
+        return read_file(root / name, follow=False)
     except OSError as error:
         problem = "missing" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
         raise DamageError(

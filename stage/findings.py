@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.digest import is_hex
+from stage.disk import read_file
 from stage.errors import UsageError, as_shown
 from stage.names import printable
 
@@ -172,7 +173,7 @@ def read_report(path: Path) -> VerificationReport:
         UsageError: there is no such file, or it is no report of this format.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
         if document["format"] != 1:
             raise UsageError(f"{path}: a report of format {document['format']!r}; this version reads format 1.")
         return _from_json(document)

@@ -43,7 +43,9 @@ def read_lock(data: bytes, where: str) -> Lockfile:
         PolicyError: a path that may not be in a bundle, or two that collide.
     """
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode(), object_pairs_hook=_each_key_once, parse_constant=_refuse_constant)
+    except _Ambiguous as error:
+        raise UsageError(f"{where}: not a lock: {error}.", _REMEDY) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
     if not isinstance(document, dict) or "format" not in document:
@@ -63,6 +65,24 @@ def read_lock(data: bytes, where: str) -> Lockfile:
     return lock
 
 
+class _Ambiguous(ValueError):
+    """JSON that Python reads and another reader may read otherwise, or not at all (RFC 8259, 4 and 6)."""
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Ambiguous(f"`{twice[:60]}` is written twice in one place")
+    return mapping
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Ambiguous(f"{name} is no number of JSON")
+
+
+MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 _MAX_DEPTH = 32  # a lock has nine levels; Python's own limit would strike somewhere else
 _REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
 
@@ -102,15 +122,17 @@ class _Reader:
         value = mapping.get(key)
         if value is None:
             return None
-        negative = isinstance(value, int) and (isinstance(value, bool) or value < 0)
-        if negative or not isinstance(value, type_):
+        is_no_count = isinstance(value, int) and (isinstance(value, bool) or not 0 <= value <= MAX_NUMBER)
+        if is_no_count or not isinstance(value, type_):
             self.fail(f"{place}.{key}" if place else key, f"should be {_NAMES[type_]}, found {_shown(value)}")
         return value
 
     def asset(self, name: str, value: Any) -> LockedAsset:
         place = f"assets.{name}"
         if problem := names.problem_with_asset_name(name):
-            raise PolicyError(f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.")
+            raise PolicyError(
+                f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.", _REMEDY
+            )
         if not isinstance(value, dict):
             self.fail(place, "should be a mapping")
         kind = self.take(value, "kind", str, place)
@@ -157,7 +179,9 @@ class _Reader:
         path = self.take(value, "path", str, place)
         names.check_path(path, self.where)
         if not path.startswith(folder):
-            raise PolicyError(f"{self.where}: `{place}.path` {names.printable(path)} is outside its asset, {folder}.")
+            raise PolicyError(
+                f"{self.where}: `{place}.path` {names.printable(path)} is outside its asset, {folder}.", _REMEDY
+            )
         return LockedFile(
             path=path,
             size=self.take(value, "size", int, place),
@@ -250,7 +274,7 @@ class _Reader:
 
 
 _LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
-_NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}
+_NAMES: Mapping[type, str] = {str: "text", int: "a whole number from 0 to 2^63 - 1", list: "a list", dict: "a mapping"}
 
 
 def _shown(value: object) -> str:

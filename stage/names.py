@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from stage.errors import PolicyError
 
@@ -86,6 +87,20 @@ def problem_with_asset_name(name: str) -> str | None:
     if name != unicodedata.normalize("NFC", name):
         return "it is not in Unicode normal form C"
     return None
+
+
+def problem_with_address(url: str) -> str | None:
+    """Why `url` is no http or https address that can be asked; None if it is."""
+    if any(c.isspace() or unicodedata.category(c) in _FORBIDDEN_CATEGORIES for c in url):
+        return "it has a space or a control character"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return str(error).lower()
+    if parts.scheme not in ("http", "https"):
+        return f"it begins with `{parts.scheme}:`, not with https:// or http://"
+    return "it names no host" if not parts.hostname or port == 0 else None
 
 
 def folded(path: str) -> str:

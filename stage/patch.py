@@ -17,7 +17,7 @@ from typing import Any
 from stage import bundle as layout
 from stage.bundle import Bundle
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import check_space, sync_folder
+from stage.disk import check_space, read_file, sync_folder
 from stage.errors import DamageError, UsageError
 from stage.findings import Ranges, VerificationReport
 from stage.lockfile import LockedFile
@@ -116,7 +116,7 @@ def patch_since(
     """
     bundle = Bundle.open(root)
     try:
-        data = old_lock.read_bytes()
+        data = read_file(old_lock)
     except OSError as error:
         raise UsageError(
             f"{old_lock}: {error.strerror}.", "Give the lock of the bundle to be updated: its stage.lock."

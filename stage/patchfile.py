@@ -17,7 +17,7 @@ from typing import Any
 
 from stage.bundle import BAG_INFO, BAGIT, BAGIT_TEXT, MANIFEST, TAG_MANIFEST, manifest_text, parse_manifest
 from stage.digest import is_hex, sha256_of_bytes
-from stage.disk import sync_folder, write_atomically
+from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, PolicyError, UsageError
 from stage.names import problem_with_path
 
@@ -228,7 +228,7 @@ def _damaged(path: Path, found: str) -> DamageError:
 
 def _open(root: Path) -> Volume:
     try:
-        data, sealed = (root / PLAN).read_bytes(), (root / TAG_MANIFEST).read_bytes()
+        data, sealed = read_file(root / PLAN), read_file(root / TAG_MANIFEST)
     except OSError as error:
         raise _damaged(Path(error.filename or root), error.strerror or "cannot be read") from None
     if parse_manifest(sealed).get(PLAN) != sha256_of_bytes(data):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.disk import human_count, human_size
+from stage.disk import human_count, human_size, read_file
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
@@ -43,7 +43,12 @@ def read_previous(manifest: Manifest) -> Lockfile | None:
         UsageError: it is there and cannot be read.
     """
     path = manifest.lock_path
-    return read_lock(path.read_bytes(), str(path)) if path.exists() else None
+    try:
+        return read_lock(read_file(path), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}.", "Move it away, or make it readable.") from None
 
 
 def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:

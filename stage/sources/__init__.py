@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stage.digest import Digest, FileDigests, hash_file
+from stage.digest import Digest, FileDigests, hash_file, is_hex
 from stage.errors import UsageError
 from stage.lockfile import Ingredient, LockedAsset, LockedFile
 from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
@@ -102,6 +102,7 @@ class Sources:
         """
         from stage.sources.local import local_base, resolve_path
 
+        _check_answers(asset, request, manifest)
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
             now, then = (
                 {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
@@ -205,3 +206,26 @@ class Sources:
                     f"{manifest.place(name, key)}: asset `{name}`: this version does not do `{key}` yet.",
                     "Take the entry out for now.",
                 )
+
+
+def _check_answers(asset: LockedAsset, request: Request, manifest: Manifest) -> None:
+    """What a manifest pins itself, no lock may pin otherwise: a lock may come from somebody else.
+
+    Raises:
+        UsageError: it does.
+    """
+    pinned: list[tuple[str, object, object]] = []
+    if isinstance(request, UrlRequest):
+        pinned = [("url", request.url, i.origin) for i in asset.made_from or (Ingredient("nothing", None, None),)]
+        pinned += [("sha256", request.sha256, i.sha256) for i in asset.made_from if request.sha256]
+    elif isinstance(request, ModelRequest | DatasetRequest) and is_hex(request.revision, 40):
+        pinned = [("revision", request.revision, asset.source.commit)]
+    elif isinstance(request, PathRequest):
+        pinned = [("path", request.path, asset.source.location)]
+    for key, asked, locked in pinned:
+        if asked != locked:
+            raise UsageError(
+                f"{manifest.place(asset.name, key)}: `{asset.name}`: {manifest.lock_path.name} pins {locked} in place "
+                f"of {asked}.",
+                f"Look where that lock comes from. To resolve anew: stage lock {manifest.path} --update {asset.name}",
+            )
