@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from stage.errors import PolicyError
+from stage.errors import PolicyError, is_deceptive
 
 PARTIAL_SUFFIX = ".partial"
 MAX_COMPONENT_BYTES = 255  # NAME_MAX on every file system our users meet
@@ -152,5 +152,5 @@ def check_collisions(paths: Iterable[str], what: str) -> None:
 
 def printable(path: str) -> str:
     """A path as it can be shown on a terminal: quoted, with control characters escaped."""
-    text = "".join(c if unicodedata.category(c) not in _FORBIDDEN_CATEGORIES else ascii(c)[1:-1] for c in path)
-    return f"`{text}`"
+    hidden = (is_deceptive(c) or unicodedata.category(c) in _FORBIDDEN_CATEGORIES for c in path)
+    return f"`{''.join(ascii(c)[1:-1] if hide else c for c, hide in zip(path, hidden, strict=True))}`"

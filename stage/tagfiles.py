@@ -12,10 +12,15 @@ from pathlib import Path
 
 from stage import bundle as layout
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
+from stage.disk import MAX_TEXT
 from stage.errors import PolicyError, UsageError
 from stage.findings import Found
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
+
+
+SMALL_TEXT = 2**20  # bytes
+_SMALL = (layout.BAGIT, layout.BAG_INFO, layout.SIGNATURE)
 
 
 def check_tags(root: Path, entries: Mapping[str, int], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
@@ -27,6 +32,10 @@ def check_tags(root: Path, entries: Mapping[str, int], found: Found) -> tuple[di
     texts: dict[str, bytes] = {}
     for path in entries:
         if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
+            most = SMALL_TEXT if path in _SMALL else MAX_TEXT
+            if entries[path] > most:
+                found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {entries[path]}")
+                continue
             try:
                 texts[path] = (root / path).read_bytes()
             except OSError as error:
@@ -132,8 +141,13 @@ def check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], f
     if layout.BAG_INFO in tags:
         lines = tags[layout.BAG_INFO].decode("utf-8", "replace").splitlines()
         for line in (f"Payload-Oxum: {layout.payload_oxum(lock)}", f"External-Identifier: sha256:{lock.id}"):
-            if line not in lines:
-                found.add(layout.BAG_INFO, "invalid", f"the line `{line}`", "none such")
+            label = line.partition(":")[0].lower()
+            if [other for other in lines if other.lower().startswith(label)] != [line]:
+                found.add(layout.BAG_INFO, "invalid", f"one line `{line}`", "none such, or others")
+    for file in lock.files:
+        path = layout.blocks_path(file.sha256 or "")
+        if file.size > BLOCKS_ABOVE and path in tags and not block_digests(tags, file.sha256 or "", file.size):
+            found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
     for path in sorted(layout.tag_paths(lock) - set(tags)):
         if path not in found and (root / path).is_file():
             found.add(layout.TAG_MANIFEST, "invalid", "one line for each tag file", f"no sound line for {path}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from stage import bundle as layout
 from stage.bundle import require_bundle
 from stage.digest import sha256_of_bytes
+from stage.disk import read_file
 from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
 from stage.lockfile import Lockfile
 from stage.names import printable
@@ -80,7 +81,7 @@ def _seal(root: Path, entries: Mapping[str, int]) -> str | None:
     if layout.TAG_MANIFEST not in entries:
         return None
     try:
-        return sha256_of_bytes((root / layout.TAG_MANIFEST).read_bytes())
+        return sha256_of_bytes(read_file(root / layout.TAG_MANIFEST))
     except OSError:
         return None
 
@@ -98,7 +99,11 @@ def _scan(root: Path, found: Found) -> dict[str, int]:
             continue
         for entry in inside:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            status = entry.stat(follow_symlinks=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError as error:  # gone since, or a path longer than the system takes
+                found.add(path, "unreadable", "something that can be looked at", error.strerror or "an error")
+                continue
             if stat.S_ISDIR(status.st_mode):
                 folders.append(path)
             elif stat.S_ISREG(status.st_mode):

@@ -32,6 +32,7 @@ MANIFEST, LOCK, BAGIT, BAG_INFO = "manifest-sha256.txt", "stage.lock", "bagit.tx
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "bom.cdx.json", "stage-verify.py")
 REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
 FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # unicodedata.bidirectional
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -84,12 +85,16 @@ def is_hex(value, length=64):
 
 
 def escaped(text, categories):
-    return "".join(c if c == "\n" or unicodedata.category(c) not in categories else ascii(c)[1:-1] for c in text)
+    """Without what rewrites a terminal or turns the direction of what follows (U+202E)."""
+    shown = []
+    for c in text:
+        hidden = unicodedata.category(c) in categories or unicodedata.bidirectional(c) in TURNS
+        shown.append(ascii(c)[1:-1] if hidden else c)
+    return "".join(shown)
 
 
 def printable(path):
-    hidden = ("Cc", "Cs", "Zl", "Zp")
-    return "`%s`" % "".join(c if unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in path)
+    return "`%s`" % escaped(path, ("Cc", "Cs", "Zl", "Zp"))
 
 
 # ---- the files beside the payload
@@ -140,6 +145,10 @@ def check_tags(root, entries, found):
     texts = {}
     for path in entries:
         if is_tag_path(path) or path in (TAG_MANIFEST, SIGNATURE):
+            most = 2**20 if path in (BAGIT, BAG_INFO, SIGNATURE) else 2**31
+            if entries[path] > most:
+                found.add(path, "invalid", "at most %d bytes" % most, "a larger file, of %d" % entries[path])
+                continue
             try:
                 texts[path] = read_file(root, path)
             except OSError as error:
@@ -211,10 +220,20 @@ def check_collisions(paths):
                 raise CannotVerify("%s: %s collides with another path." % (LOCK, printable(path)), 3)
 
 
+def each_key_once(pairs):
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key is written twice")
+    return dict(pairs)
+
+
+def refuse_constant(name):
+    raise ValueError(name + " is no number of JSON")
+
+
 def parse_lock(data):
     """path -> (size, sha256) of each payload file; whether the lock is complete; its one true text."""
     try:
-        document = json.loads(data.decode())
+        document = json.loads(data.decode("utf-8"), object_pairs_hook=each_key_once, parse_constant=refuse_constant)
         version = document["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CannotVerify("%s: not a lock." % LOCK)
@@ -228,7 +247,7 @@ def parse_lock(data):
                 path, size, digest = entry["path"], entry["size"], entry["sha256"]
                 if unsafe(path) or not path.startswith(folder):
                     raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
-                if type(size) is not int or size < 0 or not (digest is None or is_hex(digest)):
+                if type(size) is not int or not 0 <= size < 2**63 or not (digest is None or is_hex(digest)):
                     raise CannotVerify("%s: not a lock: bad size or sha256 of %s." % (LOCK, printable(path)))
                 files.append((path, (size, digest)))
                 complete = complete and digest is not None
@@ -274,8 +293,13 @@ def check_implied_texts(root, files, complete, bundle_id, tags, found):
         lines = tags[BAG_INFO].decode("utf-8", "replace").splitlines()
         oxum = "%d.%d" % (sum(size for size, _ in files.values()), len(files))
         for line in ("Payload-Oxum: " + oxum, "External-Identifier: sha256:" + bundle_id):
-            if line not in lines:
-                found.add(BAG_INFO, "invalid", "the line `%s`" % line, "none such")
+            label = line.partition(":")[0].lower()
+            if [other for other in lines if other.lower().startswith(label)] != [line]:
+                found.add(BAG_INFO, "invalid", "one line `%s`" % line, "none such, or others")
+    for size, digest in files.values():
+        path = "blocks/" + (digest or "")
+        if size > BLOCKS_ABOVE and path in tags and not blocks_of(tags, digest or "", size):
+            found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
     for path in sorted(set(TAG_FILES) | block_paths(files)):
         if path not in tags and path not in found and (root / path).is_file():
             found.add(TAG_MANIFEST, "invalid", "one line for each tag file", "no sound line for " + path)
@@ -300,7 +324,11 @@ def scan(root, found):
         for entry in inside:
             name = entry.name.decode("utf-8", "surrogateescape")
             path = folder + "/" + name if folder else name
-            status = entry.stat(follow_symlinks=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                found.add(path, "unreadable", "something that can be looked at", error.strerror or "an error")
+                continue
             if stat.S_ISDIR(status.st_mode):
                 folders.append(path)
             elif stat.S_ISREG(status.st_mode):
@@ -490,7 +518,7 @@ def require_bundle(root):
 
 
 def say(text, stream):
-    stream.write(escaped(text, ("Cc", "Cs")) + "\n")
+    stream.write("\n".join(escaped(line, ("Cc", "Cs")) for line in text.split("\n")) + "\n")
 
 
 def run(arguments, out, err):

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,11 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
     arguments = case.prepare(place)
     before = snapshot(place.folder)
     monkeypatch.chdir(place.folder)
-    code, printed = (_here if case.how == "here" else _in_a_process)(arguments, case, place, monkeypatch)
+    if case.how == "here":
+        code, printed = _here(arguments, place, monkeypatch)
+    else:
+        done = in_a_process(arguments, case, place)
+        code, printed = done.returncode, done.stdout + done.stderr
     assert "Traceback" not in printed, printed
     assert code == case.code, f"exit code {code}: {printed}"
     for words in case.says:
@@ -116,7 +120,7 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
     return printed
 
 
-def _here(arguments: list[str], case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     for name, value in _environment(place).items():
         monkeypatch.setenv(name, value)
     # Servers here lie for good: as patient as on a real network, each case would take a minute.
@@ -127,22 +131,26 @@ def _here(arguments: list[str], case: Case, place: Place, monkeypatch: pytest.Mo
     return done.exit_code, done.output
 
 
-def _in_a_process(arguments: list[str], case: Case, place: Place, _: pytest.MonkeyPatch) -> tuple[int, str]:
+def in_a_process(
+    arguments: list[str], case: Case, place: Place, command: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `stage`, or another command, in a process with little memory."""
+
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
+    # Root reads what nobody may read; without these two rights it is as any other user.
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     as_nobody = case.how == "nobody" and os.geteuid() == 0
-    done = subprocess.run(
-        [sys.executable, "-m", "stage", *arguments],
+    return subprocess.run(
+        [*(drop if as_nobody else ()), *(command or [sys.executable, "-m", "stage"]), *arguments],
         cwd=place.folder,
         env={**os.environ, **_environment(place)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         preexec_fn=limited,
-        user=65534 if as_nobody else None,
     )
-    return done.returncode, done.stdout + done.stderr
 
 
 def _environment(place: Place) -> dict[str, str]:
@@ -153,21 +161,19 @@ def _environment(place: Place) -> dict[str, str]:
 def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
     """Path -> kind, size and content (or where a link points) of everything in the folder and beside it."""
     found = {}
-    for path in sorted(folder.parent.rglob("*")):
-        status = path.lstat()
-        content = ""
-        if stat.S_ISLNK(status.st_mode):
-            content = str(path.readlink())
-        elif stat.S_ISREG(status.st_mode) and status.st_size < 2**20:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else f"../{path.name}"
-        size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-        found[name] = (stat.S_IFMT(status.st_mode), size, content)
+    # By descriptors: names may add up to more than the system takes at once.
+    for place, folders, files, descriptor in os.fwalk(folder.parent):
+        for name in (*folders, *files):
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            content = ""
+            if stat.S_ISLNK(status.st_mode):
+                content = os.readlink(name, dir_fd=descriptor)
+            elif stat.S_ISREG(status.st_mode) and status.st_size < 2**20:
+                with suppress(PermissionError):
+                    file = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+                    content = hashlib.sha256(os.read(file, 2**20)).hexdigest()
+                    os.close(file)
+            path = os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+            size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+            found[path] = (stat.S_IFMT(status.st_mode), size, content)
     return found
-
-
-def everyone_may_read(folder: Path) -> None:
-    """pytest's folders are their maker's alone; a process of somebody else must be able to come in."""
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.geteuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
