@@ -70,6 +70,8 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         text = read_file(Path(path), MAX_SIZE).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", "Check the path.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path}: is a folder, expected a YAML file", "Give the file in it.") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", "Save the file as UTF-8.") from None
     except OSError as error:

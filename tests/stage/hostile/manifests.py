@@ -94,7 +94,7 @@ CASES = [
     Case("a list", 2, ("found a list",), fetch("- a\n")),
     Case("100 MB", 2, ("m.yaml", "larger than"), _manifest_that(_sparse), how="process"),
     Case("a pipe", 2, ("m.yaml", "a pipe or device"), _manifest_that(os.mkfifo), how="process"),
-    Case("a folder", 2, ("m.yaml", "directory"), _manifest_that(os.mkdir)),
+    Case("a folder", 2, ("m.yaml", "is a folder"), _manifest_that(os.mkdir)),
     Case("a device", 2, ("m.yaml", "a pipe or device"), _manifest_that(lambda path: os.symlink("/dev/zero", path)), how="process"),
     Case("format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))),
     Case("format of next year", 2, ("`format` should be 1, found 2",), fetch(SOUND.replace("1", "2", 1))),
