@@ -40,6 +40,15 @@ MAY_WRITE: Mapping[str, set[str]] = {
 }
 MEMORY = 3 * 2**30  # bytes of address space: a bomb that goes off meets this, not the machine
 TIMEOUT_S = 60
+# Servers here lie for good: as patient as on a real network, a case would take a minute.
+IMPATIENT = """
+from functools import partial
+import stage.sources
+from stage.cli import main
+from stage.sources.retry import RetryPolicy
+stage.sources.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
+main()
+"""
 
 
 @dataclass
@@ -80,6 +89,7 @@ class Case:
         how: `here` (in this process), `process` (one of its own, with little memory), `nobody` (that, and without
             root's right to read everything).
         after: what else must hold afterwards.
+        slow: takes longer than CI has time for.
     """
 
     name: str
@@ -88,6 +98,7 @@ class Case:
     prepare: Callable[[Place], list[str]]
     how: str = "here"
     after: Callable[[Place], None] | None = None
+    slow: bool = False
 
 
 def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -123,7 +134,6 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
 def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     for name, value in _environment(place).items():
         monkeypatch.setenv(name, value)
-    # Servers here lie for good: as patient as on a real network, each case would take a minute.
     monkeypatch.setattr(stage.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01))
     done = CliRunner().invoke(main, arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -143,7 +153,7 @@ def in_a_process(
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     as_nobody = case.how == "nobody" and os.geteuid() == 0
     return subprocess.run(
-        [*(drop if as_nobody else ()), *(command or [sys.executable, "-m", "stage"]), *arguments],
+        [*(drop if as_nobody else ()), *(command or [sys.executable, "-c", IMPATIENT]), *arguments],
         cwd=place.folder,
         env={**os.environ, **_environment(place)},
         capture_output=True,

@@ -15,7 +15,13 @@ from tests.stage.test_standalone_verifier import TEMPLATE, pythons
 
 ROOMS = (manifests, locks, bags)
 COLLECTION = [
-    pytest.param(case, id=f"{room.__name__.rpartition('.')[2]}-{case.name}") for room in ROOMS for case in room.CASES
+    pytest.param(
+        case,
+        id=f"{room.__name__.rpartition('.')[2]}-{case.name}",
+        marks=[pytest.mark.slow] if case.slow else [],
+    )
+    for room in ROOMS
+    for case in room.CASES
 ]
 
 
