@@ -10,7 +10,6 @@ from pathlib import Path
 
 from stage.errors import IncompleteError
 
-
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
 
 

@@ -43,7 +43,7 @@ def read_lock(data: bytes, where: str) -> Lockfile:
         PolicyError: a path that may not be in a bundle, or two that collide.
     """
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_each_key_once, parse_constant=_refuse_constant)
+        document = json.loads(data.decode(), object_pairs_hook=each_key_once, parse_constant=_refuse_constant)
     except _Ambiguous as error:
         raise UsageError(f"{where}: not a lock: {error}.", _REMEDY) from None
     except (ValueError, RecursionError):
@@ -69,7 +69,12 @@ class _Ambiguous(ValueError):
     """JSON that Python reads and another reader may read otherwise, or not at all (RFC 8259, 4 and 6)."""
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object (as `object_pairs_hook`), refused if a key is in it twice.
+
+    Raises:
+        ValueError: naming the key.
+    """
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         seen: set[str] = set()

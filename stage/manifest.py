@@ -172,7 +172,7 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
     if not isinstance(value, dict):
         raise UsageError(
             f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.",
-            f"Give it one of: {', '.join(_KEYS)}."
+            f"Give it one of: {', '.join(_KEYS)}.",
         )
     kinds = [key for key in _KEYS if key in value]
     if len(kinds) != 1:

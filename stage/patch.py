@@ -73,6 +73,11 @@ def patch_damage(
     bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
     for finding in report.findings:
         if (file := files.get(finding.path)) is not None:
+            if finding.ranges and finding.ranges[-1][1] > file.size:
+                raise UsageError(
+                    f"The report names bytes of {file.path} up to {finding.ranges[-1][1]}; it has {file.size}.",
+                    f"Is it a report of {root}? Verify the copy again: stage verify COPY --report FILE.",
+                )
             bad.setdefault(str(file.sha256), []).append((file, finding.ranges))
     maker = _Maker(bundle)
     for several in bad.values():
@@ -80,7 +85,7 @@ def patch_damage(
     tags = _tags_to_mend(bundle, {finding.path for finding in report.findings})
     for path in tags:
         maker.add_tag(path)
-    repair = tuple(sorted(file.path for several in bad.values() for file, _ in several))
+    repair = tuple(sorted({file.path for several in bad.values() for file, _ in several}))
     left = tuple(f.path for f in report.findings if f.path not in files and f.path not in tags)
     if not repair and not tags:
         raise UsageError(

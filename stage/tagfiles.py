@@ -18,7 +18,6 @@ from stage.findings import Found
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 
-
 SMALL_TEXT = 2**20  # bytes
 _SMALL = (layout.BAGIT, layout.BAG_INFO, layout.SIGNATURE)
 

@@ -334,7 +334,9 @@ class _Partial:
 def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
     """The answer must be the bytes asked for, of a file of the size announced."""
     if response.status == 206:
-        span = re.fullmatch(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", response.headers.get("Content-Range", ""))
+        span = re.fullmatch(
+            r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", response.headers.get("Content-Range", "")
+        )
         if not span or int(span[1]) != offset:
             raise _Again("an answer to another Range than the one asked for")
         total = span[3]

@@ -57,9 +57,7 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
             digests = hash_file(file)
             files.append(LockedFile(f"{asset.folder}/{path}", digests.size, digests.sha256, None, path))
     if not files:
-        raise UsageError(
-            f"{place}: `{name}`: {base} has no file to take.", "Check the path, `include` and `exclude`."
-        )
+        raise UsageError(f"{place}: `{name}`: {base} has no file to take.", "Check the path, `include` and `exclude`.")
     if request.convert:
         made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
         return replace(asset, kind="dataset", made_from=made_from, left_out=tuple(left_out))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import struct
 import tarfile
@@ -135,15 +134,25 @@ CASES = [
     Case("tar absolute", 3, ("absolute",), unpacked(tar([("/tmp/evil", b"x")]))),
     Case("tar writes through a link", 3, ("a link",), unpacked(tar([(special("a", LINK, ".."), b""), ("a/b", b"x")]))),
     Case("tar hard link outward", 3, ("a link",), unpacked(tar([(special("a", HARD, "/etc/passwd"), b"")]))),
-    Case("tar hard link to a link", 3, ("a link",), unpacked(
-        tar([("f", b"1"), (special("l", LINK, "../.."), b""), (special("h", HARD, "l"), b"")]))),
+    Case(
+        "tar hard link to a link",
+        3,
+        ("a link",),
+        unpacked(tar([("f", b"1"), (special("l", LINK, "../.."), b""), (special("h", HARD, "l"), b"")])),
+    ),
     Case("tar device", 3, ("special",), unpacked(tar([(special("zero", CHR), b"")]))),
     Case("tar pipe", 3, ("special",), unpacked(tar([(special("pipe", FIFO), b"")]))),
     Case("tar of an unknown kind", 3, ("special",), unpacked(tar([(special("a", b"Z"), b"")]))),
     Case("tar folder outside", 3, ("`..`",), unpacked(tar([("a", b""), (special("../e", tarfile.DIRTYPE), b"")]))),
-    Case("tar sparse", 3, ("sparse",), unpacked(with_pax(**{"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"}))),
-    Case("tar sparse without its map", 1, TORN, unpacked(
-        with_pax(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 18})),),
+    Case(
+        "tar sparse", 3, ("sparse",), unpacked(with_pax(**{"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"}))
+    ),
+    Case(
+        "tar sparse without its map",
+        1,
+        TORN,
+        unpacked(with_pax(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 18})),
+    ),
     Case("tar pax size negative", 3, ("special",), unpacked(with_pax(size="-512"))),
     Case("tar pax size no number", 1, TORN, unpacked(with_pax(size="x"))),
     Case("tar pax size of 30 digits", 3, ("which is the limit",), unpacked(with_pax(size="9" * 30))),
@@ -153,14 +162,24 @@ CASES = [
     Case("tar size negative", 3, ("special",), unpacked(negative())),
     Case("tar size of 1 EB", 3, ("which is the limit",), unpacked(sized("a", 10**18))),
     Case("tar bomb", 3, ("times its size",), unpacked(bomb(bz2.compress, partial(zeros, 80 * 2**20)))),
-    Case("tar bomb of headers", 3, ("times its size",), unpacked(
-        bomb(partial(lzma.compress, preset=0), partial(headers, 80)))),
-    Case("tar bomb in xz", 3, ("times its size",), unpacked(
-        bomb(partial(lzma.compress, preset=0), partial(zeros, 80 * 2**20)))),
+    Case(
+        "tar bomb of headers",
+        3,
+        ("times its size",),
+        unpacked(bomb(partial(lzma.compress, preset=0), partial(headers, 80))),
+    ),
+    Case(
+        "tar bomb in xz",
+        3,
+        ("times its size",),
+        unpacked(bomb(partial(lzma.compress, preset=0), partial(zeros, 80 * 2**20))),
+    ),
     Case("tar in a tar is a file", 0, ("bundle id",), unpacked(tar([("inner.tar", tar([("../evil", b"x")]))]))),
     Case("tar name twice", 3, ("same file",), unpacked(tar([("a", b"1"), ("a", b"2")]))),
     Case("tar names equal but for case", 3, ("same file",), unpacked(tar([("A/x", b"1"), ("a/y", b"2")]))),
-    Case("tar names equal but for normal form", 3, ("same file",), unpacked(tar([("\u00e9", b"1"), ("e\u0301", b"2")]))),
+    Case(
+        "tar names equal but for normal form", 3, ("same file",), unpacked(tar([("\u00e9", b"1"), ("e\u0301", b"2")]))
+    ),
     Case("tar file where a folder is", 3, ("same file",), unpacked(tar([("a/b", b"1"), ("a", b"2")]))),
     Case("tar escape sequence", 3, ("control character",), unpacked(tar([("\x1b[2Jx", b"1")]))),
     Case("tar name not UTF-8", 3, ("control character",), unpacked(tar([("\udcff", b"1")], tarfile.GNU_FORMAT))),

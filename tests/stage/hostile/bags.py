@@ -142,10 +142,18 @@ CASES = [
     Case("manifest empty", 1, (M, *INVALID), sealed(M, lambda _: b"")),
     Case("manifest zeros", 1, (M, *INVALID), sealed(M, lambda text: bytes(len(text)))),
     Case("manifest not UTF-8", 1, (M, *INVALID), sealed(M, lambda text: text + b"0" * 64 + b"  data/\xff\n")),
-    Case("a second algorithm", 1, ("manifest-sha512.txt", "extra"), bag(
-        lambda root: (root / "manifest-sha512.txt").write_bytes(b"0" * 128 + b"  data/x\n"))),
-    Case("fetch.txt", 1, ("fetch.txt", "extra"), bag(
-        lambda root: (root / "fetch.txt").write_text("http://127.0.0.1:9/x - data/../../evil\n"))),
+    Case(
+        "a second algorithm",
+        1,
+        ("manifest-sha512.txt", "extra"),
+        bag(lambda root: (root / "manifest-sha512.txt").write_bytes(b"0" * 128 + b"  data/x\n")),
+    ),
+    Case(
+        "fetch.txt",
+        1,
+        ("fetch.txt", "extra"),
+        bag(lambda root: (root / "fetch.txt").write_text("http://127.0.0.1:9/x - data/../../evil\n")),
+    ),
     Case("tag manifest line ..", 1, (T, *INVALID), changed(T, lambda text: text + line("../precious"))),
     Case("tag manifest line of the payload", 1, (T, *INVALID), changed(T, lambda text: text + line(CONFIG))),
     Case("tag manifest line twice", 1, (T, *INVALID), changed(T, lambda text: text + text.splitlines(True)[-1])),
@@ -160,8 +168,13 @@ CASES = [
     Case("identifier of another lock", 1, (I,), sealed(I, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8))),
     Case("bag-info of 100 GB", 1, (I, "larger"), bag(_sparse(I)), how="process"),
     Case("tag manifest of 100 GB", 1, (T, "larger"), bag(_sparse(T)), how="process"),
-    Case("signature of 100 GB", 1, (layout.SIGNATURE, "larger"), bag(
-        lambda root: [(root / layout.SIGNATURE).touch(), _sparse(layout.SIGNATURE)(root)]), how="process"),
+    Case(
+        "signature of 100 GB",
+        1,
+        (layout.SIGNATURE, "larger"),
+        bag(lambda root: [(root / layout.SIGNATURE).touch(), _sparse(layout.SIGNATURE)(root)]),
+        how="process",
+    ),
     Case("payload of 100 GB", 1, (CONFIG, "mismatched"), bag(_sparse(CONFIG)), how="process"),
     Case("lock a link", 1, (layout.LOCK, "a symbolic link"), bag(instead(layout.LOCK, link))),
     Case("lock a pipe", 1, (layout.LOCK, "a pipe"), bag(instead(layout.LOCK, os.mkfifo)), how="process"),
@@ -174,16 +187,27 @@ CASES = [
     Case("a device more", 1, ("data/zero", "unsafe"), bag(_device), how="process"),
     Case("a folder that is a link out", 1, ("data/models", "a symbolic link"), bag(instead("data/models", link))),
     Case("hard link outside is fine", 0, ("sound",), bag(_hard_link)),
-    Case("names that are no text", 1, ("\\x1b[2Jred", "\\udcff", "new\\nline", "\\u202e"), bag(_names_that_are_no_text)),
+    Case(
+        "names that are no text", 1, ("\\x1b[2Jred", "\\udcff", "new\\nline", "\\u202e"), bag(_names_that_are_no_text)
+    ),
     Case("names too long together", 1, ("unreadable",), bag(_deep)),
     Case("a file nobody may read", 1, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"),
     Case("a folder nobody may read", 1, ("data/models", "unreadable"), bag(_no_right_to("data/models")), how="nobody"),
     Case("a lock nobody may read", 1, (layout.LOCK, "unreadable"), bag(_no_right_to(layout.LOCK)), how="nobody"),
     Case("blocks one too few", 1, ("blocks/", *INVALID), _blocks(lambda text: text[65:])),
     Case("blocks upper case", 1, ("blocks/", *INVALID), _blocks(bytes.upper)),
-    Case("blocks of other bytes", 1, ("sparse.bin", "0-16777216"), _blocks(lambda text: line("")[:64] + b"\n" + text[65:])),
-    Case("journal in a finished bundle", 1, (layout.JOURNAL, "extra"), bag(
-        lambda root: (root / layout.JOURNAL).write_text("/etc/passwd\n"))),
+    Case(
+        "blocks of other bytes",
+        1,
+        ("sparse.bin", "0-16777216"),
+        _blocks(lambda text: line("")[:64] + b"\n" + text[65:]),
+    ),
+    Case(
+        "journal in a finished bundle",
+        1,
+        (layout.JOURNAL, "extra"),
+        bag(lambda root: (root / layout.JOURNAL).write_text("/etc/passwd\n")),
+    ),
     Case("shown: lock a pipe", 1, (layout.LOCK, "pipe"), bag(instead(layout.LOCK, os.mkfifo), "show"), how="process"),
     Case("shown: lock a link", 1, (layout.LOCK, "a link"), bag(instead(layout.LOCK, link), "show")),
     Case("shown: tag manifest a pipe", 2, (T,), bag(instead(T, os.mkfifo), "show"), how="process"),

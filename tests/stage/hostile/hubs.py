@@ -41,6 +41,8 @@ def serve(place: Place, files: dict[str, bytes], kind: str = "models", card: dic
         {"id": id, "sha": COMMIT, "tags": [], "siblings": [], "cardData": card or {}}
     )
     answers[f"{api}/tree/{COMMIT}"] = as_json([entry(path, data) for path, data in files.items()])
+    answers[f"{api}/revision/refs/convert/parquet"] = Answer(b"", 404, {"X-Error-Code": "RevisionNotFound"})
+    answers[f"{api}/refs"] = as_json({"branches": [], "tags": [], "converts": []})
     prefix = "/datasets" if kind == "datasets" else ""
     for path, data in files.items():
         answers[f"{prefix}/{id}/resolve/{COMMIT}/{path}"] = Answer(data)
@@ -62,9 +64,7 @@ def hub(change: Callable[[Place], object]) -> Prepare:
 
 def answering(path: str, answer: Answer | Callable[[Place], Answer]) -> Prepare:
     """The Hub says this at that path."""
-    return hub(
-        lambda place: place.liar.answers.update({path: answer if isinstance(answer, Answer) else answer(place)})
-    )
+    return hub(lambda place: place.liar.answers.update({path: answer if isinstance(answer, Answer) else answer(place)}))
 
 
 INFO, TREE = f"{API['models']}/revision/main", f"{API['models']}/tree/{COMMIT}"
@@ -216,8 +216,12 @@ CASES = [
     Case("size larger than any disk", 5, ("are missing",), weights(size=2**62)),
     Case("size smaller than the file", 5, ("the listing says 10",), weights(size=10)),
     Case("bytes of another file", 1, ("refused", "lfs-sha256"), answering(WEIGHTS, Answer(bytes(len(DATA))))),
-    Case("more bytes than announced", 5, ("more than the",), answering(
-        WEIGHTS, Answer(lambda out: out.write(DATA + b"x"), headers={"X": "y"}))),
+    Case(
+        "more bytes than announced",
+        5,
+        ("more than the",),
+        answering(WEIGHTS, Answer(lambda out: out.write(DATA + b"x"), headers={"X": "y"})),
+    ),
     Case("endless body", 5, ("more than the",), answering(WEIGHTS, Answer(endless))),
     Case("gzip bomb for a file", 5, ("more than the",), bomb(WEIGHTS), how="process"),
     Case("gzip bomb for a listing", 5, NO_SENSE, bomb(TREE), how="process"),
@@ -225,8 +229,13 @@ CASES = [
     Case("next page is this page", 5, NO_SENSE, next_page(lambda place: place.liar.url(TREE))),
     Case("pages without end", 5, NO_SENSE, hub(endless_pages), slow=True),
     Case("next page of a file", 5, NO_SENSE, next_page(lambda _: "file:///etc/passwd")),
-    Case("next page elsewhere", 5, ("404",), next_page(lambda place: place.liar.url("/stolen", "localhost")),
-         after=token_went_nowhere),
+    Case(
+        "next page elsewhere",
+        5,
+        ("404",),
+        next_page(lambda place: place.liar.url("/stolen", "localhost")),
+        after=token_went_nowhere,
+    ),
     Case("commit a branch", 5, ("which commit",), info(sha="main")),
     Case("commit missing", 5, ("which commit",), info(sha=None)),
     Case("info a list", 5, NO_SENSE, answering(INFO, as_json([]))),
@@ -248,16 +257,40 @@ CASES = [
     Case("Content-Range of another size", 5, ("the listing says",), ranged(f"bytes 1000-2065/{10**6}")),
     Case("Content-Range of 5,000 digits", 5, ("another Range",), ranged("bytes 1000-2065/" + "9" * 5000)),
     Case("Content-Range without sense", 5, ("another Range",), ranged("bytes */*")),
-    Case("Content-Length superscript", 5, ("neither how long",), at_an_address(
-        Answer(b"xx", headers={"Content-Length": "\u00b2", "Connection": "close"}))),
-    Case("Content-Length of 5,000 digits", 5, ("x.bin",), at_an_address(
-        Answer(b"xx", headers={"Content-Length": "9" * 5000, "Connection": "close"}))),
-    Case("Retry-After of a thousand digits", 5, ("asks to wait",), at_an_address(
-        Answer(b"", 503, headers={"Retry-After": "9" * 1000}))),
-    Case("Retry-After without sense", 5, ("gave up",), at_an_address(
-        Answer(b"", 503, headers={"Retry-After": "Mon, 99 Foo 99999999 99:99:99 +9999999"}))),
-    Case("Content-Length negative", 5, ("model.safetensors",), answering(
-        WEIGHTS, Answer(DATA, headers={"Content-Length": "-5", "Connection": "close"}))),
-    Case("error page of escape sequences", 2, ("not there",), answering(
-        WEIGHTS, Answer(b"\x1b[2J", 404, {"X-Error-Code": "EntryNotFound\x1b[2J"}))),
+    Case(
+        "Content-Length superscript",
+        5,
+        ("neither how long",),
+        at_an_address(Answer(b"xx", headers={"Content-Length": "\u00b2", "Connection": "close"})),
+    ),
+    Case(
+        "Content-Length of 5,000 digits",
+        5,
+        ("x.bin",),
+        at_an_address(Answer(b"xx", headers={"Content-Length": "9" * 5000, "Connection": "close"})),
+    ),
+    Case(
+        "Retry-After of a thousand digits",
+        5,
+        ("asks to wait",),
+        at_an_address(Answer(b"", 503, headers={"Retry-After": "9" * 1000})),
+    ),
+    Case(
+        "Retry-After without sense",
+        5,
+        ("gave up",),
+        at_an_address(Answer(b"", 503, headers={"Retry-After": "Mon, 99 Foo 99999999 99:99:99 +9999999"})),
+    ),
+    Case(
+        "Content-Length negative",
+        5,
+        ("model.safetensors",),
+        answering(WEIGHTS, Answer(DATA, headers={"Content-Length": "-5", "Connection": "close"})),
+    ),
+    Case(
+        "error page of escape sequences",
+        2,
+        ("not there",),
+        answering(WEIGHTS, Answer(b"\x1b[2J", 404, {"X-Error-Code": "EntryNotFound\x1b[2J"})),
+    ),
 ]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.stage.hostile import bags, locks, manifests
+from tests.stage.hostile import archives, bags, contents, hubs, locks, manifests, patches, signatures
 from tests.stage.hostile.runner import Case, Place, in_a_process, run
 from tests.stage.test_standalone_verifier import TEMPLATE, pythons
 
-ROOMS = (manifests, locks, bags)
+ROOMS = (manifests, locks, bags, archives, contents, hubs, patches, signatures)
 COLLECTION = [
     pytest.param(
         case,
@@ -44,9 +44,7 @@ def test_it_is_met_with_words_and_nothing_lands_outside(
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("case", [p for p in COLLECTION if p.id and p.id.startswith(("bags-", "locks-sealed"))])
-def test_the_verifier_in_the_bundle_says_the_same(
-    case: Case, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verifier_in_the_bundle_says_the_same(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every finding, word for word, by the oldest Python here; or, of what cannot be looked at, the exit code."""
     command, *arguments = case.prepare(place)
     if command != "verify":
