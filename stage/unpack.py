@@ -282,7 +282,7 @@ class _Entry(tarfile.TarInfo):
     """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> _Entry:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
         try:
             return super().frombuf(buf, encoding, errors)
         except _END:

@@ -127,7 +127,7 @@ def _names_that_are_no_text(root: Path) -> None:
             pass
 
 
-M, T, I = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
+M, T, INFO = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
 INVALID = ("invalid",)
 
 CASES = [
@@ -162,11 +162,13 @@ CASES = [
     Case("tag manifest noise", 1, (T, *INVALID), changed(T, lambda text: bytes(range(256)) * 9)),
     Case("BagIt 0.97", 1, (layout.BAGIT, *INVALID), sealed(layout.BAGIT, lambda t: t.replace(b"1.0", b"0.97"))),
     Case("BagIt in UTF-16", 1, (layout.BAGIT,), sealed(layout.BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16"))),
-    Case("oxum folded", 1, (I, *INVALID), sealed(I, lambda t: t.replace(b"Payload-Oxum: ", b"Payload-Oxum:\n "))),
-    Case("oxum twice", 1, (I, *INVALID), sealed(I, lambda text: text + b"Payload-Oxum: 1.1\n")),
-    Case("oxum of 10,000 digits", 1, (I,), sealed(I, lambda t: t.replace(b"Oxum: ", b"Oxum: " + b"9" * 10_000))),
-    Case("identifier of another lock", 1, (I,), sealed(I, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8))),
-    Case("bag-info of 100 GB", 1, (I, "larger"), bag(_sparse(I)), how="process"),
+    Case("oxum folded", 1, (INFO, *INVALID), sealed(INFO, lambda t: t.replace(b"Payload-Oxum: ", b"Payload-Oxum:\n "))),
+    Case("oxum twice", 1, (INFO, *INVALID), sealed(INFO, lambda text: text + b"Payload-Oxum: 1.1\n")),
+    Case("oxum of 10,000 digits", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"Oxum: ", b"Oxum: " + b"9" * 10_000))),
+    Case(
+        "identifier of another lock", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8))
+    ),
+    Case("bag-info of 100 GB", 1, (INFO, "larger"), bag(_sparse(INFO)), how="process"),
     Case("tag manifest of 100 GB", 1, (T, "larger"), bag(_sparse(T)), how="process"),
     Case(
         "signature of 100 GB",

@@ -148,7 +148,7 @@ NO_PARQUET = ("not a parquet file",)
 UNSOUND = ("model.safetensors", "not a sound safetensors file")
 POP_GLOBAL = b"cos\nsystem\n(S'touch ../pwned'\ntR."
 BIG_INT = b'{"a": {"dtype": "U8", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 8]}}'
-TWICE = b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {"dtype": "I8", "shape": [8], "data_offsets": [0, 8]}}'
+TWICE = b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {"dtype": "I8", "shape": [8]}}'
 FRAMES = b"\x80\x05\x96" + struct.pack("<Q", 2**33)  # BYTEARRAY8 of 8 GiB
 
 CASES = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.stage.hostile.runner import Case, Place
@@ -99,7 +100,7 @@ CASES = [
         "a device",
         2,
         ("m.yaml", "a pipe or device"),
-        _manifest_that(lambda path: os.symlink("/dev/zero", path)),
+        _manifest_that(lambda path: Path(path).symlink_to("/dev/zero")),
         how="process",
     ),
     Case("format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))),
