@@ -1,16 +1,12 @@
 """The parsers that meet files from somewhere else, and what each must do with any bytes at all: give a value, or words.
 
-    python -m tests.stage.fuzzing TARGET FOLDER... [libFuzzer options]      (see scripts/fuzz)
-
-runs libFuzzer (atheris) on one of them. `test_fuzz.py` does the same with hypothesis, for a moment, in every test run.
+`test_fuzz.py` feeds them with hypothesis, for a moment, in every test run; `scripts/fuzz` with libFuzzer, for hours.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -24,11 +20,12 @@ from stage.findings import read_report
 from stage.inspect import safetensors_header
 from stage.lockreader import read_lock
 from stage.manifest import Manifest, as_lock_request
-from stage.patchfile import PLAN, find_volumes
+from stage.patchfile import find_volumes
 from stage.sign import signed_by
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
+from tests.stage.patches import sealed
 
 CORPUS = Path(__file__).parent / "corpus"
 # In a bundle: the file that is replaced is chosen by the first byte, and by its parity whether a seal vouches for it.
@@ -52,16 +49,9 @@ def manifest(data: bytes, folder: Path) -> None:
 
 def patch(data: bytes, folder: Path) -> None:
     """A sealed plan; what is read is written back as it was."""
-    root = folder / "patch"
-    for text in (data, None):
-        if text is None:
-            text = volume.plan.to_json(volume.number)  # noqa: F821 - the first round's
-        shutil.rmtree(root, ignore_errors=True)
-        root.mkdir()
-        (root / PLAN).write_bytes(text)
-        (root / layout.TAG_MANIFEST).write_bytes(manifest_text({PLAN: sha256_of_bytes(text)}))
-        (volume,) = find_volumes([root])
-        assert text is data or volume.plan.to_json(volume.number) == text
+    (volume,) = find_volumes([sealed(folder, data)])
+    (again,) = find_volumes([sealed(folder, volume.plan.to_json(volume.number))])
+    assert (again.plan, again.number) == (volume.plan, volume.number)
 
 
 def report(data: bytes, folder: Path) -> None:
@@ -135,17 +125,3 @@ def survives(target: str, data: bytes, folder: Path) -> None:
     except StageError as error:
         assert error.message and error.remedy, f"without a remedy: {error}"
         as_shown(str(error)).encode()
-
-
-def _main() -> None:
-    import atheris
-
-    target = sys.argv.pop(1)
-    folder = Path(tempfile.mkdtemp(prefix="airlift-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: PTH112
-    atheris.instrument_all()
-    atheris.Setup(sys.argv, lambda data: survives(target, data, folder))
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    _main()
