@@ -8,6 +8,7 @@ collide with another; each failure names the place in the document.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -114,6 +115,8 @@ class _Reader:
                 self.check_text(item, f"{place}[{index}]", depth + 1)
         elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
             self.fail(ascii(place)[1:-1], f"has half a character in it: {value!a}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            self.fail(place, "is a number larger than any reader holds")  # 1e999
 
     def take(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T:
         """A field that must be there, of the given type."""

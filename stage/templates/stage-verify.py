@@ -241,24 +241,143 @@ def parse_lock(data):
         raise CannotVerify("%s: format %r; this verifier reads format %d." % (LOCK, version, FORMAT))
     files, complete = [], True
     try:
-        for name, asset in document["assets"].items():
-            folder = "data/%s/%s/" % (FOLDERS[asset["kind"]], name)
-            for entry in asset["files"]:
-                path, size, digest = entry["path"], entry["size"], entry["sha256"]
-                if unsafe(path) or not path.startswith(folder):
-                    raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
-                if type(size) is not int or not 0 <= size < 2**63 or not (digest is None or is_hex(digest)):
-                    raise CannotVerify("%s: not a lock: bad size or sha256 of %s." % (LOCK, printable(path)))
-                files.append((path, (size, digest)))
-                complete = complete and digest is not None
-            for splits in asset.get("configs", {}).values():
-                for split in splits.values():
-                    complete = complete and split["rows"] is not None and split["schema"] is not None
-    except (KeyError, TypeError, AttributeError):
+        assets = take(document, "assets", dict)
+        known = {name: known_asset(name, assets[name]) for name in sorted(assets)}
+        for asset in known.values():
+            files += [(entry["path"], (entry["size"], entry["sha256"])) for entry in asset["files"]]
+            complete = complete and is_complete(asset)
+        check_shards(known, {path for path, _ in files})
+        document = {"format": FORMAT, "name": take(document, "name", str), "assets": known}
+        text = (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode(
+            "utf-8"
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise CannotVerify("%s: not a lock: a field is missing or not what it should be." % LOCK)
     check_collisions(sorted(path for path, _ in files))
-    text = (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8", "replace")
     return dict(files), complete, text
+
+
+# The fields of a lock, one by one, as stage/lockreader.py reads and stage/lockfile.py writes them.
+
+
+def take(mapping, key, kind, optional=False):
+    value = mapping.get(key)
+    if value is None and optional:
+        return None
+    fits = type(value) is int and 0 <= value < 2**63 if kind is int else isinstance(value, kind)
+    if not fits:
+        raise TypeError(key)
+    return value
+
+
+def take_hex(mapping, key, length):
+    value = take(mapping, key, str, True)
+    if value is not None and not is_hex(value, length):
+        raise ValueError(key)
+    return value
+
+
+def given(**fields):
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def known_evidence(value):
+    evidence = take(value, "upstream", dict, True) or None
+    if evidence is not None:
+        ((algorithm, digest),) = evidence.items()
+        if not is_hex(digest, {"sha256": 64, "lfs-sha256": 64, "git-sha1": 40}[algorithm]):
+            raise ValueError("upstream")
+    return evidence
+
+
+def known_file(value, folder):
+    path = take(value, "path", str)
+    if unsafe(path) or not path.startswith(folder):
+        raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
+    size, sha256, origin = take(value, "size", int), take_hex(value, "sha256", 64), take(value, "origin", str)
+    more = given(made_by=take(value, "made_by", str, True), upstream=known_evidence(value))
+    return dict(more, path=path, size=size, sha256=sha256, origin=origin)
+
+
+def known_ingredient(value):
+    size, sha256 = take(value, "size", int, True), take_hex(value, "sha256", 64)
+    return dict(given(upstream=known_evidence(value)), origin=take(value, "origin", str), size=size, sha256=sha256)
+
+
+def known_source(value):
+    kind = take(value, "type", str)
+    where = {"hub": "repository", "path": "path", "url": "url"}[kind]
+    commits = given(commit=take_hex(value, "commit", 40), parquet_commit=take_hex(value, "parquet_commit", 40))
+    if kind == "hub" and "commit" not in commits:
+        raise KeyError("commit")
+    commits.update(given(requested_revision=take(value, "requested_revision", str, True)))
+    commits.update({"type": kind, where: take(value, where, str)})
+    return commits
+
+
+def known_split(value):
+    shards, schema = take(value, "shards", list), take(value, "schema", list, True)
+    if schema is not None:
+        schema = [{"name": take(column, "name", str), "type": take(column, "type", str)} for column in schema]
+    more = given(declared_rows=take(value, "declared_rows", int, True))
+    return dict(more, shards=shards, rows=take(value, "rows", int, True), schema=schema)
+
+
+def known_asset(name, value):
+    if unsafe(name) or name[0] in ".-" or name != unicodedata.normalize("NFC", name):
+        raise CannotVerify("%s: the asset name %s cannot be used." % (LOCK, printable(name)), 3)
+    if not all(c.isalnum() or c in "._-" for c in name):
+        raise CannotVerify("%s: the asset name %s cannot be used." % (LOCK, printable(name)), 3)
+    kind = take(value, "kind", str)
+    folder = "data/%s/%s/" % (FOLDERS[kind], name)
+    files = sorted((known_file(entry, folder) for entry in take(value, "files", list)), key=lambda f: f["path"])
+    left_out = [
+        {"path": take(left, "path", str), "size": take(left, "size", int), "reason": take(left, "reason", str)}
+        for left in take(value, "left_out", list)
+    ]
+    asset = {
+        "kind": kind,
+        "request": take(value, "request", dict),
+        "source": known_source(take(value, "source", dict)),
+        "licence": take(value, "licence", str, True),
+        "files": files,
+        "left_out": sorted(left_out, key=lambda left: left["path"]),
+    }
+    made_from = [known_ingredient(made) for made in take(value, "made_from", list, True) or []]
+    aliases = take(value, "aliases", list, True) or []
+    if not all(isinstance(alias, str) for alias in aliases):
+        raise TypeError("aliases")
+    if made_from:
+        asset["made_from"] = sorted(made_from, key=lambda made: made["origin"])
+    if aliases:
+        asset["aliases"] = sorted(aliases)
+    if kind == "dataset":
+        configs = take(value, "configs", dict)
+        asset["configs"] = {
+            config: {split: known_split(take(splits, split, dict)) for split in splits}
+            for config, splits in ((config, take(configs, config, dict)) for config in configs)
+        }
+    return asset
+
+
+def splits_of(asset):
+    return [split for config in asset.get("configs", {}).values() for split in config.values()]
+
+
+def check_shards(assets, paths):
+    shards = [shard for asset in assets.values() for split in splits_of(asset) for shard in split["shards"]]
+    if not all(isinstance(shard, str) and shard in paths for shard in shards):
+        raise ValueError("shards")
+
+
+def is_complete(asset):
+    made_from = asset.get("made_from", [])
+    return (
+        all(entry["sha256"] for entry in asset["files"])
+        and all(split["rows"] is not None and split["schema"] is not None for split in splits_of(asset))
+        and all(made["sha256"] and made["size"] is not None for made in made_from)
+        and (not made_from or any("made_by" in entry for entry in asset["files"]))
+    )
 
 
 def read_lock(tags, found):

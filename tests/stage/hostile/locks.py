@@ -95,6 +95,7 @@ CASES = [
     Case("size of 2^70", 2, ("bert.files[0].size", "2^63"), follow(file(size=2**70))),
     Case("size of 4,000 digits", 2, ("bert.files[0].size",), follow(file(size=10**4000))),
     Case("size of 10,000 digits", 2, ("not JSON",), follow(replaced(b'"size": 7', b'"size": ' + b"7" * 10_000))),
+    Case("number beyond any", 2, ("larger than any",), follow(replaced(b'"request": {', b'"request": {"a": 1e999,'))),
     Case("key twice", 2, ("`size` is written twice",), follow(replaced(b'"size": 7', b'"size": 7, "size": 8'))),
     Case("asset twice", 2, ("written twice",), follow(replaced(b'"bert": {', b'"bert": {}, "bert": {'))),
     Case("nested lists", 2, ("m.lock",), follow(b"[" * 100_000)),
@@ -201,3 +202,33 @@ CASES = [
     Case("shown: no JSON", 2, ("not JSON",), sealed(lambda text: text[:-5], "show")),
     Case("shown: path escape", 3, ("`..`",), sealed(lambda t: t.replace(b"bert/vocab", b"bert/../vocab"), "show")),
 ]
+
+
+def of_bert(**changes: Any) -> Prepare:
+    """A sealed lock whose first model says something else."""
+
+    def change(text: bytes) -> bytes:
+        lock = json.loads(text)
+        lock["assets"]["bert"].update(changes)
+        return (json.dumps(lock, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+    return sealed(change)
+
+
+SEALED: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "licence a number": (2, "bert.licence", {"licence": 5}),
+    "a key of next year": (1, "one true text", {"remark": "added by hand"}),
+    "no source": (2, "bert.source", {"source": None}),
+    "source unknown": (2, "source.type", {"source": {"type": "ftp", "ftp": "x"}}),
+    "source without commit": (2, "source.commit", {"source": {"type": "hub", "repository": "acme/bert"}}),
+    "left out a number": (2, "bert.left_out", {"left_out": 5}),
+    "left out without size": (2, "left_out[0].size", {"left_out": [{"path": "x", "reason": "y"}]}),
+    "aliases of numbers": (2, "bert.aliases", {"aliases": [5]}),
+    "aliases not in order": (1, "one true text", {"aliases": ["b", "a"]}),
+    "no aliases, at length": (1, "one true text", {"aliases": []}),
+    "made of what nobody knows": (1, "one true text", {"made_from": [{"origin": "x", "size": None, "sha256": None}]}),
+    "made of nothing with a size": (2, "made_from[0].size", {"made_from": [{"origin": "x", "size": -1}]}),
+    "configs of a model": (1, "one true text", {"configs": {}}),
+    "request a list": (2, "bert.request", {"request": []}),
+}
+CASES += [Case(f"sealed: {name}", code, (said,), of_bert(**more)) for name, (code, said, more) in SEALED.items()]
