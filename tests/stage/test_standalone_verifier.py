@@ -76,6 +76,15 @@ def test_its_syntax_is_that_of_python_3_6() -> None:
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
+def test_what_it_uses_of_the_library_was_there_in_python_3_6() -> None:
+    """Where no old Python is at hand to run it; vermin knows when each function and argument came."""
+    command = [sys.executable, "-c", "import sys; from vermin import main; sys.exit(main())", "-t=3.6-", "--no-tips"]
+    done = subprocess.run([*command, TEMPLATE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    newer = subprocess.run([*command, Path(__file__)], capture_output=True, text=True)
+    assert newer.returncode == 1, "it finds nothing even in this file"
+
+
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parts[-3])
 def test_every_python_here_runs_it_where_it_lies(copy: Path, python: str) -> None:
     done = subprocess.run([python, "-I", str(copy / layout.VERIFIER)], capture_output=True, text=True, timeout=120)
