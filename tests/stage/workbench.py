@@ -23,13 +23,17 @@ class Workbench:
     def _look(self) -> dict[str, State]:
         """Path -> what changes with whatever is done to a file; folders: only that they are there."""
         states: dict[str, State] = {}
-        for place, folders, files in os.walk(self.root.parent):
-            for name in (*folders, *files):
-                path = Path(place, name)
-                status = path.lstat()
-                is_folder = stat.S_ISDIR(status.st_mode)
-                change = () if is_folder else (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                states[path.relative_to(self.root.parent).as_posix()] = (status.st_mode, *change)
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            for entry in os.scandir(self.root.parent / folder):
+                path, status = f"{folder}{entry.name}", entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{path}/")
+                    states[path] = (status.st_mode,)
+                else:
+                    change = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                    states[path] = (status.st_mode, *change)
         return states
 
     def undo(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from stage import bundle as layout
 from stage.bundle import manifest_text, parse_manifest
 from stage.digest import sha256_of_bytes
+from tests.stage.hostile.manifests import SOUND
 from tests.stage.hostile.runner import Case, Place
 
 Prepare = Callable[[Place], list[str]]
@@ -127,6 +128,21 @@ def _names_that_are_no_text(root: Path) -> None:
             pass
 
 
+def into(spoil: Callable[[Path], object]) -> Prepare:
+    """`stage fetch` into a folder that looks like an interrupted fetch, with a file of somebody's in it."""
+
+    def prepare(place: Place) -> list[str]:
+        root = place.bundle()
+        (root / layout.TAG_MANIFEST).unlink()
+        (root / "mine.txt").touch()
+        spoil(root)
+        place.write("m.yaml", SOUND)
+        place.write("notes/a.txt", "a")
+        return ["fetch", "m.yaml", "-o", "bundle"]
+
+    return prepare
+
+
 M, T, INFO = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
 INVALID = ("invalid",)
 
@@ -209,6 +225,24 @@ CASES = [
         1,
         (layout.JOURNAL, "extra"),
         bag(lambda root: (root / layout.JOURNAL).write_text("/etc/passwd\n")),
+    ),
+    Case(
+        "fetch into it: journal not UTF-8",
+        2,
+        ("not from any fetch",),
+        into(lambda root: (root / layout.JOURNAL).write_bytes(b"\xff\xfe\n../../precious\n")),
+    ),
+    Case(
+        "fetch into it: journal of what is not ours",
+        2,
+        ("not from any fetch",),
+        into(lambda root: (root / layout.JOURNAL).write_text("../../precious\nstage.lock\n")),
+    ),
+    Case(
+        "fetch into it: a link",
+        2,
+        ("a link or special file",),
+        into(lambda root: (root / "data/link").symlink_to("/etc")),
     ),
     Case("shown: lock a pipe", 1, (layout.LOCK, "pipe"), bag(instead(layout.LOCK, os.mkfifo), "show"), how="process"),
     Case("shown: lock a link", 1, (layout.LOCK, "a link"), bag(instead(layout.LOCK, link), "show")),

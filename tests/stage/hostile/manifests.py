@@ -126,6 +126,7 @@ CASES = [
     Case("path with names alike", 3, ("same file",), fetch(asset(path="notes"), _names("B.txt", "b.txt"))),
     Case("path with normal forms alike", 3, ("same file",), fetch(asset(path="notes"), _names("\u00e9", "e\u0301"))),
     Case("path with a newline in a name", 3, ("control character",), fetch(asset(path="notes"), _names("a\nb"))),
+    Case("names that Windows reserves are fine", 0, ("bundle id",), fetch(asset(path="notes"), _names("con", "a:b"))),
     Case("path with % in a name", 3, ("`%`",), fetch(asset(path="notes"), _names("a%0Ab"))),
     Case(
         "pattern that backtracks",

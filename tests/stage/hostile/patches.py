@@ -18,6 +18,22 @@ from stage.patchfile import PLAN
 from tests.stage.bundles import BIG, BIG_SIZE
 from tests.stage.hostile.runner import Case, Place
 
+INCOMPLETE = json.dumps(
+    {
+        "format": 1,
+        "name": "m",
+        "assets": {
+            "x": {
+                "kind": "files",
+                "request": {},
+                "licence": None,
+                "left_out": [],
+                "source": {"type": "path", "path": "x"},
+                "files": [{"path": "data/files/x/a", "size": 1, "sha256": None, "origin": "a"}],
+            }
+        },
+    }
+).encode()
 Prepare = Callable[[Place], list[str]]
 CONFIG = "data/models/bert/config.json"
 SHARD = "data/datasets/lines/plain/train-0000%d-of-00002.parquet"
@@ -149,6 +165,24 @@ def _sparse_report(place: Place) -> list[str]:
     return ["verify", "--merge", "bundle-report.json"]
 
 
+def since(make: Callable[[Path], object]) -> Prepare:
+    """`stage patch --since` of a lock that is none."""
+
+    def prepare(place: Place) -> list[str]:
+        place.bundle()
+        make(place.folder / "old.lock")
+        return ["patch", "bundle", "--since", "old.lock", "-o", "patch"]
+
+    return prepare
+
+
+def _apply_through_a_link(place: Place) -> list[str]:
+    arguments = applied(lambda _: None)(place)
+    shutil.move(place.folder / "bundle/data/models", place.folder / "elsewhere")
+    (place.folder / "bundle/data/models").symlink_to("../../elsewhere")
+    return arguments
+
+
 DAMAGED, NO_PATCH, NO_REPORT = ("damaged",), ("not a patch",), ("not a verification report",)
 
 CASES = [
@@ -232,6 +266,10 @@ CASES = [
         volumes(lambda parts: [shutil.rmtree(parts[1]), shutil.copytree(parts[0], parts[1])]),
     ),
     Case("a volume damaged", 1, DAMAGED, volumes(lambda parts: piece(parts[1]).write_bytes(bytes(5000)))),
+    Case("through a link out of the bundle", 3, ("a link or file stands",), _apply_through_a_link),
+    Case("old lock no JSON", 2, ("old.lock", "not JSON"), since(lambda path: path.write_bytes(b"{"))),
+    Case("old lock a pipe", 2, ("old.lock", "pipe"), since(os.mkfifo), how="process"),
+    Case("old lock of no bundle", 2, ("incomplete",), since(lambda path: path.write_bytes(INCOMPLETE))),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
     Case("report of a newer format", 2, ("format 2",), reported(lambda root: as_report(root, [], format=2))),

@@ -147,7 +147,8 @@ def in_a_process(
     """Runs `stage`, or another command, in a process with little memory."""
 
     def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        if sys.platform == "linux":  # elsewhere libraries alone take more address space than that
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     # Root reads what nobody may read; without these two rights it is as any other user.
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
