@@ -11,6 +11,7 @@ import random
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,11 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     """Counts what was found where, and says so at the end."""
     counts: Counter[str] = Counter()
     yield counts
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else nullcontext():
         told = ", ".join(f"{count} in {size}" for size, count in counts.items() if size in MAKERS)
         by_code = ", ".join(f"exit {code[5:]}: {count}" for code, count in counts.items() if code.startswith("exit "))
-        reporter.write_line(f"\n{sum(counts[size] for size in MAKERS)} damages: {told}; {by_code}")
+        print(f"\n{sum(counts[size] for size in MAKERS)} damages: {told}; {by_code}")
 
 
 def agreed(root: Path, *options: str, damaged: set[str] | None = None) -> int:
