@@ -289,9 +289,9 @@ CASES = [
         at_an_address(Answer(b"", 503, headers={"Retry-After": "Mon, 99 Foo 99999999 99:99:99 +9999999"})),
     ),
     Case(
-        "Content-Length negative",
-        5,
-        ("model.safetensors",),
+        "Content-Length negative is none",
+        0,
+        ("bundle id",),
         answering(WEIGHTS, Answer(DATA, headers={"Content-Length": "-5", "Connection": "close"})),
     ),
     Case(
