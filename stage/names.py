@@ -31,7 +31,7 @@ def problem_with_path(path: str) -> str | None:
     if not path:
         return "it is empty"
     for character in path:
-        if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
+        if _is_forbidden(character):
             return f"it has the control character U+{ord(character):04X}"
     if path.startswith("/"):
         return "it is absolute"
@@ -56,6 +56,10 @@ def _problem_with_component(part: str) -> str | None:
     if part.endswith(PARTIAL_SUFFIX):
         return f"`{PARTIAL_SUFFIX}` is the ending of unfinished files"
     return None
+
+
+def _is_forbidden(character: str) -> bool:
+    return is_deceptive(character) or unicodedata.category(character) in _FORBIDDEN_CATEGORIES
 
 
 def check_path(path: str, what: str) -> None:
@@ -91,7 +95,7 @@ def problem_with_asset_name(name: str) -> str | None:
 
 def problem_with_address(url: str) -> str | None:
     """Why `url` is no http or https address that can be asked; None if it is."""
-    if any(c.isspace() or unicodedata.category(c) in _FORBIDDEN_CATEGORIES for c in url):
+    if any(c.isspace() or _is_forbidden(c) for c in url):
         return "it has a space or a control character"
     try:
         parts = urlsplit(url)
@@ -152,5 +156,4 @@ def check_collisions(paths: Iterable[str], what: str) -> None:
 
 def printable(path: str) -> str:
     """A path as it can be shown on a terminal: quoted, with control characters escaped."""
-    hidden = (is_deceptive(c) or unicodedata.category(c) in _FORBIDDEN_CATEGORIES for c in path)
-    return f"`{''.join(ascii(c)[1:-1] if hide else c for c, hide in zip(path, hidden, strict=True))}`"
+    return f"`{''.join(ascii(c)[1:-1] if _is_forbidden(c) else c for c in path)}`"

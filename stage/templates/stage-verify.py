@@ -197,7 +197,7 @@ def folded(path):
 def unsafe(path):
     """Whether a path may not be in a bundle (stage/names.py has the reasons)."""
     hidden = ("Cc", "Cs", "Zl", "Zp")
-    if not path or any(unicodedata.category(c) in hidden for c in path) or "\\" in path or "%" in path:
+    if not path or path != escaped(path, hidden) or "\n" in path or "\\" in path or "%" in path:
         return True
     parts = path.split("/")
     return len(path.encode()) > 1024 or any(

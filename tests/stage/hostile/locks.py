@@ -115,6 +115,13 @@ CASES = [
     Case("path absolute", 3, ("absolute",), follow(file(path="/etc/passwd"))),
     Case("path with backslash", 3, ("backslash",), follow(file(path="data/models/bert/..\\x"))),
     Case("path with escape sequence", 3, ("control character",), follow(file(path="data/models/bert/\x1b[2J"))),
+    Case("path that is shown backwards", 3, ("U+202E",), follow(file(path="data/models/bert/\u202egpj.exe"))),
+    Case(
+        "sealed: path that is shown backwards",
+        3,
+        ("U+202E",),
+        sealed(lambda t: t.replace(b"vocab", "\u202ebacov".encode())),
+    ),
     Case("path of another asset", 3, ("outside its asset",), follow(file(path="data/models/tok/x.json"))),
     Case("path beside the payload", 3, ("outside its asset",), follow(file(path="stage.lock"))),
     Case("path of 2,000 bytes", 3, ("longer than 1024",), follow(file(path="data/models/bert/" + "a/" * 1000))),
