@@ -15,11 +15,10 @@ from stage.sources.http import origin_of, tls_context
 
 MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
 MAX_REQUESTS = 5_000  # for one client: pages of a thousand files
-# What huggingface_hub and httpx2 raise at an answer that is none; the first is what we raise ourselves.
+# What huggingface_hub and httpx2 raise at an answer that is none.
 SENSELESS = (
     httpx2.DecodingError,
     httpx2.TooManyRedirects,
-    httpx2.UnsupportedProtocol,
     httpx2.InvalidURL,
     AttributeError,
     LookupError,

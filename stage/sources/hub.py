@@ -159,16 +159,18 @@ class Hub:
         while True:
             try:
                 return ask()
-            except SENSELESS as error:
-                raise self._senseless(what, error) from None
             except (StageError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError) as error:
                 problem, asked_s = self._retried(error)
                 if problem is None:
                     raise self._in_words(what, kind, id, revision, error) from None
+            except httpx2.UnsupportedProtocol as error:
+                raise self._senseless(what, error) from None
             except httpx2.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise untrusted(f"{what}: {self.name}", error) from None
                 problem, asked_s = _transport_problem(error), None
+            except SENSELESS as error:
+                raise self._senseless(what, error) from None
             try:
                 patience.wait(f"{what}: {self.name}", problem, asked_s)
             except IncompleteError as error:
