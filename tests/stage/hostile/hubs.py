@@ -228,13 +228,6 @@ CASES = [
     Case("endless listing", 5, NO_SENSE, answering(TREE, Answer(endless)), how="process"),
     Case("next page is this page", 5, NO_SENSE, next_page(lambda place: place.liar.url(TREE))),
     Case("pages without end", 5, NO_SENSE, hub(endless_pages), slow=True),
-    Case(
-        "empty pages without end",
-        5,
-        NO_SENSE,
-        answering(TREE, lambda place: as_json([], Link=f'<{place.liar.url(TREE)}>; rel="next"')),
-        slow=True,
-    ),
     Case("next page of a file", 5, NO_SENSE, next_page(lambda _: "file:///etc/passwd")),
     Case(
         "next page elsewhere",

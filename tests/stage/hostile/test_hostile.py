@@ -18,7 +18,7 @@ COLLECTION = [
     pytest.param(
         case,
         id=f"{room.__name__.rpartition('.')[2]}-{case.name}",
-        marks=[pytest.mark.slow, pytest.mark.timeout(300)] if case.slow else [],
+        marks=[pytest.mark.slow] if case.slow else [],
     )
     for room in ROOMS
     for case in room.CASES
