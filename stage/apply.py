@@ -20,7 +20,7 @@ from stage import bundle as layout
 from stage.applystore import CHUNK, Store
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
-from stage.disk import human_size, sync_folder, write_atomically
+from stage.disk import human_size, read_file, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
 from stage.lockfile import LockedFile, Lockfile
 from stage.lockreader import read_lock
@@ -83,7 +83,7 @@ def _require_base(root: Path, plan: Plan) -> None:
         UsageError: it is for another.
     """
     found, info = (
-        (root / name).read_bytes() if (root / name).is_file() else b"" for name in (layout.LOCK, layout.BAG_INFO)
+        read_file(root / name) if (root / name).is_file() else b"" for name in (layout.LOCK, layout.BAG_INFO)
     )
     bundle_id = sha256_of_bytes(found)
     if bundle_id in (plan.base, plan.target):
@@ -110,7 +110,7 @@ class _Apply:
     def _lock_here(self) -> Lockfile | None:
         """The lock that lies in the bundle, if it is one of the two the patch knows."""
         path = self.root / layout.LOCK
-        data = path.read_bytes() if path.is_file() else b""
+        data = read_file(path) if path.is_file() else b""
         known = sha256_of_bytes(data) in (self.plan.base, self.plan.target)
         return read_lock(data, str(path)) if known else None
 
@@ -124,6 +124,9 @@ class _Apply:
 
     def run(self) -> ApplyOutcome:
         """Builds, puts in place, verifies."""
+        for path in self.plan.tags:
+            if path not in layout.tag_paths(self.lock) | {layout.TAG_MANIFEST, layout.SIGNATURE}:
+                raise UsageError(f"{printable(path)}: the patch has a file that no bundle has.", "Make it anew.")
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []
         todo = [file for file in self._wanted() if not self._is_in_place(file)]
@@ -238,8 +241,6 @@ class _Apply:
         if unsigned and not self._is_sealed_target():
             (self.root / layout.SIGNATURE).unlink(missing_ok=True)
         for path in [*sorted(set(tags) - set(last)), *(path for path in last if path in tags)]:
-            if path not in layout.tag_paths(self.lock) | {layout.TAG_MANIFEST, layout.SIGNATURE}:
-                raise UsageError(f"{path}: the patch has a file that no bundle has.", "Make it anew.")
             _make_real_folder(self.root, (self.root / path).parent)
             write_atomically(self.root / path, self.store.tag(path))
             for left in (self.root / path).parent.glob(f"{Path(path).name}.*{PARTIAL_SUFFIX}"):

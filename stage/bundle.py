@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import sync_folder, write_atomically
+from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
@@ -112,7 +112,7 @@ def read_tag(root: Path, name: str) -> bytes:
         DamageError: it is missing or unreadable.
     """
     try:
-        return (root / name).read_bytes()
+        return read_file(root / name, follow=False)
     except OSError as error:
         problem = "missing" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
         raise DamageError(
@@ -148,7 +148,7 @@ def payload_oxum(lock: Lockfile) -> str:
 def announced_size(root: Path) -> int:
     """Payload bytes as `bag-info.txt` has them, for a display of progress; 0 where that cannot be read."""
     try:
-        text = (root / BAG_INFO).read_text(encoding="utf-8", errors="replace")
+        text = read_file(root / BAG_INFO, most=2**20).decode("utf-8", "replace")
     except OSError:
         return 0
     found = re.search(r"^Payload-Oxum: (\d{1,18})\.", text, re.MULTILINE)

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from stage.errors import IncompleteError
+
+MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
+
+
+def read_file(path: Path, most: int = MAX_TEXT, *, follow: bool = True) -> bytes:
+    """The bytes of a file that somebody else may have put there: a pipe would be waited for, a device never ends.
+
+    Args:
+        most: bytes it may have.
+        follow: whether a link at `path` is followed.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than `most`; `strerror` says which.
+    """
+    if not follow and path.is_symlink():
+        raise OSError(errno.ELOOP, "a link, not a file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a folder is refused by `open`, in the system's words
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"larger than the {human_size(most)} it may have", str(path))
+        return file.read(most)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

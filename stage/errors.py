@@ -32,12 +32,21 @@ class StageError(Exception):
         return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
 
 
+# Unicode's embeddings, overrides and isolates: `photo\u202egpj.exe` is shown as `photoexe.jpg` (UAX 9, 2).
+_TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+def is_deceptive(character: str) -> bool:
+    """Whether a character is a control character, no character at all, or turns the direction of what follows."""
+    return unicodedata.category(character) in ("Cc", "Cs") or unicodedata.bidirectional(character) in _TURNS
+
+
 def as_shown(text: str) -> str:
-    """Text as a terminal or a log may see it: control characters and bytes that are no text escaped, lines kept.
+    """Text as a terminal or a log may see it: deceptive characters and bytes that are no text escaped, lines kept.
 
     Names from a Hub or a damaged disk can hold escape sequences that rewrite what a person reads.
     """
-    return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else ascii(c)[1:-1] for c in text)
+    return "".join(ascii(c)[1:-1] if c != "\n" and is_deceptive(c) else c for c in text)
 
 
 class DamageError(StageError):

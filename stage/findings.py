@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from stage.digest import is_hex
+from stage.disk import read_file
 from stage.errors import UsageError, as_shown
+from stage.lockreader import MAX_NUMBER
 from stage.names import printable
 from stage.stamp import Stamp
 
@@ -180,9 +182,12 @@ def read_report(path: Path) -> VerificationReport:
         UsageError: there is no such file, or it is no report of this format.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
         if document["format"] != 1:
-            raise UsageError(f"{path}: a report of format {document['format']!r}; this version reads format 1.")
+            raise UsageError(
+                f"{path}: a report of format {document['format']!r}; this version reads format 1.",
+                "Use a newer airlift: pip install --upgrade airlift",
+            )
         return _from_json(document)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Give a file that `stage verify --report` wrote.") from None
@@ -233,4 +238,6 @@ def _finding(value: Any) -> Finding:
 def _typed(value: Any, type_: type) -> Any:
     if not isinstance(value, type_) or isinstance(value, bool):
         raise TypeError
+    if isinstance(value, int) and not 0 <= value <= MAX_NUMBER:
+        raise ValueError
     return value

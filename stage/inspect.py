@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from stage.errors import DamageError
 from stage.lockfile import Column
+from stage.lockreader import each_key_once
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,21 @@ def parquet_footer(path: Path) -> ParquetFooter:
 
     try:
         with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            return ParquetFooter(file.metadata.num_rows, tuple(Column(f.name, str(f.type)) for f in schema))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise DamageError(
-            f"{path.name}: not a parquet file that pyarrow can read: {error}.",
-            "The repository's file itself is broken: try another revision.",
-        ) from None
+            columns = tuple(Column(f.name, str(f.type)) for f in file.schema_arrow)
+            stated, groups = file.metadata.num_rows, file.metadata.num_row_groups
+            rows = sum(file.metadata.row_group(number).num_rows for number in range(groups))
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DamageError(f"{path.name}: not a parquet file that pyarrow can read: {error}.", _BROKEN) from None
+    if rows != stated or rows < 0:
+        raise DamageError(f"{path.name}: its footer states {stated} rows, its row groups have {rows}.", _BROKEN)
+    return ParquetFooter(rows, columns)
 
 
+_BROKEN = "The repository's file itself is broken: try another revision."
 MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library
-_DTYPE = re.compile(r"(?:F|BF|I|U|C)(8|16|32|64|128)(?:_\w+)?|BOOL")
+# Bits of a number by its name: `F8_E4M3`, `BF16`, `BOOL`. Below a byte several share one (`F4`, `F6_E2M3`).
+_DTYPE = re.compile(r"(?:F|BF|I|U|C)([0-9]{1,3})(?:_[A-Z0-9]+)?|BOOL")
+MAX_LENGTH = 2**63 - 1  # of a dimension, a tensor, a file
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
@@ -66,12 +70,14 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             raise _no_safetensors(path, f"its header would have {length} bytes, the file has {size}")
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = json.loads(text.decode(), object_pairs_hook=each_key_once)  # as the format demands
     except (ValueError, RecursionError):
-        raise _no_safetensors(path, "its header is not JSON") from None
+        raise _no_safetensors(path, "its header is not JSON, or has a key twice") from None
     if not isinstance(header, dict):
         raise _no_safetensors(path, "its header is not a mapping")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _no_safetensors(path, "its metadata are not texts")
     spans = sorted(_span(path, name, entry) for name, entry in header.items())
     end = 0
     for begin, until, name in spans:
@@ -85,23 +91,33 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
             pass
         case _:
             raise _no_safetensors(path, f"{name!r} lacks dtype, shape or data_offsets")
-    if not 0 <= begin <= end or not all(type(length) is int and length >= 0 for length in shape):
+    name = ascii(name[:200])[1:-1]
+    if not all(type(number) is int and 0 <= number <= MAX_LENGTH for number in (begin, end, *shape)) or begin > end:
         raise _no_safetensors(path, f"{name!r} has a shape or offsets that cannot be")
     known = _DTYPE.fullmatch(dtype)
-    if known and end - begin != math.prod(shape) * (int(known[1]) // 8 if known[1] else 1):
-        raise _no_safetensors(path, f"{name!r} is {dtype} {shape} and has {end - begin} bytes")
+    if known is None:
+        raise _no_safetensors(path, f"{name!r} is of the unknown kind {dtype[:20]!a}")
+    if (end - begin) * 8 != _numbers(shape) * int(known[1] or 8):
+        raise _no_safetensors(path, f"{name!r} is {dtype} {shape[:9]} and has {end - begin} bytes")
     return begin, end, name
 
 
+def _numbers(shape: list[int]) -> int:
+    """How many numbers a tensor of this shape has; of a shape that no file could hold, more than any has."""
+    if 0 in shape:
+        return 0
+    count = 1
+    for length in shape:
+        count = min(count * length, MAX_LENGTH + 1)
+    return count
+
+
 def _no_safetensors(path: Path, problem: str) -> DamageError:
-    return DamageError(
-        f"{path.name}: not a sound safetensors file: {problem}.",
-        "The repository's file itself is broken: try another revision.",
-    )
+    return DamageError(f"{path.name}: not a sound safetensors file: {problem}.", _BROKEN)
 
 
 def index_problems(weight_map: Any, tensors: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ collide with another; each failure names the place in the document.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from operator import itemgetter
@@ -43,7 +44,9 @@ def parse_lock(data: bytes, where: str) -> dict[str, Any]:
         UsageError: not JSON, or of a newer format.
     """
     try:
-        document = json.loads(data.decode())
+        document = json.loads(data.decode(), **_ONE_READING)
+    except _Ambiguous as error:
+        raise UsageError(f"{where}: not a lock: {error}.", _REMEDY) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
     if not isinstance(document, dict) or "format" not in document:
@@ -80,6 +83,41 @@ def read_lock(data: bytes, where: str, document: dict[str, Any] | None = None) -
     return lock
 
 
+class _Ambiguous(ValueError):
+    """JSON that Python reads and another reader may read otherwise, or not at all (RFC 8259, 4 and 6)."""
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object (as `object_pairs_hook`), refused if a key is in it twice.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Ambiguous(f"`{twice[:60]}` is written twice in one place")
+    return mapping
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Ambiguous(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):  # 1e999
+        raise _Ambiguous(f"{text[:60]} is a number larger than any reader holds")
+    return number
+
+
+_ONE_READING: Mapping[str, Any] = {
+    "object_pairs_hook": each_key_once,
+    "parse_constant": _refuse_constant,
+    "parse_float": _finite,
+}
+
+MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 _MAX_DEPTH = 32  # a lock has nine levels; Python's own limit would strike somewhere else
 _REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
 
@@ -119,15 +157,17 @@ class _Reader:
         value = mapping.get(key)
         if value is None:
             return None
-        negative = isinstance(value, int) and (isinstance(value, bool) or value < 0)
-        if negative or not isinstance(value, type_):
+        is_no_count = isinstance(value, int) and (isinstance(value, bool) or not 0 <= value <= MAX_NUMBER)
+        if is_no_count or not isinstance(value, type_):
             self.fail(f"{place}.{key}" if place else key, f"should be {_NAMES[type_]}, found {_shown(value)}")
         return value
 
     def asset(self, name: str, value: Any) -> LockedAsset:
         place = f"assets.{name}"
         if problem := names.problem_with_asset_name(name):
-            raise PolicyError(f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.")
+            raise PolicyError(
+                f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.", _REMEDY
+            )
         if not isinstance(value, dict):
             self.fail(place, "should be a mapping")
         kind = self.take(value, "kind", str, place)
@@ -200,7 +240,7 @@ class _Reader:
         for index, file in enumerate(files):
             if not file.path.startswith(folder):
                 where = f"{self.where}: `{place}[{index}].path` {names.printable(file.path)}"
-                raise PolicyError(f"{where} is outside its asset, {folder}.")
+                raise PolicyError(f"{where} is outside its asset, {folder}.", _REMEDY)
         return files
 
     def file(self, value: Any, place: str) -> LockedFile:
@@ -313,7 +353,9 @@ def _ordinary_file(value: Any) -> LockedFile | None:
         made_by, evidence = value.get("made_by"), value.get("upstream")
         if len(value) != 4 + (made_by is not None) + (evidence is not None):
             return None
-        if not (type(path) is type(origin) is str and type(size) is int and size >= 0 and _SHA256(sha256)):
+        if not (
+            type(path) is type(origin) is str and type(size) is int and 0 <= size <= MAX_NUMBER and _SHA256(sha256)
+        ):
             return None
         if not (made_by is None or type(made_by) is str):
             return None
@@ -328,7 +370,7 @@ def _ordinary_file(value: Any) -> LockedFile | None:
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOUR_FIELDS = itemgetter("path", "size", "sha256", "origin")
 _LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
-_NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}
+_NAMES: Mapping[type, str] = {str: "text", int: "a whole number from 0 to 2^63 - 1", list: "a list", dict: "a mapping"}
 
 
 def _shown(value: object) -> str:

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 from stage import names
 from stage.digest import is_hex
+from stage.disk import read_file
 from stage.errors import PolicyError, UsageError
-from stage.yamlfile import Lines, Where, check_keys, load_yaml_with_lines
+from stage.yamlfile import MAX_SIZE, Lines, Where, check_keys, load_yaml_with_lines
 
 FORMAT = 1
 CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
@@ -137,7 +138,7 @@ class Manifest:
             )
         return Manifest(
             path=path,
-            text=path.read_bytes(),
+            text=read_file(path, MAX_SIZE),
             name=entry.text("name", default=path.stem),
             requests=requests,
             lines=lines,
@@ -194,9 +195,14 @@ _KEYS = {
 def _request(name: str, value: Any, lines: Lines) -> Request:
     where: Where = ("assets", name)
     if problem := names.problem_with_asset_name(name):
-        raise UsageError(f"{lines.place(*where)}: {names.printable(name)} cannot name an asset: {problem}.")
+        raise UsageError(
+            f"{lines.place(*where)}: {names.printable(name)} cannot name an asset: {problem}.", "Give it another name."
+        )
     if not isinstance(value, dict):
-        raise UsageError(f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.")
+        raise UsageError(
+            f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.",
+            f"Give it one of: {', '.join(_KEYS)}.",
+        )
     kinds = [key for key in _KEYS if key in value]
     if len(kinds) != 1:
         every = sorted({key for keys in _KEYS.values() for key in keys})
@@ -253,6 +259,8 @@ def _url(entry: _Entry) -> UrlRequest:
     url = entry.text("url")
     if not url.startswith(("http://", "https://", "ftp://")):
         raise entry.wrong("url", "should begin with https://, http:// or ftp://", url)
+    if not url.startswith("ftp://") and (problem := names.problem_with_address(url)):
+        raise entry.wrong("url", f"is no address that can be asked: {problem}", url)
     sha256 = entry.text("sha256", default="") or None
     if sha256 is not None and not is_hex(sha256.lower(), 64):
         raise entry.wrong("sha256", "should be 64 hex digits", sha256)
@@ -302,7 +310,12 @@ class _Entry:
     lines: Lines
 
     def wrong(self, key: str, problem: str, found: object) -> UsageError:
-        return UsageError(f"{self.lines.place(*self.where, key)}: `{key}` {problem}, found {found!r}.")
+        shown = repr(found)
+        return UsageError(
+            f"{self.lines.place(*self.where, key)}: `{key}` {problem}, "
+            f"found {shown if len(shown) <= 200 else shown[:200] + '...'}.",
+            "Correct that line; docs/stage.md says what each key takes.",
+        )
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.data.get(key, default)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable
+from urllib.parse import urlsplit
 
-from stage.errors import PolicyError
+from stage.errors import PolicyError, is_deceptive
 
 PARTIAL_SUFFIX = ".partial"
 MAX_COMPONENT_BYTES = 255  # NAME_MAX on every file system our users meet
@@ -31,7 +32,7 @@ def problem_with_path(path: str) -> str | None:
     if not path:
         return "it is empty"
     for character in path:
-        if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
+        if _is_forbidden(character):
             return f"it has the control character U+{ord(character):04X}"
     if path.startswith("/"):
         return "it is absolute"
@@ -56,6 +57,10 @@ def _problem_with_component(part: str) -> str | None:
     if part.endswith(PARTIAL_SUFFIX):
         return f"`{PARTIAL_SUFFIX}` is the ending of unfinished files"
     return None
+
+
+def _is_forbidden(character: str) -> bool:
+    return is_deceptive(character) or unicodedata.category(character) in _FORBIDDEN_CATEGORIES
 
 
 def check_path(path: str, what: str) -> None:
@@ -119,6 +124,20 @@ def problem_with_asset_name(name: str) -> str | None:
 def is_split_name(name: str) -> bool:
     """Whether `name` can name a split of a dataset: the rule of `datasets.naming`, whose splits name files."""
     return re.fullmatch(r"\w+(\.\w+)*", name) is not None
+
+
+def problem_with_address(url: str) -> str | None:
+    """Why `url` is no http or https address that can be asked; None if it is."""
+    if any(c.isspace() or _is_forbidden(c) for c in url):
+        return "it has a space or a control character"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return str(error).lower()
+    if parts.scheme not in ("http", "https"):
+        return f"it begins with `{parts.scheme}:`, not with https:// or http://"
+    return "it names no host" if not parts.hostname or port == 0 else None
 
 
 def folded(path: str) -> str:
@@ -186,5 +205,4 @@ def check_collisions(paths: Iterable[str], what: str) -> None:
 
 def printable(path: str) -> str:
     """A path as it can be shown on a terminal: quoted, with control characters escaped."""
-    text = "".join(c if unicodedata.category(c) not in _FORBIDDEN_CATEGORIES else ascii(c)[1:-1] for c in path)
-    return f"`{text}`"
+    return f"`{''.join(ascii(c)[1:-1] if _is_forbidden(c) else c for c in path)}`"

@@ -17,7 +17,7 @@ from typing import Any
 from stage import bundle as layout
 from stage.bundle import Bundle
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import check_space, sync_folder
+from stage.disk import check_space, read_file, sync_folder
 from stage.errors import DamageError, UsageError
 from stage.findings import Ranges, VerificationReport
 from stage.lockfile import LockedFile
@@ -74,6 +74,11 @@ def patch_damage(
     bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
     for finding in report.findings:
         if (file := files.get(finding.path)) is not None:
+            if finding.ranges and finding.ranges[-1][1] > file.size:
+                raise UsageError(
+                    f"The report names bytes of {file.path} up to {finding.ranges[-1][1]}; it has {file.size}.",
+                    f"Is it a report of {root}? Verify the copy again: stage verify COPY --report FILE.",
+                )
             bad.setdefault(str(file.sha256), []).append((file, finding.ranges))
     maker = _Maker(bundle)
     for several in bad.values():
@@ -81,7 +86,7 @@ def patch_damage(
     tags = _tags_to_mend(bundle, {finding.path for finding in report.findings})
     for path in tags:
         maker.add_tag(path)
-    repair = tuple(sorted(file.path for several in bad.values() for file, _ in several))
+    repair = tuple(sorted({file.path for several in bad.values() for file, _ in several}))
     left = tuple(f.path for f in report.findings if f.path not in files and f.path not in tags)
     if not repair and not tags:
         raise UsageError(
@@ -115,7 +120,7 @@ def patch_since(root: Path, old_lock: Path, output: Path, volume_size: int | Non
     """
     bundle = Bundle.open(root)
     try:
-        data = old_lock.read_bytes()
+        data = read_file(old_lock)
     except OSError as error:
         raise UsageError(
             f"{old_lock}: {error.strerror}.", "Give the lock of the bundle to be updated: its stage.lock."

@@ -9,6 +9,7 @@ however many files need it. Every volume repeats the whole plan, so that any of 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -17,9 +18,10 @@ from typing import Any
 
 from stage.bundle import BAG_INFO, BAGIT, BAGIT_TEXT, MANIFEST, TAG_MANIFEST, manifest_text, parse_manifest
 from stage.digest import is_hex, sha256_of_bytes
-from stage.disk import sync_folder, write_atomically
+from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.names import problem_with_path
+from stage.lockreader import MAX_NUMBER, each_key_once
+from stage.names import printable, problem_with_path
 
 FORMAT = 1
 PLAN = "patch.json"
@@ -207,17 +209,21 @@ def check_pieces(volume: Volume, progress: Callable[[int], None]) -> None:
     Raises:
         DamageError: one is missing or not as it was written.
     """
+    sizes = volume.plan.pieces
     for piece in volume.pieces:
-        digest = sha256()
+        digest, path = sha256(), volume.path_of(piece)
         try:
-            with open(volume.path_of(piece), "rb", buffering=0) as source:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != sizes[piece]:
+                raise _damaged(path, f"not a file of {sizes[piece]} bytes")
+            with open(path, "rb", buffering=0) as source:
                 while data := source.read(2**20):
                     digest.update(data)
                     progress(len(data))
         except OSError as error:
-            raise _damaged(volume.path_of(piece), error.strerror or "cannot be read") from None
+            raise _damaged(path, error.strerror or "cannot be read") from None
         if digest.hexdigest() != piece:
-            raise _damaged(volume.path_of(piece), f"sha256 {digest.hexdigest()}")
+            raise _damaged(path, f"sha256 {digest.hexdigest()}")
 
 
 def _damaged(path: Path, found: str) -> DamageError:
@@ -228,20 +234,24 @@ def _damaged(path: Path, found: str) -> DamageError:
 
 def _open(root: Path) -> Volume:
     try:
-        data, sealed = (root / PLAN).read_bytes(), (root / TAG_MANIFEST).read_bytes()
+        data, sealed = read_file(root / PLAN), read_file(root / TAG_MANIFEST)
     except OSError as error:
         raise _damaged(Path(error.filename or root), error.strerror or "cannot be read") from None
     if parse_manifest(sealed).get(PLAN) != sha256_of_bytes(data):
         raise _damaged(root / PLAN, f"not the sha256 that {TAG_MANIFEST} has")
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode(), object_pairs_hook=each_key_once)
         version = document["format"]
         if type(version) is not int or version != FORMAT:
             raise UsageError(
                 f"{root / PLAN}: format {version!r}; this version of airlift reads format {FORMAT}.",
                 "Use a newer airlift: pip install --upgrade airlift",
             )
-        return Volume(root, _number(document["volume"], 1), _plan(document, str(root / PLAN)))
+        plan = _plan(document, str(root / PLAN))
+        number = _number(document["volume"], 1)
+        if number > plan.count:
+            raise ValueError
+        return Volume(root, number, plan)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{root / PLAN}: not a patch.", "Give the folder that `stage patch -o` wrote.") from None
 
@@ -251,19 +261,30 @@ def _plan(document: Mapping[str, Any], where: str) -> Plan:
     tags = {path: _digest(digest) for path, digest in document["tags"].items()}
     for path in [*tags, *document["repair"]]:
         if problem := problem_with_path(path):
-            raise PolicyError(f"{where}: a path that may not be in a bundle: {problem}.")
+            raise PolicyError(
+                f"{where}: {printable(path)} may not be in a bundle: {problem}.",
+                "Do not use this patch: ask who made it.",
+            )
     count = _number(document["volumes"], 1)
+    contents = {_digest(digest): _content(value) for digest, value in document["contents"].items()}
     plan = Plan(
         kind=KINDS[KINDS.index(document["kind"])],
         base=_digest(document["base"]),
         target=_digest(document["target"]),
-        contents={_digest(digest): _content(value) for digest, value in document["contents"].items()},
+        contents=contents,
         repair=tuple(document["repair"]),
         tags=tags,
         volumes={_digest(p): _number(n, 1) for p, n in document["pieces"].items()},
         count=count,
     )
-    if set(plan.pieces) != set(plan.volumes) or any(n > count for n in plan.volumes.values()):
+    sizes = {(p.sha256, p.end - p.start) for content in contents.values() for p in content.pieces}
+    if len(sizes) != len(plan.pieces) or set(plan.pieces) != set(plan.volumes):
+        raise ValueError  # a piece of two sizes, or one in no volume
+    if count > max(1, len(plan.volumes)) or any(number > count for number in plan.volumes.values()):
+        raise ValueError  # empty volumes, or one beyond the last
+    if len(set(plan.repair)) != len(plan.repair) or not all(
+        d in contents and contents[d].is_whole for d in tags.values()
+    ):
         raise ValueError
     if any(not path.startswith("data/") for path in plan.repair) or any(path.startswith("data/") for path in tags):
         raise ValueError
@@ -281,7 +302,7 @@ def _content(value: Mapping[str, Any]) -> Content:
 
 
 def _number(value: Any, least: int) -> int:
-    if type(value) is not int or value < least:
+    if type(value) is not int or not least <= value <= MAX_NUMBER:
         raise ValueError
     return value
 

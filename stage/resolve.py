@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage.bases import ALL, bases_of, unanswered_bases
-from stage.disk import human_count, human_size
+from stage.disk import human_count, human_size, read_file
 from stage.errors import PolicyError, UsageError
 from stage.licences import not_allowed, states_nothing
 from stage.lockfile import LockedAsset, Lockfile
@@ -44,7 +44,12 @@ def read_previous(manifest: Manifest) -> Lockfile | None:
         UsageError: it is there and cannot be read.
     """
     path = manifest.lock_path
-    return read_lock(path.read_bytes(), str(path)) if path.exists() else None
+    try:
+        return read_lock(read_file(path), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}.", "Move it away, or make it readable.") from None
 
 
 def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:

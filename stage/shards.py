@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import islice
 from pathlib import Path
 
 from stage.errors import UsageError
@@ -68,10 +69,10 @@ def merge(reports: Sequence[tuple[Path, VerificationReport]]) -> VerificationRep
             )
         seen[report.shard.number] = path
     count = first.shard.count if first.shard else 0
-    if missing := [str(number) for number in range(1, count + 1) if number not in seen]:
+    if missing := [str(n) for n in islice((n for n in range(1, count + 1) if n not in seen), 11)]:
         shown = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
         raise UsageError(
-            f"{len(missing)} of {count} shards are missing: {shown}.",
+            f"{count - len(seen)} of {count} shards are missing: {shown}.",
             f"stage verify BUNDLE --shard {missing[0]}/{count} --report FILE, then merge all.",
         )
     findings = _merged(finding for _, report in reports for finding in report.findings)

@@ -21,12 +21,14 @@ from typing import Any
 
 from stage import bundle as layout
 from stage.bundle import Bundle, read_tag, require_bundle
-from stage.disk import human_count, write_atomically
+from stage.disk import human_count, read_file, write_atomically
 from stage.errors import DamageError, SignatureError, UsageError, as_shown
 from stage.names import printable
 from stage.verify import Finding, verify
 
 NAMESPACE = "airlift-bundle"  # a signature made for a git commit or a mail is none for a bundle
+
+MAX_SIZE = 2**20  # bytes of a signature: an RSA key of 16,384 bits makes 6 kB
 
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _TOO_OLD = ("unknown option -- Y", "invalid option -- 'Y'", "illegal option -- Y", "Unsupported operation for -Y")
@@ -81,8 +83,8 @@ def sign(root: Path, key: Path) -> str:
 def signed_by(root: Path) -> str | None:
     """The fingerprint of the key that a signature claims to be made with, unchecked; None if there is no signature."""
     try:
-        return _Signature.parse((root / layout.SIGNATURE).read_bytes()).fingerprint
-    except (FileNotFoundError, SignatureError):
+        return _Signature.parse(read_file(root / layout.SIGNATURE, MAX_SIZE)).fingerprint
+    except (OSError, SignatureError):
         return None
 
 
@@ -103,11 +105,15 @@ def check_signature(root: Path, signers: Path) -> Signer:
     manifest = read_tag(root, layout.TAG_MANIFEST)
     path = root / layout.SIGNATURE
     try:
-        text = path.read_bytes()
+        text = read_file(path, MAX_SIZE, follow=False)
     except FileNotFoundError:
         raise SignatureError(
             f"{root}: not signed: there is no {layout.SIGNATURE}.",
             f"Where it was made: stage sign {root} --key KEY; then copy that file too.",
+        ) from None
+    except OSError as error:
+        raise SignatureError(
+            f"{path}: cannot be read: {error.strerror}.", "Copy that file again from where the bundle was signed."
         ) from None
     signature = _Signature.parse(text, str(path))
     if signature.namespace != NAMESPACE:

@@ -7,12 +7,13 @@ may tell which of the two is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
+from stage.disk import MAX_TEXT
 from stage.errors import PolicyError, UsageError
 from stage.findings import Found
 from stage.lockfile import Lockfile
@@ -20,19 +21,26 @@ from stage.lockreader import parse_lock, read_lock
 
 Payload = dict[str, tuple[int | None, str | None]]  # path -> size and sha256, as far as they are known
 
+SMALL_TEXT = 2**20  # bytes
+_SMALL = (layout.BAGIT, layout.BAG_INFO, layout.SIGNATURE)
 
-def check_tags(root: Path, paths: Iterable[str], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
+
+def check_tags(root: Path, sizes: Mapping[str, int], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
     """Reads every file beside the payload and compares it with the tag manifest.
 
     Args:
-        paths: of the regular files that are not payload.
+        sizes: path -> bytes of the regular files that are not payload.
 
     Returns:
         Those that are sound, and what the tag manifest records; None if there is none.
     """
     texts: dict[str, bytes] = {}
-    for path in paths:
+    for path, size in sizes.items():
         if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
+            most = SMALL_TEXT if path in _SMALL else MAX_TEXT
+            if size > most:
+                found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {size}")
+                continue
             try:
                 texts[path] = (root / path).read_bytes()
             except OSError as error:
@@ -162,8 +170,13 @@ def check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], f
     if layout.BAG_INFO in tags:
         lines = tags[layout.BAG_INFO].decode("utf-8", "replace").splitlines()
         for line in (f"Payload-Oxum: {layout.payload_oxum(lock)}", f"External-Identifier: sha256:{lock.id}"):
-            if line not in lines:
-                found.add(layout.BAG_INFO, "invalid", f"the line `{line}`", "none such")
+            label = line.partition(":")[0].lower()
+            if [other for other in lines if other.lower().startswith(label)] != [line]:
+                found.add(layout.BAG_INFO, "invalid", f"one line `{line}`", "none such, or others")
+    for file in lock.files:
+        path = layout.blocks_path(file.sha256 or "")
+        if file.size > BLOCKS_ABOVE and path in tags and not block_digests(tags, file.sha256 or "", file.size):
+            found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
     for path in sorted(layout.tag_paths(lock) - set(tags)):
         if path not in found and (root / path).is_file():
             found.add(layout.TAG_MANIFEST, "invalid", "one line for each tag file", f"no sound line for {path}")

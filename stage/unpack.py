@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import shutil
 import struct
 import tarfile
@@ -38,6 +39,7 @@ _EXTENSIONS = (
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
+_END = tarfile.EOFHeaderError  # type: ignore[attr-defined]  # a block of zeros
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 # What the standard library's readers raise at bytes that are no archive, or none any more (found by fuzzing).
 _BROKEN = (
@@ -210,6 +212,8 @@ def _unpack_tar(archive: Path, out: _Out) -> None:
             out.check(entry.size)
             if len(names) > out.limits.entries:
                 break
+        else:
+            _require_end(opened)
     out.judge(names)
     with _tar(archive, out) as opened:
         for entry in _entries(opened):
@@ -217,6 +221,14 @@ def _unpack_tar(archive: Path, out: _Out) -> None:
                 source = opened.extractfile(entry)
                 assert source is not None
                 out.write(_name(entry), source, entry.size)
+
+
+def _require_end(opened: tarfile.TarFile) -> None:
+    """Reads on to the very end: a decompressor's checksum comes last, and what tar does not see would be lost."""
+    stream = cast("_Reader", opened.fileobj)
+    while data := stream.read(CHUNK):
+        if data.strip(b"\0"):
+            raise EOFError("something follows its end")
 
 
 @contextmanager
@@ -264,12 +276,44 @@ class _Watched:
 
 
 class _Entry(tarfile.TarInfo):
-    """A tar entry whose long name or pax header has a bounded size: tarfile reads those whole."""
+    """A tar entry whose long name or pax header has a bounded size: tarfile reads those whole.
+
+    And one that is sound: a header that is not one, or an archive cut between two, is to tarfile the end of it all.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except _END:
+            raise
+        except tarfile.HeaderError as error:
+            raise EOFError(f"no sound header where one has to be: {error}") from None
+
+    def _proc_pax(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Before Python 3.11.10 a long run of digits takes tarfile hours (CVE-2024-6232)."""
+        stream: Any = archive.fileobj
+        text = stream.read(self._block(self.size))  # type: ignore[attr-defined]
+        if re.search(rb"[0-9]{256}", text):
+            raise ValueError("an extended header of digits")
+        archive.fileobj = _Again(archive, stream, text)  # type: ignore[assignment]
+        return super()._proc_pax(archive)  # type: ignore[misc, no-any-return]
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _EXTENSIONS and not 0 <= self.size <= MAX_HEADER:
             raise PolicyError(f"the archive has a header of {human_size(self.size)} in it.", _BOMB)
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+
+class _Again:
+    """Gives bytes that were read already once more, then makes room for the stream they came from."""
+
+    def __init__(self, archive: tarfile.TarFile, stream: Any, data: bytes) -> None:
+        self._archive, self._stream, self._data = archive, stream, data
+
+    def read(self, size: int) -> bytes:
+        self._archive.fileobj = self._stream
+        return self._data
 
 
 def _entries(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from stage import bundle as layout
 from stage.bundle import require_bundle
 from stage.digest import sha256_of_bytes
+from stage.disk import read_file
 from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
 from stage.journal import Journal, Resumed
 from stage.lockfile import Lockfile
@@ -65,7 +66,8 @@ def verify(
     began = time.time()
     found = Found()
     entries = _scan(root, found)
-    beside = {path for path in entries if not path.startswith(f"{layout.PAYLOAD}/")}
+    payload = f"{layout.PAYLOAD}/"
+    beside = {p: e.stat(follow_symlinks=False).st_size for p, e in entries.items() if not p.startswith(payload)}
     tags, recorded = check_tags(root, beside, found)
     seal = _seal(root, entries)
     # Reading begins with what the lock claims; whether it may be believed is found out meanwhile.
@@ -78,7 +80,7 @@ def verify(
         if lock is not None:
             check_lock_text(lock, tags, found)
             check_implied_texts(root, lock, tags, found)
-        _check_names(entries, beside, expected, lock, recorded, found)
+        _check_names(entries, set(beside), expected, lock, recorded, found)
         if level == "fast" or shard is not None:  # whoever reads a file sees its size; here not all are read
             _check_sizes(entries, expected, found)
         if expected == claimed:
@@ -119,7 +121,7 @@ def _seal(root: Path, entries: Entries) -> str | None:
     if layout.TAG_MANIFEST not in entries:
         return None
     try:
-        return sha256_of_bytes((root / layout.TAG_MANIFEST).read_bytes())
+        return sha256_of_bytes(read_file(root / layout.TAG_MANIFEST))
     except OSError:
         return None
 
@@ -139,13 +141,16 @@ def _scan(root: Path, found: Found) -> Entries:
         before = f"{folder}/" if folder else ""
         for entry in inside:
             path = before + entry.name
-            if entry.is_file(follow_symlinks=False):
-                entries[path] = entry
-            elif entry.is_dir(follow_symlinks=False):
-                folders.append(path)
-            else:
-                mode = entry.stat(follow_symlinks=False).st_mode
-                found.add(path, "unsafe", "a regular file", _kind(mode, root / path))
+            try:
+                if entry.is_file(follow_symlinks=False):
+                    entries[path] = entry
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(path)
+                else:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    found.add(path, "unsafe", "a regular file", _kind(mode, root / path))
+            except OSError as error:  # gone since
+                found.add(path, "unreadable", "something that can be looked at", error.strerror or "an error")
     return entries
 
 

@@ -188,5 +188,5 @@ def _known_paths(root: Path) -> frozenset[str]:
                 else set()
             )
     if journal.is_file():
-        known |= set(journal.read_text(encoding="utf-8").splitlines())
+        known |= set(journal.read_text(encoding="utf-8", errors="replace").splitlines())
     return frozenset(known)

@@ -15,7 +15,11 @@ from typing import Any
 
 import yaml
 
+from stage.disk import read_file
 from stage.errors import UsageError
+
+MAX_SIZE = 2**20  # bytes: what people write; PyYAML takes seconds for that much
+MAX_DEPTH = 50  # of lists and mappings: PyYAML takes minutes for a line of brackets
 
 Where = tuple[str | int, ...]
 
@@ -79,30 +83,28 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
     """Reads a YAML mapping.
 
     Raises:
-        UsageError: no such file, not UTF-8, not YAML, not a mapping, a key written twice, or an alias
+        UsageError: no such file, too large, not UTF-8, not YAML, not a mapping, a key written twice, or an alias
             (`&a`/`*a`: a few lines of those can stand for gigabytes).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_file(Path(path), MAX_SIZE).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", "Check the path.") from None
     except IsADirectoryError:
-        raise UsageError(f"{path}: is a folder, expected a YAML file") from None
+        raise UsageError(f"{path}: is a folder, expected a YAML file", "Give the file in it.") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", "Save the file as UTF-8.") from None
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
     try:
-        _refuse_aliases(text, path)
+        _refuse_aliases_and_depth(text, path)
         node = yaml.compose(text, Loader=_Loader)
         numbers: dict[Where, int] = {}
         data = None if node is None else _build(node, (), numbers, path)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_message(path, error), "Correct that line.") from None
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}")
+        raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`.")
     return data, Lines(Path(path), numbers)
 
 
@@ -123,11 +125,15 @@ def check_keys(mapping: Mapping[str, Any], valid: Iterable[str], where: Where, l
             )
 
 
-def _refuse_aliases(text: str, path: Path) -> None:
+def _refuse_aliases_and_depth(text: str, path: Path) -> None:
+    depth = 0
     for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1 if event.start_mark else "?"
         if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1 if event.start_mark else "?"
             raise UsageError(f"{path}:{line}: YAML aliases (`*name`) are not read here", "Write the value out.")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{path}:{line}: nested too deeply", "No more than a few levels mean anything here.")
 
 
 def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path) -> Any:
@@ -136,8 +142,9 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
+            _refuse_half_characters(key_node.value, path, line)
             if not isinstance(key_node, yaml.ScalarNode):
-                raise UsageError(f"{path}:{line}: a key must be plain text")
+                raise UsageError(f"{path}:{line}: a key must be plain text", "Write `key: value`.")
             here: Where = (*where, key_node.value)
             if key_node.value in result:
                 raise UsageError(
@@ -153,11 +160,19 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
             numbers[place] = item.start_mark.line + 1
             items.append(_build(item, place, numbers, path))
         return items
-    loader = _Loader("")
+    line = node.start_mark.line + 1
     try:
-        return loader.construct_object(node, deep=True)
+        value = _Loader("").construct_object(node, deep=True)
     except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # PyYAML on `!!int ""`, `!!bool x`, ...
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: `{node.value}` cannot be read as a value") from None
+        raise UsageError(f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes.") from None
+    _refuse_half_characters(value, path, line)
+    return value
+
+
+def _refuse_half_characters(value: object, path: Path, line: int) -> None:
+    """`"\\ud800"` is text to YAML, and no file can be written with it."""
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UsageError(f"{path}:{line}: {value[:60]!a} has half a character in it", "Write the character itself.")
 
 
 def _yaml_message(path: Path, error: yaml.YAMLError) -> str:

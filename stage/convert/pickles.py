@@ -106,19 +106,42 @@ class _Refused(Exception):
 
 # The unpickler written in Python: that in C takes a pickle's word for how much memory its memo needs.
 class _PlainData(pickle._Unpickler):
+    left = MAX_SIZE  # bytes that may be made of text: as many as the pickle has, else it makes them again and again
+
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _BUILDERS[module, name]
+            builder = _BUILDERS[module, name]
         except KeyError:
             raise _Refused(f"{module}.{name}") from None
+        return self._encode if builder is _encode else builder
+
+    def _encode(self, text: object, *encoding: object) -> bytes:
+        data = _encode(text, *encoding)
+        self._take(len(data))
+        return data
+
+    def _take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _Refused("more bytes than it has")
 
     def load_build(self) -> None:
         """State is for arrays and their types alone: on anything else it would set attributes."""
         if not isinstance(self.stack[-2], Array | DType):  # type: ignore[attr-defined]
             raise _Refused(f"the state of a {type(self.stack[-2]).__name__}")  # type: ignore[attr-defined]
+        state = self.stack[-1]  # type: ignore[attr-defined]
+        self._take(sum(len(part) for part in state if isinstance(part, str)) if isinstance(state, tuple) else 0)
         super().load_build()  # type: ignore[misc]
 
-    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
+    def load_bytearray8(self) -> None:
+        """It takes the pickle's word for how much memory it needs; arrays and labels need none of its kind."""
+        raise _Refused("a bytearray")
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: load_build,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
     def persistent_load(self, pid: object) -> Any:
         raise _Refused("a persistent id")
@@ -141,7 +164,9 @@ def read_pickle(path: Path, where: str) -> Any:
         raise PolicyError(f"{where}: a pickle of {human_size(size)}; the limit is {human_size(MAX_SIZE)}.")
     stream = io.BytesIO(path.read_bytes())
     try:
-        return _PlainData(stream, encoding="bytes").load()
+        unpickler = _PlainData(stream, encoding="bytes")
+        unpickler.left = size
+        return unpickler.load()
     except _Refused as error:
         raise PolicyError(
             f"{where}: the pickle wants to build {error}, which plain data does not need; nothing of it was run.",

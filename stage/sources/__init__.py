@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stage.digest import Digest, FileDigests, hash_file
+from stage.digest import Digest, FileDigests, hash_file, is_hex
 from stage.errors import UsageError
 from stage.lockfile import Code, Ingredient, LockedAsset, LockedFile
 from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
@@ -114,6 +114,7 @@ class Sources:
         """
         from stage.sources.local import local_base, resolve_path
 
+        _check_answers(asset, request, manifest)
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
             now, then = (
                 {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
@@ -222,3 +223,26 @@ def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:
     digests = hash_file(path, git=upstream is not None and upstream.algorithm == "git-sha1")
     is_right = ingredient.sha256 in (None, digests.sha256) and (upstream is None or digests.matches(upstream))
     return digests if is_right else None
+
+
+def _check_answers(asset: LockedAsset, request: Request, manifest: Manifest) -> None:
+    """What a manifest pins itself, no lock may pin otherwise: a lock may come from somebody else.
+
+    Raises:
+        UsageError: it does.
+    """
+    pinned: list[tuple[str, object, object]] = []
+    if isinstance(request, UrlRequest):
+        pinned = [("url", request.url, i.origin) for i in asset.made_from or (Ingredient("nothing", None, None),)]
+        pinned += [("sha256", request.sha256, i.sha256) for i in asset.made_from if request.sha256]
+    elif isinstance(request, ModelRequest | DatasetRequest) and is_hex(request.revision, 40):
+        pinned = [("revision", request.revision, asset.source.commit)]
+    elif isinstance(request, PathRequest):
+        pinned = [("path", request.path, asset.source.location)]
+    for key, asked, locked in pinned:
+        if asked != locked:
+            raise UsageError(
+                f"{manifest.place(asset.name, key)}: `{asset.name}`: {manifest.lock_path.name} pins {locked} in place "
+                f"of {asked}.",
+                f"Look where that lock comes from. To resolve anew: stage lock {manifest.path} --update {asset.name}",
+            )

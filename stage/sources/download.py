@@ -23,8 +23,8 @@ import urllib3
 
 from stage.digest import READ_SIZE, Digest, Digester, FileDigests, feed
 from stage.disk import sync_folder
-from stage.errors import DamageError, IncompleteError
-from stage.names import PARTIAL_SUFFIX
+from stage.errors import DamageError, IncompleteError, PolicyError
+from stage.names import PARTIAL_SUFFIX, problem_with_address
 from stage.progress import Reporter
 from stage.sources.http import Connections, origin_of
 from stage.sources.rate import RateLimit
@@ -35,6 +35,8 @@ MAX_REDIRECTS = 8
 CHUNK = 1 << 20
 SHORT_BODY = 1 << 16
 _NOBODY_THERE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+MAX_RATIO = 1000  # deflate ends at 1032:1
+MAX_UNPACKED = 64 * 2**20  # bytes that may come of anything
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Downloader:
                 if response.status == 200 and partial.size:
                     partial.restart()
                 _check_span(download, response, partial.size)
+                received = 0
                 encoded = response.headers.get("Content-Encoding", "identity") != "identity"
                 for chunk in response.stream(self._limit.chunk(CHUNK), decode_content=encoded):
                     if self.stop.is_set():
@@ -171,6 +174,13 @@ class Downloader:
                     if download.size is not None and partial.size + len(chunk) > download.size:
                         raise _Again(f"more than the {download.size} bytes announced")
                     partial.append(chunk)
+                    received += len(chunk)
+                    if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
+                        raise PolicyError(
+                            f"{download.what}: what the server sends packed unpacks to over {MAX_RATIO} times its "
+                            "size: a bomb.",
+                            "Get it yourself, look at it, and name it with `path:`.",
+                        )
                     self.stop.wait(self._limit.delay(len(chunk)))
         except urllib3.exceptions.SSLError as error:
             raise untrusted(download.what, error) from None
@@ -216,13 +226,37 @@ class Downloader:
             location = response.headers.get("Location")
             if response.status in (301, 302, 303, 307, 308) and location:
                 _discard(response)
-                url = urljoin(url, location)
+                url = _followed(download, url, location)
                 continue
             if response.status in (200, 206):
                 return response
             _discard(response)
             _raise_for_status(download, response, at_home or not download.redirects_expire)
         raise _Again("redirected in circles")
+
+
+def _followed(download: Download, url: str, location: str) -> str:
+    """Where a redirect leads.
+
+    Raises:
+        PolicyError: to no address of the web (`file:///etc/passwd`).
+    """
+    try:
+        url = urljoin(url, location)
+        problem = problem_with_address(url)
+    except ValueError as error:
+        url, problem = location, str(error).lower()
+    if problem is None:
+        return url
+    raise PolicyError(
+        f"{download.what}: the server sends us on to {url.partition('?')[0][:200]}, where nobody can ask: {problem}.",
+        "Something is wrong with that server, or in between: try another --endpoint or network.",
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """A length as a header states it; None where it states none."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 class _Again(Exception):
@@ -243,8 +277,8 @@ def untrusted(what: str, error: Exception) -> IncompleteError:
 
 def _discard(response: urllib3.BaseHTTPResponse) -> None:
     """Gives the connection back for the next request, which an unread body would break; a long one isn't worth it."""
-    length = response.headers.get("Content-Length", "")
-    if length.isdigit() and int(length) <= SHORT_BODY:
+    length = _number(response.headers.get("Content-Length"))
+    if length is not None and length <= SHORT_BODY:
         response.drain_conn()
         response.release_conn()
     else:
@@ -268,11 +302,11 @@ def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at
 
 def _announced(response: urllib3.BaseHTTPResponse) -> tuple[int | None, str | None]:
     """Size and version (an `If-Range` value: RFC 9110, 13.1.5) of what a response is about to send."""
-    length = response.headers.get("Content-Length", "")
+    length = _number(response.headers.get("Content-Length"))
     encoded = response.headers.get("Content-Encoding", "identity") != "identity"
     etag = response.headers.get("ETag", "")
     version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    return (int(length) if length.isdigit() and not encoded else None), version
+    return (None if encoded else length), version
 
 
 def _identity(download: Download) -> Digest:
@@ -341,13 +375,16 @@ class _Partial:
 def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
     """The answer must be the bytes asked for, of a file of the size announced."""
     if response.status == 206:
-        span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        span = re.fullmatch(
+            r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", response.headers.get("Content-Range", "")
+        )
         if not span or int(span[1]) != offset:
             raise _Again("an answer to another Range than the one asked for")
         total = span[3]
     else:
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        total = "*" if encoded else response.headers.get("Content-Length", "*")
+        length = None if encoded else _number(response.headers.get("Content-Length"))
+        total = "*" if length is None else str(length)
     if download.size is None:
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
         if not (chunked or download.evidence or total != "*"):

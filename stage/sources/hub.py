@@ -7,6 +7,7 @@ gives up at the first 429 or reset on metadata) and words: which asset, why, wha
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, is_offline_mode, set_client_factory
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, set_client_factory
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -31,14 +32,18 @@ from stage import __version__
 from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.licences import stated
+from stage.lockreader import MAX_NUMBER
+from stage.names import problem_with_address
 from stage.progress import Reporter
+from stage.sources.answers import SENSELESS, guarded_client
 from stage.sources.download import Download, untrusted
-from stage.sources.http import tls_context, without_credentials
+from stage.sources.http import without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
 from stage.sources.xet import XetFile, XetStore
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+MAX_FILES = 1_000_000  # of a repository: ten times what the Hub advises
 DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
 
 T = TypeVar("T")
@@ -72,8 +77,8 @@ class Hub:
 
     def __init__(self, endpoint: str | None, reporter: Reporter, policy: RetryPolicy, stop: threading.Event) -> None:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-        if not self.endpoint.startswith(("http://", "https://")):
-            raise UsageError(f"the endpoint `{self.endpoint}` is no address.", "It should begin with https://")
+        if problem := problem_with_address(self.endpoint):
+            raise UsageError(f"the endpoint `{self.endpoint}` is no address: {problem}.", "Such as: https://hf.co")
         self._reporter, self._policy, self._stop = reporter, policy, stop
         self._token = get_token()
         self._answered = False  # whether it ever did
@@ -83,7 +88,7 @@ class Hub:
         self._api = HfApi(
             endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
         )
-        set_client_factory(_client)
+        set_client_factory(lambda: guarded_client(self.endpoint, timeout_s()))
 
     def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.
@@ -92,23 +97,29 @@ class Hub:
             UsageError: no such repository or revision, gated, or disabled.
             IncompleteError: the Hub cannot be reached.
         """
-        info = self._call(what, kind, id, revision, lambda: self._api.repo_info(id, revision=revision, repo_type=kind))
-        if isinstance(info, KernelInfo) or info.sha is None or not is_hex(info.sha, 40):
-            raise IncompleteError(
-                f"{what}: {self.name} does not say which commit `{revision}` is.", "Try another --endpoint."
+
+        def pin() -> Repository:
+            info = self._api.repo_info(id, revision=revision, repo_type=kind)
+            if isinstance(info, KernelInfo) or info.sha is None or not is_hex(info.sha, 40):
+                raise IncompleteError(
+                    f"{what}: {self.name} does not say which commit `{revision}` is.", "Try another --endpoint."
+                )
+            card: dict[str, Any] = dict(vars(info.card_data)) if info.card_data else {}
+            tagged = [t.partition(":")[2] for t in info.tags or [] if t.startswith("license:")]
+            declared = card.get("license")
+            licences = tagged or ([declared] if isinstance(declared, str) else declared or [])
+            if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", info.id) or ".." in info.id:
+                raise ValueError(f"the repository is called {info.id[:80]!a}")
+            return Repository(
+                kind=kind,
+                id=info.id,
+                commit=info.sha,
+                licence=stated(licences, card.get("license_name")),
+                gated=bool(getattr(info, "gated", False)),
+                card=card,
             )
-        card: dict[str, Any] = dict(vars(info.card_data)) if info.card_data else {}
-        tagged = [t.partition(":")[2] for t in info.tags or [] if t.startswith("license:")]
-        declared = card.get("license")
-        licences = tagged or ([declared] if isinstance(declared, str) else declared or [])
-        return Repository(
-            kind=kind,
-            id=info.id,
-            commit=info.sha,
-            licence=stated(licences, card.get("license_name")),
-            gated=bool(getattr(info, "gated", False)),
-            card=card,
-        )
+
+        return self._call(what, kind, id, revision, pin)
 
     def files(self, what: str, repository: Repository) -> list[RemoteFile]:
         """Every file of a repository at its commit, from the tree (one request a thousand files)."""
@@ -117,7 +128,16 @@ class Hub:
             tree = self._api.list_repo_tree(
                 repository.id, recursive=True, revision=repository.commit, repo_type=repository.kind
             )
-            return [_remote_file(entry, what) for entry in tree if isinstance(entry, RepoFile)]
+            files: dict[str, RemoteFile] = {}
+            for entry in tree:
+                if isinstance(entry, RepoFile):
+                    file = _remote_file(entry, what)
+                    if file.path in files:  # no git tree can; pages that lead back to themselves do
+                        raise ValueError(f"{file.path!a} is listed twice")
+                    files[file.path] = file
+                if len(files) > MAX_FILES:
+                    raise ValueError(f"there are more than {MAX_FILES:,} files")
+            return list(files.values())
 
         return self._call(what, repository.kind, repository.id, repository.commit, listing)
 
@@ -176,17 +196,29 @@ class Hub:
                 problem, asked_s = self._retried(error)
                 if problem is None:
                     raise self._in_words(what, kind, id, revision, error) from None
+            except httpx2.UnsupportedProtocol as error:
+                raise self._senseless(what, error) from None
             except httpx2.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise untrusted(f"{what}: {self.name}", error) from None
                 problem, asked_s = _transport_problem(error), None
                 unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self._answered
+            except SENSELESS as error:
+                raise self._senseless(what, error) from None
             try:
                 patience.wait(f"{what}: {self.name}", problem, asked_s, unreached=unreached)
             except IncompleteError as error:
                 raise IncompleteError(
                     error.message, f"{error.remedy} Behind a firewall, name a mirror with --endpoint."
                 ) from None
+
+    def _senseless(self, what: str, error: Exception) -> IncompleteError:
+        """huggingface_hub believes what it is told; whoever answers so is no Hub, or something is in between."""
+        problem = f"{type(error).__name__}: {_first_line(error)[:200]}"
+        return IncompleteError(
+            f"{what}: what {self.name} answers makes no sense ({problem}).",
+            "Is it a Hub? Look at the address in a browser; behind a proxy or a login page, name another --endpoint.",
+        )
 
     @staticmethod
     def _retried(error: Exception) -> tuple[str | None, float | None]:
@@ -270,23 +302,6 @@ class Hub:
         return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
 
 
-def _client() -> httpx2.Client:
-    """huggingface_hub's own client but for two things: it trusts whom our downloads trust (not certifi alone), and a
-    Hub that says nothing does not hang us.
-    """
-    return httpx2.Client(
-        verify=tls_context(),
-        event_hooks={"request": [_refuse_if_offline]},
-        follow_redirects=True,
-        timeout=httpx2.Timeout(timeout_s()),
-    )
-
-
-def _refuse_if_offline(request: httpx2.Request) -> None:
-    if is_offline_mode():
-        raise OfflineModeIsEnabled(f"Cannot reach {request.url}: offline mode is enabled.")
-
-
 def timeout_s() -> float:
     """Seconds a server may say nothing: $HF_HUB_DOWNLOAD_TIMEOUT, as for huggingface_hub."""
     try:
@@ -296,15 +311,21 @@ def timeout_s() -> float:
 
 
 def _remote_file(entry: RepoFile, what: str) -> RemoteFile:
-    """The Hub's evidence: sha256 for an LFS file; else the git blob id (for LFS files that hashes the pointer)."""
+    """The Hub's evidence: sha256 for an LFS file; else the git blob id (for LFS files that hashes the pointer).
+
+    Raises:
+        ValueError: a path that is none.
+    """
+    if not isinstance(entry.path, str) or not 0 < len(entry.path) <= 4096:  # git's own limit, PATH_MAX
+        raise ValueError(f"{str(entry.path)[:80]!a} is no path")
     try:
         evidence = Digest("lfs-sha256", entry.lfs.sha256) if entry.lfs else Digest("git-sha1", entry.blob_id)
     except ValueError as error:
         raise IncompleteError(
-            f"{what}: the listing of {entry.path!r} makes no sense: {error}.", "Try another --endpoint."
+            f"{what}: the listing of {entry.path!a} makes no sense: {error}.", "Try another --endpoint."
         ) from None
-    if isinstance(entry.size, bool) or not isinstance(entry.size, int) or entry.size < 0:
-        raise IncompleteError(f"{what}: the listing gives {entry.path!r} no size.", "Try another --endpoint.")
+    if type(entry.size) is not int or not 0 <= entry.size <= MAX_NUMBER:
+        raise IncompleteError(f"{what}: the listing gives {entry.path!a} no size.", "Try another --endpoint.")
     return RemoteFile(entry.path, entry.size, evidence)
 
 

@@ -24,14 +24,20 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
         PolicyError: a symbolic link, a special file, or a name that may not be in a bundle.
     """
     place = manifest.place(name, "path")
-    base = local_base(request.path, manifest)
+    try:
+        base = local_base(request.path, manifest)
+    except RuntimeError:
+        raise UsageError(f"{place}: `{name}`: there is no home folder for {request.path}.", "Write it out.") from None
+    if base.exists() and not (base.is_file() or base.is_dir()):
+        raise UsageError(f"{place}: `{name}`: {base} is neither a file nor a folder.", "Name a file or a folder.")
     if not base.exists():
         raise UsageError(f"{place}: `{name}`: there is no {base}.", "Paths are relative to the manifest's folder.")
     found = {base.name: base} if base.is_file() else _walk(base, f"{place}: `{name}`")
     for pattern in request.include:
         if not any(matches(path, pattern) for path in found):
             raise UsageError(
-                f"{place}: `{name}`: the pattern `{pattern}` matches none of the {len(found)} files in {base}."
+                f"{place}: `{name}`: the pattern `{pattern[:80]}` matches none of the {len(found)} files in {base}.",
+                f"There are: {', '.join(map(printable, sorted(found)[:8]))}{', ...' if len(found) > 8 else ''}",
             )
     asset = LockedAsset(
         name=name,
@@ -51,7 +57,7 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
             digests = hash_file(file)
             files.append(LockedFile(f"{asset.folder}/{path}", digests.size, digests.sha256, None, path))
     if not files:
-        raise UsageError(f"{place}: `{name}`: {base} has no file to take.")
+        raise UsageError(f"{place}: `{name}`: {base} has no file to take.", "Check the path, `include` and `exclude`.")
     if request.convert:
         made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
         return replace(asset, kind="dataset", made_from=made_from, left_out=tuple(left_out))
@@ -65,6 +71,7 @@ def local_base(path: str, manifest: Manifest) -> Path:
 
 def local_file(asset: LockedAsset, origin: str, manifest: Manifest) -> Path:
     """Where a locked file of a `path:` asset lies on this machine."""
+    check_path(origin, f"{manifest.lock_path}: `{asset.name}`")  # a lock may come from somebody else
     base = local_base(asset.source.location, manifest)
     return base if base.is_file() else base / origin
 

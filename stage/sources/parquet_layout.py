@@ -21,7 +21,8 @@ _KEYWORDS = {
 }
 _SEPARATORS = r"[-._ 0-9]"
 _SHARDED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-_NUMBERED = re.compile(r"(.*?)[-_.](\d{5,})-of-(\d{5,})(?:-[0-9a-f]+)?(?:\.\w+)+")
+_NUMBERED = re.compile(r"(.*?)[-_.](\d{5,9})-of-(\d{5,9})(?:-[0-9a-f]+)?(?:\.\w+)+")
+MAX_SHARDS = 100_000  # beyond that a name means something else
 
 
 def from_card(configs: Any, paths: Sequence[str]) -> Layout:
@@ -61,9 +62,8 @@ def declared_splits(entry: Mapping[str, Any], paths: Sequence[str], visible: Seq
         return _splits_in(f"{base}/" if base else "", visible, sharded_in="data/")
     splits: dict[str, list[str]] = {}
     for split, patterns in _declared(entry["data_files"]):
-        found = sorted(
-            {p for pattern in patterns for p in paths if _glob(_join(base, pattern)).fullmatch(p)}, key=natural
-        )
+        globs = [_glob(_join(base, pattern)) for pattern in patterns]
+        found = sorted({p for p in paths if any(_matches(glob, p) for glob in globs)}, key=natural)
         splits.setdefault(split, []).extend(p for p in found if p not in splits.get(split, []))
     return {split: found for split, found in splits.items() if found}
 
@@ -131,11 +131,11 @@ def declared_rows(dataset_info: Any, config: str) -> dict[str, int]:
         if isinstance(entry, dict) and (len(entries) == 1 or entry.get("config_name") == config):
             if entry.get("config_name", config) not in (config, "default"):
                 continue
-            splits = entry.get("splits") or []
+            splits = entry.get("splits")
             return {
                 str(s["name"]): s["num_examples"]
-                for s in splits
-                if isinstance(s, dict) and "name" in s and isinstance(s.get("num_examples"), int)
+                for s in (splits if isinstance(splits, list) else [])
+                if isinstance(s, dict) and "name" in s and type(s.get("num_examples")) is int
             }
     return {}
 
@@ -151,10 +151,10 @@ def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
         if match := _NUMBERED.fullmatch(path):
             groups.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
     for (stem, total), found in sorted(groups.items()):
-        missing = sorted(set(range(total)) - found)
-        if missing and total <= 100_000:
+        if len(found) < total <= MAX_SHARDS:
+            missing = next(number for number in range(total) if number not in found)
             raise UsageError(
-                f"{what}: {stem} has {len(found)} of {total} files; number {missing[0]} is missing.",
+                f"{what}: {stem} has {len(found)} of {total} files; number {missing} is missing.",
                 "The upload is not whole: try another revision, or tell its owner.",
             )
 
@@ -187,14 +187,48 @@ def _join(base: str, pattern: str) -> str:
     return f"{base}/{pattern}" if base else pattern.removeprefix("./")
 
 
-def _glob(pattern: str) -> re.Pattern[str]:
-    """A glob as fsspec reads it: `*` and `?` stay in one folder, `**` crosses folders."""
-    out = ""
-    for token in re.findall(r"\*\*/?|\*|\?|\[[^\]]+\]|.", pattern):
-        out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or (
-            token.replace("[!", "[^") if token.startswith("[") and len(token) > 1 else re.escape(token)
-        )
-    return re.compile(out)
+def _glob(pattern: str) -> list[str]:
+    """The parts of a glob as fsspec reads it: `*` and `?` stay in one folder, `**` crosses folders."""
+    return re.findall(r"\*\*/?|\*|\?|\[[^\]]+\]|.", pattern, re.DOTALL)
+
+
+def _matches(glob: list[str], path: str) -> bool:
+    """Whether a glob matches all of a path, in steps of their lengths multiplied: a card is anybody's, and a regular
+    expression made of it could run for years.
+    """
+    size = len(path)
+    at = {0}  # how much of the path the parts so far can have taken
+    for part in glob:
+        if part in ("**", "*"):
+            reached: set[int] = set()
+            for start in sorted(at):
+                position = start
+                while position not in reached:
+                    reached.add(position)
+                    if position == size or (part == "*" and path[position] == "/"):
+                        break
+                    position += 1
+            at = reached
+        elif part == "**/":
+            first = min(at, default=size)
+            at |= {position + 1 for position in range(first, size) if path[position] == "/"}
+        else:
+            at = {position + 1 for position in at if position < size and _is_one_of(part, path[position])}
+        if not at:
+            return False
+    return size in at
+
+
+def _is_one_of(part: str, character: str) -> bool:
+    """Whether one part of a glob (`a`, `?`, `[a-z]`, `[!ab]`) is this character."""
+    if part == "?":
+        return character != "/"
+    if len(part) == 1:
+        return part == character
+    inside = part[1:-1]
+    negated = inside[0] in "!^" and len(inside) > 1
+    ranges = re.findall(r"(.)-(.)|(.)", inside[negated:], re.DOTALL)
+    return negated != any(low <= character <= high if low else one == character for low, high, one in ranges)
 
 
 def _splits_by_name(paths: Sequence[str], *, sharded_in: str) -> dict[str, list[str]]:
@@ -256,4 +290,5 @@ def _keyword_splits(names: Sequence[str], *, last: bool) -> list[str]:
 
 def natural(path: str) -> list[tuple[int, int, str]]:
     """Sorts `part-2` before `part-10`."""
-    return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", path) if t]
+    parts = re.split(r"([0-9]{1,18})", path)
+    return [(0, int(t), "") if re.fullmatch("[0-9]{1,18}", t) else (1, 0, t) for t in parts if t]

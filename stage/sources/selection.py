@@ -78,7 +78,7 @@ def select_by_patterns(
     for pattern in include:
         if not any(matches(path, pattern) for path in paths):
             raise UsageError(
-                f"{what}: the pattern `{pattern}` matches none of its {len(paths)} files.",
+                f"{what}: the pattern `{pattern[:80]}` matches none of its {len(paths)} files.",
                 f"There are: {', '.join(printable(p) for p in sorted(paths)[:8])}{', ...' if len(paths) > 8 else ''}",
             )
     taken, left_out = [], []

@@ -35,6 +35,7 @@ TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "bom.cdx.json", "sta
 REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
 FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
 ORDINARY = re.compile(r"(?:[\w+=@-][\w.+=@-]*/)*[\w+=@-][\w.+=@-]*\Z", re.ASCII)
+TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # unicodedata.bidirectional
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -87,12 +88,16 @@ def is_hex(value, length=64):
 
 
 def escaped(text, categories):
-    return "".join(c if c == "\n" or unicodedata.category(c) not in categories else ascii(c)[1:-1] for c in text)
+    """Without what rewrites a terminal or turns the direction of what follows (U+202E)."""
+    shown = []
+    for c in text:
+        hidden = unicodedata.category(c) in categories or unicodedata.bidirectional(c) in TURNS
+        shown.append(ascii(c)[1:-1] if hidden else c)
+    return "".join(shown)
 
 
 def printable(path):
-    hidden = ("Cc", "Cs", "Zl", "Zp")
-    return "`%s`" % "".join(c if unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in path)
+    return "`%s`" % escaped(path, ("Cc", "Cs", "Zl", "Zp"))
 
 
 # ---- the files beside the payload
@@ -143,6 +148,10 @@ def check_tags(root, entries, found):
     texts = {}
     for path in entries:
         if is_tag_path(path) or path in (TAG_MANIFEST, SIGNATURE):
+            most = 2**20 if path in (BAGIT, BAG_INFO, SIGNATURE) else 2**31
+            if entries[path] > most:
+                found.add(path, "invalid", "at most %d bytes" % most, "a larger file, of %d" % entries[path])
+                continue
             try:
                 texts[path] = read_file(root, path)
             except OSError as error:
@@ -195,7 +204,7 @@ def unsafe(path):
     if ORDINARY.match(path) and len(path) < 256 and ".partial" not in path:
         return False
     hidden = ("Cc", "Cs", "Zl", "Zp")
-    if not path or any(unicodedata.category(c) in hidden for c in path) or "\\" in path or "%" in path:
+    if not path or path != escaped(path, hidden) or "\n" in path or "\\" in path or "%" in path:
         return True
     parts = path.split("/")
     return len(path.encode()) > 1024 or any(
@@ -246,10 +255,20 @@ def entry_text(entry):
 ENTRY = '\n    {\n     "origin": %s,\n     "path": %s,\n     "sha256": %s,\n     "size": %d\n    }'
 
 
+def each_key_once(pairs):
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key is written twice")
+    return dict(pairs)
+
+
+def refuse_constant(name):
+    raise ValueError(name + " is no number of JSON")
+
+
 def parse_lock(data):
     """path -> (size, sha256) of each payload file; whether the lock is complete; its one true text."""
     try:
-        document = json.loads(data.decode())
+        document = json.loads(data.decode("utf-8"), object_pairs_hook=each_key_once, parse_constant=refuse_constant)
         version = document["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CannotVerify("%s: not a lock." % LOCK)
@@ -257,23 +276,167 @@ def parse_lock(data):
         raise CannotVerify("%s: format %r; this verifier reads format %d." % (LOCK, version, FORMAT))
     files, complete = [], True
     try:
-        for name, asset in document["assets"].items():
-            folder = "data/%s/%s/" % (FOLDERS[asset["kind"]], name)
-            for entry in asset["files"]:
-                path, size, digest = entry["path"], entry["size"], entry["sha256"]
-                if unsafe(path) or not path.startswith(folder):
-                    raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
-                if type(size) is not int or size < 0 or not (digest is None or is_hex(digest)):
-                    raise CannotVerify("%s: not a lock: bad size or sha256 of %s." % (LOCK, printable(path)))
-                files.append((path, (size, digest)))
-                complete = complete and digest is not None
-            for splits in asset.get("configs", {}).values():
-                for split in splits.values():
-                    complete = complete and split["rows"] is not None and split["schema"] is not None
-    except (KeyError, TypeError, AttributeError):
+        assets = take(document, "assets", dict)
+        known = {name: known_asset(name, assets[name]) for name in sorted(assets)}
+        for asset in known.values():
+            files += [(entry["path"], (entry["size"], entry["sha256"])) for entry in asset["files"]]
+            complete = complete and is_complete(asset)
+        check_shards(known, {path for path, _ in files})
+        document = {"format": FORMAT, "name": take(document, "name", str), "assets": known}
+        text = lock_text(document)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise CannotVerify("%s: not a lock: a field is missing or not what it should be." % LOCK)
     check_collisions(sorted(path for path, _ in files))
-    return dict(files), complete, lock_text(document)
+    return dict(files), complete, text
+
+
+# The fields of a lock, one by one, as stage/lockreader.py reads and stage/lockfile.py writes them.
+
+
+def take(mapping, key, kind, optional=False):
+    value = mapping.get(key)
+    if value is None and optional:
+        return None
+    fits = type(value) is int and 0 <= value < 2**63 if kind is int else isinstance(value, kind)
+    if not fits:
+        raise TypeError(key)
+    return value
+
+
+def take_hex(mapping, key, length):
+    value = take(mapping, key, str, True)
+    if value is not None and not is_hex(value, length):
+        raise ValueError(key)
+    return value
+
+
+def given(**fields):
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def known_evidence(value):
+    evidence = take(value, "upstream", dict, True) or None
+    if evidence is not None:
+        ((algorithm, digest),) = evidence.items()
+        if not is_hex(digest, {"sha256": 64, "lfs-sha256": 64, "git-sha1": 40}[algorithm]):
+            raise ValueError("upstream")
+    return evidence
+
+
+def known_file(value, folder):
+    path = take(value, "path", str)
+    if unsafe(path) or not path.startswith(folder):
+        raise CannotVerify("%s: the path %s may not be in a bundle." % (LOCK, printable(path)), 3)
+    size, sha256, origin = take(value, "size", int), take_hex(value, "sha256", 64), take(value, "origin", str)
+    more = given(made_by=take(value, "made_by", str, True), upstream=known_evidence(value))
+    return dict(more, path=path, size=size, sha256=sha256, origin=origin)
+
+
+def known_ingredient(value):
+    size, sha256 = take(value, "size", int, True), take_hex(value, "sha256", 64)
+    more = given(upstream=known_evidence(value))
+    if set(value) & {"split", "convert", "separator"}:
+        more.update(split=take(value, "split", str), convert=take(value, "convert", str))
+        more.update(given(separator=take(value, "separator", str, True)))
+        if not re.match(r"\w+(\.\w+)*\Z", more["split"]):
+            raise ValueError("split")
+    return dict(more, origin=take(value, "origin", str), size=size, sha256=sha256)
+
+
+def known_texts(value, key):
+    texts = take(value, key, list, True) or []
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(key)
+    return sorted(texts)
+
+
+def known_code(value):
+    files = known_texts(value, "files")
+    commit = take_hex(value, "commit", 40)
+    if commit is None:
+        raise KeyError("commit")
+    licence = take(value, "licence", str, True)
+    return {"repository": take(value, "repository", str), "commit": commit, "licence": licence, "files": files}
+
+
+def known_source(value):
+    kind = take(value, "type", str)
+    where = {"hub": "repository", "path": "path", "url": "url"}[kind]
+    commits = given(commit=take_hex(value, "commit", 40), parquet_commit=take_hex(value, "parquet_commit", 40))
+    if kind == "hub" and "commit" not in commits:
+        raise KeyError("commit")
+    commits.update(given(requested_revision=take(value, "requested_revision", str, True)))
+    commits.update({"type": kind, where: take(value, where, str)})
+    return commits
+
+
+def known_split(value):
+    shards, schema = take(value, "shards", list), take(value, "schema", list, True)
+    if schema is not None:
+        schema = [{"name": take(column, "name", str), "type": take(column, "type", str)} for column in schema]
+    more = given(declared_rows=take(value, "declared_rows", int, True))
+    return dict(more, shards=shards, rows=take(value, "rows", int, True), schema=schema)
+
+
+def known_asset(name, value):
+    if unsafe(name) or name[0] in ".-" or name != unicodedata.normalize("NFC", name):
+        raise CannotVerify("%s: the asset name %s cannot be used." % (LOCK, printable(name)), 3)
+    if not all(c.isalnum() or c in "._-" for c in name):
+        raise CannotVerify("%s: the asset name %s cannot be used." % (LOCK, printable(name)), 3)
+    kind = take(value, "kind", str)
+    folder = "data/%s/%s/" % (FOLDERS[kind], name)
+    files = sorted((known_file(entry, folder) for entry in take(value, "files", list)), key=lambda f: f["path"])
+    left_out = [
+        {"path": take(left, "path", str), "size": take(left, "size", int), "reason": take(left, "reason", str)}
+        for left in take(value, "left_out", list)
+    ]
+    asset = {
+        "kind": kind,
+        "request": take(value, "request", dict),
+        "source": known_source(take(value, "source", dict)),
+        "licence": take(value, "licence", str, True),
+        "files": files,
+        "left_out": sorted(left_out, key=lambda left: left["path"]),
+    }
+    made_from = [known_ingredient(made) for made in take(value, "made_from", list, True) or []]
+    code = [known_code(part) for part in take(value, "code", list, True) or []]
+    lists = {
+        "made_from": sorted(made_from, key=lambda made: (made["origin"], made.get("split", ""))),
+        "aliases": known_texts(value, "aliases"),
+        "base_of": known_texts(value, "base_of"),
+        "code": sorted(code, key=lambda part: part["repository"]),
+    }
+    asset.update({key: found for key, found in lists.items() if found})
+    base = take(value, "base", dict, True)
+    if base:
+        asset["base"] = {"repository": take(base, "repository", str), "revision": take(base, "revision", str)}
+    if kind == "dataset":
+        configs = take(value, "configs", dict)
+        asset["configs"] = {
+            config: {split: known_split(take(splits, split, dict)) for split in splits}
+            for config, splits in ((config, take(configs, config, dict)) for config in configs)
+        }
+    return asset
+
+
+def splits_of(asset):
+    return [split for config in asset.get("configs", {}).values() for split in config.values()]
+
+
+def check_shards(assets, paths):
+    shards = [shard for asset in assets.values() for split in splits_of(asset) for shard in split["shards"]]
+    if not all(isinstance(shard, str) and shard in paths for shard in shards):
+        raise ValueError("shards")
+
+
+def is_complete(asset):
+    made_from = asset.get("made_from", [])
+    return (
+        all(entry["sha256"] for entry in asset["files"])
+        and all(split["rows"] is not None and split["schema"] is not None for split in splits_of(asset))
+        and all(made["sha256"] and made["size"] is not None for made in made_from)
+        and (not made_from or any("made_by" in entry for entry in asset["files"]))
+    )
 
 
 def read_lock(tags, found):
@@ -308,8 +471,13 @@ def check_implied_texts(root, files, complete, bundle_id, tags, found):
         lines = tags[BAG_INFO].decode("utf-8", "replace").splitlines()
         oxum = "%d.%d" % (sum(size for size, _ in files.values()), len(files))
         for line in ("Payload-Oxum: " + oxum, "External-Identifier: sha256:" + bundle_id):
-            if line not in lines:
-                found.add(BAG_INFO, "invalid", "the line `%s`" % line, "none such")
+            label = line.partition(":")[0].lower()
+            if [other for other in lines if other.lower().startswith(label)] != [line]:
+                found.add(BAG_INFO, "invalid", "one line `%s`" % line, "none such, or others")
+    for size, digest in files.values():
+        path = "blocks/" + (digest or "")
+        if size > BLOCKS_ABOVE and path in tags and not blocks_of(tags, digest or "", size):
+            found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
     for path in sorted(set(TAG_FILES) | block_paths(files)):
         if path not in tags and path not in found and (root / path).is_file():
             found.add(TAG_MANIFEST, "invalid", "one line for each tag file", "no sound line for " + path)
@@ -334,10 +502,15 @@ def scan(root, found):
         for entry in inside:
             name = entry.name.decode("utf-8", "surrogateescape")
             path = folder + "/" + name if folder else name
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(path)
-            elif stat.S_ISREG(status.st_mode):
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(path)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                found.add(path, "unreadable", "something that can be looked at", error.strerror or "an error")
+                continue
+            if stat.S_ISREG(status.st_mode):
                 entries[path] = status.st_size
             elif stat.S_ISLNK(status.st_mode):
                 target = printable(str(Path(os.readlink(real(root, path)).decode("utf-8", "surrogateescape"))))
@@ -575,7 +748,7 @@ def require_bundle(root):
 
 
 def say(text, stream):
-    stream.write(escaped(text, ("Cc", "Cs")) + "\n")
+    stream.write("\n".join(escaped(line, ("Cc", "Cs")) for line in text.split("\n")) + "\n")
 
 
 def run(arguments, out, err):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -35,10 +35,37 @@ def contents() -> dict[str, bytes]:
     }
 
 
-def make_bundle(root: Path, *, facts: Iterable[tuple[str, str]] = FACTS, big: bool = True) -> Bundle:
-    """Writes a finished bundle of three or, with `big`, four assets."""
+@cache
+def tiny() -> dict[str, bytes]:
+    """As little as a bundle can have that can still be damaged in all ways."""
+    return {"data/files/notes/a": b"1", "data/files/notes/b": b"2"}
+
+
+@cache
+def many(count: int) -> dict[str, bytes]:
+    """So many small files more, of a few sizes, in a few hundred folders."""
+    noise = random.Random(3)
+    return {
+        f"data/files/notes/{n % 300:03d}/{n:05d}.txt": noise.randbytes(noise.randrange(1, 40)) for n in range(count)
+    }
+
+
+def make_bundle(
+    root: Path,
+    *,
+    facts: Iterable[tuple[str, str]] = FACTS,
+    big: bool = True,
+    files: Mapping[str, bytes] | None = None,
+) -> Bundle:
+    """Writes a finished bundle.
+
+    Args:
+        big: with a file large enough to have blocks.
+        files: payload path -> bytes of everything else (default: `contents`).
+    """
     root.mkdir()
-    for path, data in contents().items():
+    files = contents() if files is None else files
+    for path, data in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
     if big:
@@ -47,11 +74,11 @@ def make_bundle(root: Path, *, facts: Iterable[tuple[str, str]] = FACTS, big: bo
             target.truncate(BIG_SIZE)
             target.seek(20 * 2**20)
             target.write(b"not only zeros")
-    lock = _lock(root, big)
+    lock = _lock(root, big, files)
     return finish(root, lock, REQUEST, facts)
 
 
-def _lock(root: Path, big: bool) -> Lockfile:
+def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
     def entry(path: str, upstream: bool) -> LockedFile:
         digests = hash_file(root / path, git=True)
         if digests.blocks:
@@ -60,16 +87,17 @@ def _lock(root: Path, big: bool) -> Lockfile:
         return LockedFile(path, digests.size, digests.sha256, evidence, path.rpartition("/")[2])
 
     def below(folder: str, upstream: bool = True) -> tuple[LockedFile, ...]:
-        return tuple(entry(path, upstream) for path in contents() if path.startswith(folder))
+        return tuple(entry(path, upstream) for path in files if path.startswith(folder))
 
     hub = Source("hub", "acme/bert", "main", COMMIT)
     shards = below("data/datasets/lines/")
     split = LockedSplit(tuple(file.path for file in shards), 7, (Column("text", "string"),))
-    assets = [
+    every = [
         LockedAsset("bert", "model", {"model": "acme/bert"}, hub, below("data/models/bert/"), licence="mit"),
         LockedAsset("lines", "dataset", {"dataset": "a/l"}, hub, shards, configs={"plain": {"train": split}}),
         LockedAsset("notes", "files", {"path": "n"}, Source("path", "n"), below("data/files/notes/", upstream=False)),
     ]
+    assets = [asset for asset in every if asset.files]
     if big:
         assets.append(LockedAsset("big", "files", {"path": "b"}, Source("path", "b"), (entry(BIG, False),)))
     return Lockfile("made", {asset.name: asset for asset in sorted(assets, key=lambda asset: asset.name)})

@@ -35,6 +35,16 @@ def tags(root: Path) -> list[str]:
     return [path for path in files(root) if not path.startswith("data/")]
 
 
+def folders(root: Path) -> list[str]:
+    """Every folder of a bundle with a file somewhere below it."""
+    return sorted({parent for path in files(root) for parent in _parents(path)})
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
 def flip_a_bit(root: Path, chance: random.Random) -> set[str]:
     return {_flip(root, chance.choice([path for path in files(root) if (root / path).stat().st_size]), chance)}
 
@@ -92,14 +102,14 @@ def delete(root: Path, chance: random.Random) -> set[str]:
 
 
 def delete_a_folder(root: Path, chance: random.Random) -> set[str]:
-    folder = chance.choice(["data", "data/models/bert", "data/datasets", "blocks", "data/files/notes/a b"])
+    folder = chance.choice(folders(root))
     gone = {path for path in files(root) if path.startswith(folder + "/")}
     shutil.rmtree(root / folder)
     return gone
 
 
 def add_a_file(root: Path, chance: random.Random) -> set[str]:
-    folder = chance.choice(["", "data/", "data/models/bert/", "data/new/deep/", "blocks/", "other/"])
+    folder = chance.choice(["", "data/new/deep/", "blocks/", "other/", *(f"{folder}/" for folder in folders(root))])
     name = chance.choice([".DS_Store", "x.py", "model.safetensors.partial", "._config.json", "a" * 64, "notes~", "ü"])
     (root / folder).mkdir(parents=True, exist_ok=True)
     (root / folder / name).write_bytes(chance.choice([b"", b"\n", b"data"]))
@@ -158,7 +168,7 @@ def dangling_link(root: Path, chance: random.Random) -> set[str]:
 
 
 def link_in_place_of_a_folder(root: Path, chance: random.Random) -> set[str]:
-    folder = chance.choice(["data", "data/models", "data/models/bert", "data/files/notes/a b", "blocks"])
+    folder = chance.choice(folders(root))
     shutil.move(root / folder, root.parent / "outside")
     (root / folder).symlink_to((root.parent / "outside").resolve(), target_is_directory=True)
     return {folder}
@@ -276,7 +286,8 @@ def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
         case "space":
             lines[index] = lines[index].replace(b"  ", b" *", 1)
         case "payload":
-            lines.insert(0, sha256_of_bytes(b"{}").encode() + b"  data/models/bert/1_Pooling/config.json\n")
+            small = min(payload(root), key=lambda path: ((root / path).stat().st_size, path))
+            lines.insert(0, f"{sha256_of_bytes((root / small).read_bytes())}  {small}\n".encode())
     path.write_bytes(b"".join(lines))
     return {layout.TAG_MANIFEST} | ({name} if kind == "digest" else set())
 
@@ -349,8 +360,6 @@ def _reseal(root: Path, *names: str) -> None:
 
 NEED_BLOCKS = (
     flip_a_bit_of_the_big_file,
-    delete_a_folder,
-    link_in_place_of_a_folder,
     edit_a_block_file,
     drop_a_block_files_line_and_edit_it,
 )

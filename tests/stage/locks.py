@@ -169,12 +169,16 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     folder = f"data/{FOLDERS[kind]}/{name}/"
     leaves = st.lists(st.text("abé ./%", min_size=1, max_size=8).map(lambda p: folder + p), max_size=4, unique=True)
     paths = draw(leaves.map(lambda many: [p for p in many if problem_with_path(p) is None]))
+    made_by = st.none() | st.sampled_from(("download", "unpack", "safetensors", "csv"))
     files = [
-        LockedFile(path, draw(sizes), draw(st.none() | hexes[64]), draw(st.none() | digests), draw(texts))
+        LockedFile(
+            path, draw(sizes), draw(st.none() | hexes[64]), draw(st.none() | digests), draw(texts), draw(made_by)
+        )
         for path in paths
     ]
+    ingredients = st.builds(Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests)
     hub = st.builds(Source, st.just("hub"), texts, st.none() | texts, hexes[40], st.none() | hexes[40])
-    source = draw(hub | st.builds(Source, st.just("path"), texts))
+    source = draw(hub | st.builds(Source, st.sampled_from(("path", "url")), texts))
     columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
     shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
     splits = st.builds(LockedSplit, shards, st.none() | sizes, columns, st.none() | sizes)
@@ -189,10 +193,10 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         ),
         aliases=tuple(draw(st.lists(texts, max_size=2))),
         licence=draw(st.none() | texts),
+        made_from=tuple(draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin))),
         configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
         if kind == "dataset"
         else {},
-        made_from=tuple(draw(st.lists(ingredients, max_size=2))),
         base=draw(st.none() | st.builds(Base, texts, texts)),
         base_of=tuple(draw(st.lists(texts, max_size=2))),
         code=tuple(

@@ -100,7 +100,7 @@ def test_ordinary_and_merely_odd_paths_travel(path: str) -> None:
 
 
 def test_coreutils_and_bagit_read_the_names_that_travel_as_we_do(tmp_path: Path) -> None:
-    odd = ["a  b", "*a", "#a", "-a", "~", "é", "e\u0301x", "😀", "a'b\"c", "$(a)", "`a`", "a:b", "\u202ea", "x" * 255]
+    odd = ["a  b", "*a", "#a", "-a", "~", "é", "e\u0301x", "😀", "a'b\"c", "$(a)", "`a`", "a:b", "\u200fa", "x" * 255]
     names = [f"data/{name}" for name in odd]
     assert [name for name in names if problem_with_path(name)] == []
     (tmp_path / "data").mkdir()

@@ -109,7 +109,7 @@ class OwnHub(TestHub):
     ) -> None:
         self._hub.repositories.configure(kind, id, gated=gated, private=private, members=members, moved_to=moved_to)
 
-    def requests(self, path: str = "", **equal: object) -> list[Request]:
+    def requests(self, path: str = "", **equal: Any) -> list[Request]:
         return [
             Request(e.side, e.method, e.path, e.file, e.range, e.token, e.status, e.sent, e.at)
             for e in self._hub.log.find(path, **equal)
@@ -131,7 +131,8 @@ class IndependentHub(TestHub):
 
     def _commit(self, kind: str, id: str, files: dict[str, bytes], ref: str, tag: str | None, timestamp: int) -> str:
         where = {"branch": ref.removeprefix("refs/heads/")} if ref.startswith("refs/heads/") else {"ref": ref}
-        return self._store.commit(kind, id, files, tag=tag, author=AUTHOR, date=timestamp, **where)
+        sha: str = self._store.commit(kind, id, files, tag=tag, author=AUTHOR, date=timestamp, **where)
+        return sha
 
     def configure(
         self,

@@ -1,0 +1,127 @@
+"""The parsers that meet files from somewhere else, and what each must do with any bytes at all: give a value, or words.
+
+`test_fuzz.py` feeds them with hypothesis, for a moment, in every test run; `scripts/fuzz` with libFuzzer, for hours.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from stage import bundle as layout
+from stage.bundle import Bundle, manifest_text
+from stage.digest import sha256_of_bytes
+from stage.errors import StageError, as_shown
+from stage.findings import read_report
+from stage.inspect import safetensors_header
+from stage.lockreader import read_lock
+from stage.manifest import Manifest, as_lock_request
+from stage.patchfile import find_volumes
+from stage.sign import signed_by
+from stage.verify import verify
+from tests.stage.bundles import make_bundle
+from tests.stage.locks import canonical
+from tests.stage.patches import sealed
+
+CORPUS = Path(__file__).parent / "corpus"
+# In a bundle: the file that is replaced is chosen by the first byte, and by its parity whether a seal vouches for it.
+TAGS = (layout.BAGIT, layout.BAG_INFO, layout.MANIFEST, layout.TAG_MANIFEST, layout.LOCK, layout.SIGNATURE)
+
+
+def lock(data: bytes, folder: Path) -> None:
+    """What is read is written back as it was."""
+    parsed = read_lock(data, "x.lock")
+    assert read_lock(parsed.to_json(), "x.lock") == canonical(parsed)
+
+
+def manifest(data: bytes, folder: Path) -> None:
+    """And every request can be written into a lock."""
+    path = folder / "m.yaml"
+    path.write_bytes(data)
+    parsed = Manifest.load(path)
+    for request in parsed.requests.values():
+        json.dumps(as_lock_request(request), ensure_ascii=False).encode()
+
+
+def patch(data: bytes, folder: Path) -> None:
+    """A sealed plan; what is read is written back as it was."""
+    (volume,) = find_volumes([sealed(folder, data)])
+    (again,) = find_volumes([sealed(folder, volume.plan.to_json(volume.number))])
+    assert (again.plan, again.number) == (volume.plan, volume.number)
+
+
+def report(data: bytes, folder: Path) -> None:
+    """What is read is written back as it was."""
+    path = folder / "report.json"
+    path.write_bytes(data)
+    parsed = read_report(path)
+    path.write_text(json.dumps(parsed.to_json()))
+    again = read_report(path)
+    assert (again.findings, again.bundle_id, again.shard) == (parsed.findings, parsed.bundle_id, parsed.shard)
+    for finding in parsed.findings:
+        as_shown(str(finding)).encode()
+
+
+def safetensors(data: bytes, folder: Path) -> None:
+    """Every tensor lies in the file."""
+    path = folder / "model.safetensors"
+    path.write_bytes(data)
+    for tensor in safetensors_header(path).values():
+        assert 0 <= tensor["data_offsets"][0] <= tensor["data_offsets"][1] <= len(data)
+
+
+@cache
+def _bundle() -> Path:
+    return make_bundle(Path(tempfile.mkdtemp(prefix="airlift-fuzz-")) / "bundle", big=False).root
+
+
+def bag(data: bytes, folder: Path) -> None:
+    """A bundle of which one file beside the payload is replaced: verified, opened, looked at."""
+    root = folder / "bundle"
+    if not root.exists():
+        shutil.copytree(_bundle(), root)
+    name = TAGS[(data[0] >> 1 if data else 0) % len(TAGS)]
+    try:
+        (root / name).write_bytes(data[1:])
+        if data and data[0] & 1 and name != layout.TAG_MANIFEST:
+            digests = layout.parse_manifest((_bundle() / layout.TAG_MANIFEST).read_bytes())
+            (root / layout.TAG_MANIFEST).write_bytes(manifest_text({**digests, name: sha256_of_bytes(data[1:])}))
+        report = verify(root, "fast")
+        json.dumps(report.to_json()).encode()
+        assert (
+            not report.ok
+            or name == layout.SIGNATURE
+            or (root / name).read_bytes() == (_bundle() / name).read_bytes()
+            or (name == layout.BAG_INFO)
+        ), "a changed file was taken for a sound one"
+        signed_by(root)
+        Bundle.open(root)
+    finally:
+        for changed in (name, layout.TAG_MANIFEST):
+            if (_bundle() / changed).exists():
+                shutil.copyfile(_bundle() / changed, root / changed)
+            else:
+                (root / changed).unlink(missing_ok=True)
+
+
+PARSERS: Mapping[str, Callable[[bytes, Path], None]] = {
+    "bag": bag,
+    "lock": lock,
+    "manifest": manifest,
+    "patch": patch,
+    "report": report,
+    "safetensors": safetensors,
+}
+
+
+def survives(target: str, data: bytes, folder: Path) -> None:
+    """Feeds a parser; whatever is not a value or a StageError with a remedy comes out of here."""
+    try:
+        PARSERS[target](data, folder)
+    except StageError as error:
+        assert error.message and error.remedy, f"without a remedy: {error}"
+        as_shown(str(error)).encode()

@@ -1,0 +1,252 @@
+"""Bundles that lie: in their records, in what kind of files they are made of, in what they are called.
+
+Each is also given to `stage-verify.py`, which must say the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from stage import bundle as layout
+from stage.bundle import manifest_text, parse_manifest
+from stage.digest import sha256_of_bytes
+from tests.stage.hostile.manifests import SOUND
+from tests.stage.hostile.runner import Case, Place
+
+Prepare = Callable[[Place], list[str]]
+CONFIG = "data/models/bert/config.json"
+HUGE = 10**11  # bytes, of a sparse file
+
+
+def bag(spoil: Callable[[Path], object], command: str = "verify", *, big: bool = False) -> Prepare:
+    """A bundle, spoiled, and the command that meets it."""
+
+    def prepare(place: Place) -> list[str]:
+        spoil(place.bundle(big=big))
+        return [command, "bundle"]
+
+    return prepare
+
+
+def reseal(root: Path, *paths: str) -> None:
+    """Makes the tag manifest agree with files beside the payload as they are now."""
+    digests = parse_manifest((root / layout.TAG_MANIFEST).read_bytes())
+    digests |= {path: sha256_of_bytes((root / path).read_bytes()) for path in paths}
+    (root / layout.TAG_MANIFEST).write_bytes(manifest_text(digests))
+
+
+def sealed(name: str, change: Callable[[bytes], bytes]) -> Prepare:
+    """A bundle with a changed file beside the payload, which its tag manifest vouches for."""
+
+    def spoil(root: Path) -> None:
+        (root / name).write_bytes(change((root / name).read_bytes()))
+        reseal(root, name)
+
+    return bag(spoil)
+
+
+def changed(name: str, change: Callable[[bytes], bytes]) -> Prepare:
+    """The same, and nobody vouches for it."""
+    return bag(lambda root: (root / name).write_bytes(change((root / name).read_bytes())))
+
+
+def line(path: str, newline: str = "\n") -> bytes:
+    return f"{'0' * 64}  {path}{newline}".encode()
+
+
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Something else where a file was; the file itself waits beside the bundle."""
+
+    def spoil(root: Path) -> None:
+        shutil.move(root / name, root.parent / "kept")
+        make(root / name)
+
+    return spoil
+
+
+def link(path: Path) -> None:
+    path.symlink_to("../kept" if path.parent.name == "bundle" else path.parents[3] / "kept")
+
+
+def plug(path: Path) -> None:
+    """A socket somebody left. Its name may have 107 bytes, so it is made from within the folder."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _device(root: Path) -> None:
+    if os.geteuid() == 0:
+        os.mknod(root / "data/zero", 0o020666, os.makedev(1, 5))
+    else:  # only root makes devices
+        os.mkfifo(root / "data/zero")
+
+
+def _hard_link(root: Path) -> None:
+    os.link(root / CONFIG, root.parent / "elsewhere")
+
+
+def _deep(root: Path) -> None:
+    """Folders in folders, their names together longer than any system call takes."""
+    at = os.open(root / "data", os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=at)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def _sparse(name: str, size: int = HUGE) -> Callable[[Path], object]:
+    return lambda root: os.truncate(root / name, size)
+
+
+def _no_right_to(name: str) -> Callable[[Path], object]:
+    return lambda root: (root / name).chmod(0)
+
+
+def _blocks(change: Callable[[bytes], bytes]) -> Prepare:
+    def spoil(root: Path) -> None:
+        path = next((root / layout.BLOCKS).iterdir())
+        path.write_bytes(change(path.read_bytes()))
+        reseal(root, path.relative_to(root).as_posix())
+
+    return bag(spoil, big=True)
+
+
+def _names_that_are_no_text(root: Path) -> None:
+    for name in (b"not utf-8 \xff", b"new\nline", b"\x1b[2Jred", "\u202etxt.exe".encode()):
+        with open(os.path.join(os.fsencode(root / "data"), name), "wb"):  # noqa: PTH118
+            pass
+
+
+def into(spoil: Callable[[Path], object]) -> Prepare:
+    """`stage fetch` into a folder that looks like an interrupted fetch, with a file of somebody's in it."""
+
+    def prepare(place: Place) -> list[str]:
+        root = place.bundle()
+        (root / layout.TAG_MANIFEST).unlink()
+        (root / "mine.txt").touch()
+        spoil(root)
+        place.write("m.yaml", SOUND)
+        place.write("notes/a.txt", "a")
+        return ["fetch", "m.yaml", "-o", "bundle"]
+
+    return prepare
+
+
+M, T, INFO = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
+INVALID = ("invalid",)
+
+CASES = [
+    Case("manifest line ..", 1, (M, *INVALID), sealed(M, lambda text: text + line("data/../../precious"))),
+    Case("manifest line absolute", 1, (M, *INVALID), sealed(M, lambda text: line("/etc/passwd") + text)),
+    Case("manifest line binary", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"  data", b" *data", 1))),
+    Case("manifest CRLF", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"\n", b"\r\n"))),
+    Case("manifest percent", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"a b/", b"a%20b/"))),
+    Case("manifest line twice", 1, (M, *INVALID), sealed(M, lambda text: text + text.splitlines(True)[0])),
+    Case("manifest without its last newline", 1, (M, *INVALID), sealed(M, lambda text: text[:-1])),
+    Case("manifest upper case", 1, (M, *INVALID), sealed(M, lambda text: text[:64].upper() + text[64:])),
+    Case("manifest empty", 1, (M, *INVALID), sealed(M, lambda _: b"")),
+    Case("manifest zeros", 1, (M, *INVALID), sealed(M, lambda text: bytes(len(text)))),
+    Case("manifest not UTF-8", 1, (M, *INVALID), sealed(M, lambda text: text + b"0" * 64 + b"  data/\xff\n")),
+    Case(
+        "a second algorithm",
+        1,
+        ("manifest-sha512.txt", "extra"),
+        bag(lambda root: (root / "manifest-sha512.txt").write_bytes(b"0" * 128 + b"  data/x\n")),
+    ),
+    Case(
+        "fetch.txt",
+        1,
+        ("fetch.txt", "extra"),
+        bag(lambda root: (root / "fetch.txt").write_text("http://127.0.0.1:9/x - data/../../evil\n")),
+    ),
+    Case("tag manifest line ..", 1, (T, *INVALID), changed(T, lambda text: text + line("../precious"))),
+    Case("tag manifest line of the payload", 1, (T, *INVALID), changed(T, lambda text: text + line(CONFIG))),
+    Case("tag manifest line twice", 1, (T, *INVALID), changed(T, lambda text: text + text.splitlines(True)[-1])),
+    Case("tag manifest of itself", 1, (T, *INVALID), changed(T, lambda text: text + line(T))),
+    Case("tag manifest empty", 1, (T, *INVALID), changed(T, lambda _: b"")),
+    Case("tag manifest noise", 1, (T, *INVALID), changed(T, lambda text: bytes(range(256)) * 9)),
+    Case("BagIt 0.97", 1, (layout.BAGIT, *INVALID), sealed(layout.BAGIT, lambda t: t.replace(b"1.0", b"0.97"))),
+    Case("BagIt in UTF-16", 1, (layout.BAGIT,), sealed(layout.BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16"))),
+    Case("oxum folded", 1, (INFO, *INVALID), sealed(INFO, lambda t: t.replace(b"Payload-Oxum: ", b"Payload-Oxum:\n "))),
+    Case("oxum twice", 1, (INFO, *INVALID), sealed(INFO, lambda text: text + b"Payload-Oxum: 1.1\n")),
+    Case("oxum of 10,000 digits", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"Oxum: ", b"Oxum: " + b"9" * 10_000))),
+    Case(
+        "identifier of another lock", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8))
+    ),
+    Case("bag-info of 100 GB", 1, (INFO, "larger"), bag(_sparse(INFO)), how="process"),
+    Case("tag manifest of 100 GB", 1, (T, "larger"), bag(_sparse(T)), how="process"),
+    Case(
+        "signature of 100 GB",
+        1,
+        (layout.SIGNATURE, "larger"),
+        bag(lambda root: [(root / layout.SIGNATURE).touch(), _sparse(layout.SIGNATURE)(root)]),
+        how="process",
+    ),
+    Case("payload of 100 GB", 1, (CONFIG, "mismatched"), bag(_sparse(CONFIG)), how="process"),
+    Case("lock a link", 1, (layout.LOCK, "a symbolic link"), bag(instead(layout.LOCK, link))),
+    Case("lock a pipe", 1, (layout.LOCK, "a pipe"), bag(instead(layout.LOCK, os.mkfifo)), how="process"),
+    Case("lock a folder", 1, (layout.LOCK,), bag(instead(layout.LOCK, Path.mkdir))),
+    Case("tag manifest a link", 1, (T, "a symbolic link"), bag(instead(T, link))),
+    Case("tag manifest a pipe", 1, (T, "a pipe"), bag(instead(T, os.mkfifo)), how="process"),
+    Case("payload a link", 1, (CONFIG, "a symbolic link"), bag(instead(CONFIG, link))),
+    Case("payload a pipe", 1, (CONFIG, "a pipe"), bag(instead(CONFIG, os.mkfifo)), how="process"),
+    Case("payload a socket", 1, (CONFIG, "a socket"), bag(instead(CONFIG, plug))),
+    Case("a device more", 1, ("data/zero", "unsafe"), bag(_device), how="process"),
+    Case("a folder that is a link out", 1, ("data/models", "a symbolic link"), bag(instead("data/models", link))),
+    Case("hard link outside is fine", 0, ("sound",), bag(_hard_link)),
+    Case(
+        "names that are no text", 1, ("\\x1b[2Jred", "\\udcff", "new\\nline", "\\u202e"), bag(_names_that_are_no_text)
+    ),
+    Case("names too long together", 1, ("unreadable",), bag(_deep)),
+    Case("a file nobody may read", 1, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"),
+    Case("a folder nobody may read", 1, ("data/models", "unreadable"), bag(_no_right_to("data/models")), how="nobody"),
+    Case("a lock nobody may read", 1, (layout.LOCK, "unreadable"), bag(_no_right_to(layout.LOCK)), how="nobody"),
+    Case("blocks one too few", 1, ("blocks/", *INVALID), _blocks(lambda text: text[65:])),
+    Case("blocks upper case", 1, ("blocks/", *INVALID), _blocks(bytes.upper)),
+    Case(
+        "blocks of other bytes",
+        1,
+        ("sparse.bin", "0-16777216"),
+        _blocks(lambda text: line("")[:64] + b"\n" + text[65:]),
+    ),
+    Case(
+        "journal in a finished bundle",
+        1,
+        (layout.JOURNAL, "extra"),
+        bag(lambda root: (root / layout.JOURNAL).write_text("/etc/passwd\n")),
+    ),
+    Case(
+        "fetch into it: journal not UTF-8",
+        2,
+        ("not from any fetch",),
+        into(lambda root: (root / layout.JOURNAL).write_bytes(b"\xff\xfe\n../../precious\n")),
+    ),
+    Case(
+        "fetch into it: journal of what is not ours",
+        2,
+        ("not from any fetch",),
+        into(lambda root: (root / layout.JOURNAL).write_text("../../precious\nstage.lock\n")),
+    ),
+    Case(
+        "fetch into it: a link",
+        2,
+        ("a link or special file",),
+        into(lambda root: (root / "data/link").symlink_to("/etc")),
+    ),
+    Case("shown: lock a pipe", 1, (layout.LOCK, "pipe"), bag(instead(layout.LOCK, os.mkfifo), "show"), how="process"),
+    Case("shown: lock a link", 1, (layout.LOCK, "a link"), bag(instead(layout.LOCK, link), "show")),
+    Case("shown: tag manifest a pipe", 2, (T,), bag(instead(T, os.mkfifo), "show"), how="process"),
+    Case("shown: lock of 100 GB", 1, (layout.LOCK, "larger"), bag(_sparse(layout.LOCK), "show"), how="process"),
+    Case("shown: a pipe", 2, ("not a bundle",), lambda place: [os.mkfifo(place.folder / "p"), ["show", "p"]][1]),  # type: ignore[func-returns-value, list-item, return-value]
+]

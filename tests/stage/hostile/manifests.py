@@ -1,0 +1,149 @@
+"""Manifests from somebody who means no good, or whose editor does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.stage.hostile.runner import Case, Place
+
+HEAD = "format: 1\nname: m\nassets:\n"
+SOUND = HEAD + "  notes:\n    path: notes\n"
+
+
+def fetch(text: bytes | str, *more: Callable[[Place], object]) -> Callable[[Place], list[str]]:
+    """`stage fetch` of a manifest with this text, beside a folder `notes` with a file in it."""
+
+    def prepare(place: Place) -> list[str]:
+        place.write("m.yaml", text)
+        place.write("notes/a.txt", "a")
+        for step in more:
+            step(place)
+        return ["fetch", "m.yaml", "-o", "bundle"]
+
+    return prepare
+
+
+def asset(name: str = "x", **entry: Any) -> str:
+    """A manifest of one asset. JSON is YAML, and can say what YAML's own style cannot."""
+    return json.dumps({"format": 1, "name": "m", "assets": {name: entry}})
+
+
+def _bomb() -> str:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    return "\n".join(lines) + "\n" + SOUND
+
+
+def _manifest_that(make: Callable[[str], object]) -> Callable[[Place], list[str]]:
+    """The manifest's own path is something else than a file."""
+
+    def prepare(place: Place) -> list[str]:
+        make(str(place.folder / "m.yaml"))
+        return ["fetch", "m.yaml", "-o", "bundle"]
+
+    return prepare
+
+
+def _sparse(path: str) -> None:
+    with open(path, "wb") as file:
+        file.write(SOUND.encode())
+        file.truncate(100 * 2**20)
+
+
+def _linked_notes(place: Place) -> None:
+    (place.folder / "notes" / "link").symlink_to("/etc/passwd")
+
+
+def _loop(place: Place) -> None:
+    (place.folder / "one").symlink_to("two")
+    (place.folder / "two").symlink_to("one")
+
+
+def _pipe(place: Place) -> None:
+    os.mkfifo(place.folder / "pipe")
+
+
+def _pipe_inside(place: Place) -> None:
+    os.mkfifo(place.folder / "notes" / "pipe")
+
+
+def _names(*names: str) -> Callable[[Place], object]:
+    return lambda place: [place.write(f"notes/{name}", name) for name in names]
+
+
+CASES = [
+    Case("alias bomb", 2, ("m.yaml:2", "aliases"), fetch(_bomb())),
+    Case("alias once", 2, ("m.yaml:7", "aliases"), fetch(SOUND + "    exclude: &a ['x']\n    include: *a\n")),
+    Case("merge key", 2, ("aliases",), fetch("base: &b {path: notes}\n" + HEAD + "  x:\n    <<: *b\n")),
+    Case("key twice", 2, ("m.yaml:6", "written twice"), fetch(SOUND + "    path: other\n")),
+    Case("asset twice", 2, ("written twice",), fetch(SOUND + "  notes:\n    path: other\n")),
+    Case("nested lists", 2, ("nested too deeply",), fetch("[" * 100_000)),
+    Case("nested mappings", 2, ("nested too deeply",), fetch("".join(f"{' ' * n}a:\n" for n in range(300)))),
+    Case("tabs", 2, ("m.yaml:4", "not valid YAML"), fetch(HEAD + "\tnotes:\n\t\tpath: notes\n")),
+    Case("byte order mark is fine", 0, ("bundle id",), fetch(b"\xef\xbb\xbf" + SOUND.encode())),
+    Case("UTF-16", 2, ("m.yaml", "not UTF-8"), fetch(SOUND.encode("utf-16"))),
+    Case("latin-1", 2, ("m.yaml", "not UTF-8"), fetch(SOUND.encode() + b"# caf\xe9\n")),
+    Case("zero byte", 2, ("m.yaml", "not valid YAML"), fetch(SOUND + "# \0\n")),
+    Case("escape sequence", 2, ("m.yaml",), fetch(HEAD + '  "\\e[2Jx":\n    path: notes\n')),
+    Case("two documents", 2, ("not valid YAML",), fetch(SOUND + "---\n" + SOUND)),
+    Case("python object", 2, ("m.yaml:5",), fetch(HEAD + "  x:\n    path: !!python/object/apply:os.system [id]\n")),
+    Case("empty", 2, ("found nothing",), fetch("")),
+    Case("a list", 2, ("found a list",), fetch("- a\n")),
+    Case("100 MB", 2, ("m.yaml", "larger than"), _manifest_that(_sparse), how="process"),
+    Case("a pipe", 2, ("m.yaml", "a pipe or device"), _manifest_that(os.mkfifo), how="process"),
+    Case("a folder", 2, ("m.yaml", "is a folder"), _manifest_that(os.mkdir)),
+    Case(
+        "a device",
+        2,
+        ("m.yaml", "a pipe or device"),
+        _manifest_that(lambda path: Path(path).symlink_to("/dev/zero")),
+        how="process",
+    ),
+    Case("format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))),
+    Case("format of next year", 2, ("`format` should be 1, found 2",), fetch(SOUND.replace("1", "2", 1))),
+    Case("number of 10,000 digits", 2, ("m.yaml:1",), fetch(SOUND.replace("1", "1" * 10_000, 1))),
+    Case("number as name", 2, ("m.yaml:2", "should be text"), fetch(SOUND.replace("name: m", "name: 12"))),
+    Case("number as path", 2, ("m.yaml:5", "should be text"), fetch(SOUND.replace("path: notes", "path: 5"))),
+    Case("half a character", 2, ("half a character",), fetch('name: "\\ud800"\n' + SOUND.replace("name: m\n", ""))),
+    Case("half a character in a path", 2, ("half a character",), fetch(asset(path="a\ud800"))),
+    Case("asset name ..", 2, ("cannot name an asset",), fetch(asset("..", path="notes"))),
+    Case("asset name with /", 2, ("cannot name an asset",), fetch(asset("../../x", path="notes"))),
+    Case("asset name empty", 2, ("cannot name an asset",), fetch(asset("", path="notes"))),
+    Case("asset names equal but for case", 3, ("would be one folder",), fetch(SOUND + "  Notes:\n    path: notes\n")),
+    Case("asset name in normal form D", 2, ("cannot name an asset",), fetch(asset("e\u0301", path="notes"))),
+    Case("unknown key", 2, ("Did you mean `path`",), fetch(asset(paht="notes"))),
+    Case("path of nobody", 2, ("home folder",), fetch(asset(path="~nobody-of-that-name/x"))),
+    Case("path with a zero byte", 2, ("there is no",), fetch(asset(path="a\0b"))),
+    Case("path in circles", 2, ("one",), fetch(asset(path="one"), _loop)),
+    Case("path to a device", 2, ("/dev/zero",), fetch(asset(path="/dev/zero"))),
+    Case("path to a pipe", 2, ("pipe",), fetch(asset(path="pipe"), _pipe)),
+    Case("path with a pipe in it", 3, ("pipe", "special file"), fetch(asset(path="notes"), _pipe_inside)),
+    Case("path with a link out", 3, ("link",), fetch(asset(path="notes"), _linked_notes)),
+    Case("path with names alike", 3, ("same file",), fetch(asset(path="notes"), _names("B.txt", "b.txt"))),
+    Case("path with normal forms alike", 3, ("same file",), fetch(asset(path="notes"), _names("\u00e9", "e\u0301"))),
+    Case("path with a newline in a name", 3, ("control character",), fetch(asset(path="notes"), _names("a\nb"))),
+    Case("names that Windows reserves are fine", 0, ("bundle id",), fetch(asset(path="notes"), _names("con", "a:b"))),
+    Case("path with % in a name", 3, ("`%`",), fetch(asset(path="notes"), _names("a%0Ab"))),
+    Case(
+        "pattern that backtracks",
+        2,
+        ("matches none",),
+        fetch(asset(path="notes", include=["*a" * 60 + "b"]), _names("a" * 200)),
+    ),
+    Case("pattern that is no range", 2, ("matches none",), fetch(asset(path="notes", include=["[z-a]*["]))),
+    Case("url with a password", 2, ("password",), fetch(asset(url="https://me:secret@127.0.0.1:9/x.zip"))),
+    Case("url of a file", 2, ("should begin with https://",), fetch(asset(url="file:///etc/passwd"))),
+    Case("url of no host", 2, ("names no host",), fetch(asset(url="http:///x"))),
+    Case("url with half an address", 2, ("invalid ipv6",), fetch(asset(url="http://[::1/x"))),
+    Case("url with a port of six digits", 2, ("address",), fetch(asset(url="http://127.0.0.1:999999/x"))),
+    Case("url whose file is ..", 3, ("`..`",), fetch(asset(url="http://127.0.0.1:9/a/%2e%2e"))),
+    Case("url whose file leads out", 3, ("`..`",), fetch(asset(url="http://127.0.0.1:9/%2e%2e%2f%2e%2e%2fevil"))),
+    Case("url with a line break", 2, ("address",), fetch(asset(url="http://127.0.0.1:9/a\r\nX-Evil: 1"))),
+    Case("sha256 of sha1's length", 2, ("64 hex digits",), fetch(asset(url="http://127.0.0.1:9/x", sha256="a" * 40))),
+    Case("repository that is a path", 2, ("repository",), fetch(asset(model="../../etc/passwd"))),
+    Case("repository with a query", 2, ("repository",), fetch(asset(model="acme/bert?x=1"))),
+]

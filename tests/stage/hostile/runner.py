@@ -1,0 +1,190 @@
+"""One hostile input: how it is made, which command meets it, and what must come of that.
+
+Whatever the input, the command ends with the exit code that is promised, in words that name the thing and what to do,
+printing nothing that could rewrite a terminal; and outside the folder it was given nothing comes, goes or changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import stage.sources
+from stage.cli import main
+from stage.sources.retry import RetryPolicy
+from tests.stage.bundles import make_bundle
+from tests.support.liar import Liar, lying
+
+# What a command may write to, by names in the folder it runs in; everything else must stay as it was.
+MAY_WRITE: Mapping[str, set[str]] = {
+    "fetch": {"bundle", "m.lock"},
+    "lock": {"m.lock"},
+    "patch": {"patch"},
+    "apply": {"bundle", "bundle.apply.partial"},
+    "verify": set(),
+    "show": set(),
+    "sign": set(),
+    "init": set(),
+}
+MEMORY = 3 * 2**30  # bytes of address space: a bomb that goes off meets this, not the machine
+TIMEOUT_S = 60
+# Servers here lie for good: as patient as on a real network, a case would take a minute.
+IMPATIENT = """
+from functools import partial
+import stage.sources
+from stage.cli import main
+from stage.sources.retry import RetryPolicy
+stage.sources.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
+main()
+"""
+
+
+@dataclass
+class Place:
+    """The folder in which a case is set up, and a lying server where one is asked for."""
+
+    folder: Path
+    stack: ExitStack
+    environment: dict[str, str] = field(default_factory=dict)
+    _liar: Liar | None = None
+
+    @property
+    def liar(self) -> Liar:
+        """A server of its own for each case."""
+        if self._liar is None:
+            self._liar = self.stack.enter_context(lying())
+        return self._liar
+
+    def write(self, name: str, data: bytes | str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        return path
+
+    def bundle(self, *, big: bool = False) -> Path:
+        """A sound bundle, to be made unsound."""
+        return make_bundle(self.folder / "bundle", big=big).root
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hostile input.
+
+    Attributes:
+        code: the exit code it has to end with.
+        says: words that must be in what is printed (all of them).
+        prepare: sets it up, and returns the arguments of `stage`.
+        how: `here` (in this process), `process` (one of its own, with little memory), `nobody` (that, and without
+            root's right to read everything).
+        after: what else must hold afterwards.
+        slow: takes longer than CI has time for.
+    """
+
+    name: str
+    code: int
+    says: tuple[str, ...]
+    prepare: Callable[[Place], list[str]]
+    how: str = "here"
+    after: Callable[[Place], None] | None = None
+    slow: bool = False
+
+
+def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a case and checks what must hold for every case; returns what was printed."""
+    arguments = case.prepare(place)
+    before = snapshot(place.folder)
+    monkeypatch.chdir(place.folder)
+    if case.how == "here":
+        code, printed = _here(arguments, place, monkeypatch)
+    else:
+        done = in_a_process(arguments, case, place)
+        code, printed = done.returncode, done.stdout + done.stderr
+    assert "Traceback" not in printed, printed
+    assert code == case.code, f"exit code {code}: {printed}"
+    for words in case.says:
+        assert words in printed, printed
+    if code:
+        problem, arrow, remedy = printed.partition("\n  -> ")
+        assert "error: " in problem and arrow and remedy.strip(), f"without a remedy: {printed}"
+    assert all(c.isprintable() or c == "\n" for c in printed), ascii(printed)
+    may_write = MAY_WRITE[arguments[0]]
+    after = snapshot(place.folder)
+    changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+    outside = {path for path in changed if path.split("/")[0] not in may_write}
+    assert not outside, f"changed outside: {outside}"
+    if code and arguments[0] == "fetch":
+        assert not (place.folder / "bundle" / "tagmanifest-sha256.txt").exists(), "looks finished"
+    if case.after is not None:
+        case.after(place)
+    return printed
+
+
+def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    for name, value in _environment(place).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stage.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01))
+    done = CliRunner().invoke(main, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def in_a_process(
+    arguments: list[str], case: Case, place: Place, command: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `stage`, or another command, in a process with little memory."""
+
+    def limited() -> None:
+        if sys.platform == "linux":  # elsewhere libraries alone take more address space than that
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    # Root reads what nobody may read; without these two rights it is as any other user.
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    as_nobody = case.how == "nobody" and os.geteuid() == 0
+    return subprocess.run(
+        [*(drop if as_nobody else ()), *(command or [sys.executable, "-c", IMPATIENT]), *arguments],
+        cwd=place.folder,
+        env={**os.environ, **_environment(place)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=limited,
+    )
+
+
+def _environment(place: Place) -> dict[str, str]:
+    home = {"HOME": str(place.folder.parent), "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
+    return {**home, **place.environment}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Path -> kind, size and content (or where a link points) of everything in the folder and beside it."""
+    found = {}
+    # By descriptors: names may add up to more than the system takes at once.
+    for place, folders, files, descriptor in os.fwalk(folder.parent):
+        for name in (*folders, *files):
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            content = ""
+            if stat.S_ISLNK(status.st_mode):
+                content = os.readlink(name, dir_fd=descriptor)
+            elif stat.S_ISREG(status.st_mode) and status.st_size < 2**20:
+                with suppress(PermissionError):
+                    file = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+                    content = hashlib.sha256(os.read(file, 2**20)).hexdigest()
+                    os.close(file)
+            path = os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+            size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+            found[path] = (stat.S_IFMT(status.st_mode), size, content)
+    return found

@@ -1,0 +1,119 @@
+"""Signatures that are none, and bundles that somebody else signed."""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stage import bundle as layout
+from stage.sign import NAMESPACE
+from tests.stage.hostile.runner import Case, Place
+
+Prepare = Callable[[Place], list[str]]
+BEGIN, END = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
+
+
+@cache
+def _keys() -> tuple[bytes, bytes]:
+    with TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True)
+        return key.read_bytes(), key.with_suffix(".pub").read_bytes()
+
+
+def signed(change: Callable[[bytes], bytes], signers: bytes | None = None, namespace: str = NAMESPACE) -> Prepare:
+    """`stage verify --signers` of a signed bundle whose signature was changed afterwards."""
+
+    def prepare(place: Place) -> list[str]:
+        root = place.bundle()
+        private, public = _keys()
+        key = place.write("key", private)
+        key.chmod(0o600)
+        done = subprocess.run(
+            ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", namespace],
+            input=(root / layout.TAG_MANIFEST).read_bytes(),
+            capture_output=True,
+            check=True,
+        )
+        (root / layout.SIGNATURE).write_bytes(change(done.stdout))
+        place.write("signers", b"alice " + public if signers is None else signers)
+        return ["verify", "bundle", "--signers", "signers"]
+
+    return prepare
+
+
+def special(make: Callable[[Path], object]) -> Prepare:
+    """Something else than a file where the signature should be."""
+    sound = signed(bytes)
+
+    def prepare(place: Place) -> list[str]:
+        arguments = sound(place)
+        path = place.folder / "bundle" / layout.SIGNATURE
+        path.rename(place.folder / "kept")
+        make(path)
+        return arguments
+
+    return prepare
+
+
+def armoured(blob: bytes) -> bytes:
+    return BEGIN + base64.encodebytes(blob) + END
+
+
+def text(*strings: bytes) -> bytes:
+    return b"".join(struct.pack(">I", len(string)) + string for string in strings)
+
+
+DAMAGED = (layout.SIGNATURE, "damaged")
+
+CASES = [
+    Case("sound", 0, ("signed by alice",), signed(bytes)),
+    Case("empty", 4, DAMAGED, signed(lambda _: b"")),
+    Case("noise", 4, DAMAGED, signed(lambda _: bytes(range(256)) * 4)),
+    Case("no base64", 4, DAMAGED, signed(lambda _: BEGIN + b"!!!!\n" + END)),
+    Case("armour of nothing", 4, DAMAGED, signed(lambda _: BEGIN + END)),
+    Case("version 2", 4, DAMAGED, signed(lambda _: armoured(b"SSHSIG" + struct.pack(">I", 2)))),
+    Case("key of 4 GB", 4, DAMAGED, signed(lambda _: armoured(b"SSHSIG" + struct.pack(">II", 1, 2**32 - 1)))),
+    Case(
+        "key of escape sequences",
+        4,
+        (layout.SIGNATURE,),
+        signed(
+            lambda _: armoured(
+                b"SSHSIG" + struct.pack(">I", 1) + text(text(b"\x1b[2J"), NAMESPACE.encode(), b"", b"sha512", b"")
+            )
+        ),
+    ),
+    Case(
+        "namespace of escape sequences",
+        4,
+        ("another use",),
+        signed(
+            lambda _: armoured(
+                b"SSHSIG" + struct.pack(">I", 1) + text(text(b"ssh-ed25519"), b"\x1b[2J", b"", b"sha512", b"")
+            )
+        ),
+    ),
+    Case("cut", 4, DAMAGED, signed(lambda signature: signature[:-40])),
+    Case(
+        "a byte changed",
+        4,
+        (layout.SIGNATURE,),
+        signed(lambda s: s.replace(s[200:201], b"A", 1) if s[200:201] != b"A" else s.replace(b"A", b"B", 1)),
+    ),
+    Case("for a mail", 4, ("another use",), signed(bytes, namespace="email")),
+    Case("of 2 MB", 4, ("larger",), signed(lambda _: b"A" * 2**21)),
+    Case("a pipe", 4, ("pipe",), special(os.mkfifo), how="process"),
+    Case("a link", 4, ("a link",), special(lambda path: path.symlink_to("../kept"))),
+    Case("a folder", 4, (layout.SIGNATURE,), special(Path.mkdir)),
+    Case("by nobody listed", 4, ("does not list",), signed(bytes, b"alice ssh-ed25519 AAAA\n")),
+    Case("listed for another use", 4, ("not for this",), signed(bytes, b'alice namespaces="git" ' + _keys()[1])),
+    Case("signers of noise", 4, ("does not list",), signed(bytes, bytes(range(256)) * 10)),
+    Case("signers that are none", 2, ("no such file of signers",), lambda place: [*signed(bytes)(place)[:3], "gone"]),
+]

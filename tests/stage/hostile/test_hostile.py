@@ -1,0 +1,65 @@
+"""The collection of hostile inputs: each is refused with the right exit code, in words, and nothing lands outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.stage.hostile import archives, bags, contents, hubs, locks, manifests, patches, signatures
+from tests.stage.hostile.runner import Case, Place, in_a_process, run
+from tests.stage.test_standalone_verifier import TEMPLATE, pythons
+
+ROOMS = (manifests, locks, bags, archives, contents, hubs, patches, signatures)
+COLLECTION = [
+    pytest.param(
+        case,
+        id=f"{room.__name__.rpartition('.')[2]}-{case.name}",
+        marks=[pytest.mark.slow] if case.slow else [],
+    )
+    for room in ROOMS
+    for case in room.CASES
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        folder = tmp_path / "beside" / "here"
+        folder.mkdir(parents=True)
+        (folder.parent / "precious").write_bytes(b"not to be touched")
+        yield Place(folder, stack)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("case", COLLECTION)
+def test_it_is_met_with_words_and_nothing_lands_outside(
+    case: Case, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(case, place, monkeypatch)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("case", [p for p in COLLECTION if p.id and p.id.startswith(("bags-", "locks-sealed"))])
+def test_the_verifier_in_the_bundle_says_the_same(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every finding, word for word, by the oldest Python here; or, of what cannot be looked at, the exit code."""
+    command, *arguments = case.prepare(place)
+    if command != "verify":
+        return
+    monkeypatch.chdir(place.folder)
+    standalone = [pythons()[0], "-I", "-S", str(TEMPLATE)]
+    done = in_a_process([*arguments, "--json"], case, place, standalone)
+    assert (done.returncode, "Traceback" in done.stderr) == (case.code, False), done.stderr
+    if case.code <= 1:
+        stage = in_a_process(["verify", *arguments, "--json"], case, place)
+        assert json.loads(done.stdout) == json.loads(stage.stdout)
+    else:
+        assert done.stdout == "" and done.stderr.startswith("error: ")
+
+
+def test_the_collection_is_as_large_as_was_promised_and_no_case_is_there_twice() -> None:
+    names = [param.id for param in COLLECTION]
+    assert len(names) >= 60 and len(set(names)) == len(names)

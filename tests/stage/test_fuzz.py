@@ -1,0 +1,134 @@
+"""Whatever bytes a parser is given, it gives a value or words with a remedy. What once broke one stays in the corpus.
+
+Mutations of the corpus, by hypothesis: as many as a test run has time for, always the same; with `-m slow` many more,
+new ones each time. scripts/fuzz looks for longer, guided by what code the bytes reach.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stage.patchfile import PLAN, Plan, find_volumes
+from tests.stage.fuzzing import CORPUS, PARSERS, survives
+from tests.stage.patches import plans, sealed
+
+SEEDS = {target: [path.read_bytes() for path in sorted((CORPUS / target).iterdir())] for target in PARSERS}
+# Each has broken some parser somewhere.
+TOKENS = (
+    b"\0", b"\n", b"\r\n", b"\xff", b"\xef\xbb\xbf", b'"', b"\\ud800", b"\\u0000", b"{", b"}", b"[", b"]", b",", b":",
+    b"-", b"../", b"/", b"%0A", b"  ", b"\t", b"&a ", b"*a", b"!!int ", b"!!binary ", b"<<: ", b"---\n", b"? ", b"NaN",
+    b"-Infinity", b"1e999", b"true", b"null", b"9" * 30, b"[" * 200, b"9" * 5000, "\u202e".encode(), "e\u0301".encode(),
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 1.0, 1e300, 2**63 - 1, 2**63, 2**70, 10**400, "", "a", "..", "/", "data/x", "a" * 64,
+    "A" * 64, "0" * 40, "\ud800", "\0", "\x1b[2J", "\u202e", [], [0], [[]], [0, 0], {}, {"a": {}}, {"": []},
+)  # fmt: skip
+
+
+def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """Cut, doubled, flipped, overwritten, with something put in."""
+    for _ in range(draw(st.integers(1, 4))):
+        at, until = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))
+        middle = draw(
+            st.sampled_from((b"", data[at:until] * 2, data[at:until].swapcase())) | st.sampled_from(TOKENS)
+            | st.binary(max_size=8)
+        )  # fmt: skip
+        data = data[:at] + middle + data[draw(st.sampled_from((at, until))) :]
+    return data
+
+
+def changed_json(draw: st.DrawFn, data: bytes) -> bytes | None:
+    """One to three places of a JSON document are something else, or gone, or there twice. None: this is no JSON."""
+    start = data.index(b"{") if b"{" in data else len(data)
+    try:
+        document, end = json.JSONDecoder().raw_decode(data[start:].decode("utf-8", "surrogateescape"))
+    except ValueError:
+        return None
+    for _ in range(draw(st.integers(1, 3))):
+        places = list(_places(document))
+        if not places:
+            break
+        holder, key = draw(st.sampled_from(places))
+        what = draw(st.sampled_from(("value", "gone", "twice", "moved")))
+        if what == "value":
+            holder[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+        elif what == "gone":
+            del holder[key]
+        elif what == "twice" and isinstance(holder, list):
+            holder.append(holder[key])
+        else:
+            other, there = draw(st.sampled_from(places))
+            holder[key] = json.loads(json.dumps(other[there]))
+    with suppress(ValueError):
+        text = json.dumps(document).encode()
+        rest = data[start:].decode("utf-8", "surrogateescape")[end:].encode("utf-8", "surrogateescape")
+        length = struct.pack("<Q", len(text))  # of a safetensors header, before it
+        return (length if start == len(length) else data[:start]) + text + rest
+    return None
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+@st.composite
+def mutations(draw: st.DrawFn, target: str) -> bytes:
+    """Something near what the parser reads."""
+    data: bytes = draw(st.sampled_from(SEEDS[target]))
+    if draw(st.booleans()) and (changed := changed_json(draw, data)) is not None:
+        return changed
+    return changed_bytes(draw, data)
+
+
+FILES = [(target, path.name) for target in PARSERS for path in sorted((CORPUS / target).iterdir())]
+
+
+@pytest.mark.parametrize(("target", "name"), FILES, ids=lambda part: part)
+def test_what_once_broke_a_parser_does_not_again(target: str, name: str, tmp_path: Path) -> None:
+    survives(target, (CORPUS / target / name).read_bytes(), tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("target", PARSERS)
+def test_any_bytes_give_a_value_or_words(target: str, tmp_path: Path) -> None:
+    search(target, tmp_path, settings(max_examples=300, derandomize=True, database=None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", PARSERS)
+def test_many_bytes_give_a_value_or_words(target: str, tmp_path: Path) -> None:
+    search(target, tmp_path, settings(max_examples=5_000, database=None))
+
+
+def search(target: str, folder: Path, how: settings) -> None:
+    @settings(how, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(mutations(target))
+    def check(data: bytes) -> None:
+        survives(target, data, folder)
+
+    check()
+
+
+@given(plans(), st.randoms())
+def test_a_plan_that_is_written_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, plan: Plan, chance: random.Random
+) -> None:
+    number = chance.randint(1, plan.count)
+    root = sealed(tmp_path_factory.mktemp("plan"), plan.to_json(number))
+    (volume,) = find_volumes([root])
+    assert (volume.plan, volume.number) == (plan, number)
+    assert volume.plan.to_json(number) == (root / PLAN).read_bytes()

@@ -1,0 +1,56 @@
+"""A bundle to damage again and again: undoing costs what the damage did, not what the bundle weighs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+State = tuple[int, ...]
+
+
+class Workbench:
+    """A copy of a sound bundle, `root`, in a folder of its own, which damages may litter too."""
+
+    def __init__(self, sound: Path, folder: Path) -> None:
+        self.root = folder / "bundle"
+        self._sound = sound
+        subprocess.run(["cp", "-r", "--sparse=always", sound, self.root], check=True)
+        self._states = self._look()
+
+    def _look(self) -> dict[str, State]:
+        """Path -> what changes with whatever is done to a file; folders: only that they are there."""
+        states: dict[str, State] = {}
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            for entry in os.scandir(self.root.parent / folder):
+                path, status = f"{folder}{entry.name}", entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{path}/")
+                    states[path] = (status.st_mode,)
+                else:
+                    change = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                    states[path] = (status.st_mode, *change)
+        return states
+
+    def undo(self) -> None:
+        """Makes it the sound bundle again: removes what came, copies what went or changed."""
+        found = self._look()
+        parent = self.root.parent
+        different = [path for path in found if found[path] != self._states.get(path)]
+        for path in sorted(different, reverse=True):
+            if (parent / path).is_dir() and not (parent / path).is_symlink():
+                shutil.rmtree(parent / path)
+            else:
+                (parent / path).unlink(missing_ok=True)
+        for path in sorted(self._states):
+            if not os.path.lexists(parent / path):
+                original = self._sound / Path(path).relative_to(self.root.name)
+                if stat.S_ISDIR(self._states[path][0]):
+                    (parent / path).mkdir()
+                else:
+                    subprocess.run(["cp", "--sparse=always", original, parent / path], check=True)
+        self._states = self._look()
