@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -179,7 +180,8 @@ def verifier_text() -> bytes:
 
 
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
-    """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already.
+    """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already: of
+    them only the names may not be on the disk yet.
 
     Args:
         request: the manifest's text, which travels as `stage.yaml`.
@@ -188,6 +190,8 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     if not lock.is_complete:
         raise AssertionError("a bundle is finished only with a complete lock")
     (root / PAYLOAD).mkdir(exist_ok=True)
+    for folder, _, _ in os.walk(root / PAYLOAD):
+        sync_folder(Path(folder))
     texts = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),

@@ -142,8 +142,10 @@ class _Fetch:
         """Checks, brings, finishes."""
         files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
         stale = self.folder.stale({file.path for _, file in files})
-        here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
-        absent = [pair for pair in files if pair not in here]
+        here: list[tuple[LockedAsset, LockedFile]] = []
+        absent: list[tuple[LockedAsset, LockedFile]] = []
+        for asset, file in files:
+            (here if self.folder.size_of(file.path) == file.size else absent).append((asset, file))
         check_space(self.root, self._bytes_to_come(absent))
         if here:
             size = sum(file.size for _, file in here)

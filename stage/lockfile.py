@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from stage.digest import Digest, sha256_of_bytes
@@ -197,6 +198,10 @@ class Lockfile:
 
     def to_json(self) -> bytes:
         """The lock's one true text (UTF-8, keys sorted, newline at the end)."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> bytes:
         document = {
             "format": FORMAT,
             "name": self.name,

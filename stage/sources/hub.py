@@ -7,6 +7,7 @@ gives up at the first 429 or reset on metadata) and words: which asset, why, wha
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
 from stage.sources.download import Download, untrusted
-from stage.sources.http import tls_context, without_credentials
+from stage.sources.http import without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
 
@@ -65,9 +66,17 @@ class Hub:
     Args:
         endpoint: `--endpoint`; None: $HF_ENDPOINT, else the public Hub.
         stop: as for `Downloader`.
+        trust: as for `Connections`.
     """
 
-    def __init__(self, endpoint: str | None, reporter: Reporter, policy: RetryPolicy, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        endpoint: str | None,
+        reporter: Reporter,
+        policy: RetryPolicy,
+        stop: threading.Event,
+        trust: ssl.SSLContext,
+    ) -> None:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
         if not self.endpoint.startswith(("http://", "https://")):
             raise UsageError(f"the endpoint `{self.endpoint}` is no address.", "It should begin with https://")
@@ -79,7 +88,7 @@ class Hub:
         self._api = HfApi(
             endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
         )
-        set_client_factory(_client)
+        set_client_factory(lambda: _client(trust))
 
     def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.
@@ -227,12 +236,12 @@ class Hub:
         return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
 
 
-def _client() -> httpx2.Client:
+def _client(trust: ssl.SSLContext) -> httpx2.Client:
     """huggingface_hub's own client but for two things: it trusts whom our downloads trust (not certifi alone), and a
     Hub that says nothing does not hang us.
     """
     return httpx2.Client(
-        verify=tls_context(),
+        verify=trust,
         event_hooks={"request": [_refuse_if_offline]},
         follow_redirects=True,
         timeout=httpx2.Timeout(timeout_s()),
