@@ -18,6 +18,9 @@ from types import TracebackType
 from stage.digest import PIECE, Digest, Digester, FileDigests, feed
 from stage.names import PARTIAL_SUFFIX
 
+# Bytes handed to the kernel at a time. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of
+# 1 to 4 MiB (ext4, Linux 6.18).
+WRITE_SIZE = 256 * 2**10
 SYNC_EVERY = 64 * 2**20  # bytes; a smaller file is synced once, at its end
 
 
@@ -86,7 +89,7 @@ class Partial:
         view = memoryview(piece)
         with self._naming_the_file():
             while view:
-                view = view[self._file.write(view) :]
+                view = view[self._file.write(view[:WRITE_SIZE]) :]
             self._syncer.wrote(len(piece))
         self._digester.update(piece)
         self._progress(len(piece))

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[3]
 STAGE, STANDALONE, YARDSTICK = "stage verify", "stage-verify.py", "hashlib, one core, from memory"
 BAGIT, SUMS, SIGNING, MIRROR = "bagit.py --processes 2", "sha256sum -c", "model_signing verify", "model-mirror verify"
 NOTE = (
-    "Every tool reads the same files, which lie in the page cache. `stage verify` also checks every file name, every "
-    "file beside the payload, and the lock. "
+    "Every tool reads the same files, which lie in the page cache since they were made. `stage verify` also checks "
+    "every file name, every file beside the payload, and the lock. "
 )
 LARGE_NOTE = NOTE + (
     "Files above 64 MiB it hashes by block of 16 MiB, on all cores; the others hash each file on one core. The "

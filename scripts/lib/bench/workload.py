@@ -65,23 +65,19 @@ class Workload:
 def measure(workload: Workload, rounds: int, cwd: Path, say: Callable[[str], None]) -> list[dict[str, Sample]]:
     """Runs all candidates of a workload `rounds` times, each round beginning with another one.
 
-    One round before is not counted where nothing is written: it brings the files into the page cache.
-
     Raises:
         BenchError: a command failed.
     """
     results: list[dict[str, Sample]] = []
-    warm_up = 0 if workload.writes else 1
-    for number in range(-warm_up, rounds):
+    for number in range(rounds):
         first = number % len(workload.candidates)
         samples: dict[str, Sample] = {}
         for candidate in [*workload.candidates[first:], *workload.candidates[:first]]:
             samples |= _run(candidate, workload, cwd)
-        if number >= 0:
-            names = [step.ends for one in workload.candidates for step in one.steps if step.ends]
-            results.append({name: samples[name] for name in names})
-            line = ", ".join(f"{name} {samples[name].seconds:.2f}" for name in names)
-            say(f"  round {number + 1} of {rounds}, seconds: {line}")
+        names = [step.ends for one in workload.candidates for step in one.steps if step.ends]
+        results.append({name: samples[name] for name in names})
+        line = ", ".join(f"{name} {samples[name].seconds:.2f}" for name in names)
+        say(f"  round {number + 1} of {rounds}, seconds: {line}")
     return results
 
 
