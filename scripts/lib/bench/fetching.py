@@ -20,6 +20,7 @@ from scripts.lib.bench.measure import BenchError
 from scripts.lib.bench.payload import MIB, write_safetensors, write_small_files
 from scripts.lib.bench.peers import Peers
 from scripts.lib.bench.workload import Candidate, Step, Workload
+from stage.digest import hash_file
 
 ROOT = Path(__file__).resolve().parents[3]
 LARGE, MANY = 2048 * MIB, 500
@@ -44,7 +45,9 @@ MANY_NOTE = NOTE + "`aria2c -j8` and `curl --parallel-max 8` bring bytes and com
 def fetch_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
     """Both workloads, and the Hub they need for as long as the context lasts."""
     served = folder / "served"
-    sha256 = write_safetensors(served / "models/bench/large/model.safetensors", LARGE)
+    weights = served / "models/bench/large/model.safetensors"
+    write_safetensors(weights, LARGE)
+    sha256 = hash_file(weights).sha256
     (served / "models/bench/large/config.json").write_text('{"model_type": "bert"}\n')
     (served / "models/bench/large/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}\n')
     (served / "models/bench/large/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwill\nit\nload\n?\n")

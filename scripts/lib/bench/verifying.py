@@ -40,7 +40,7 @@ from pathlib import Path
 from model_mirror.checksums import write_checksums
 from model_mirror.state import VerificationState, write_verification_state
 root, name = Path(sys.argv[1]), sys.argv[2]
-write_checksums(root)
+write_checksums(root, max_workers=int(sys.argv[3]))
 state = VerificationState(status="verified", repo_id=name, repo_type="model", requested_revision="main",
                           resolved_commit="0" * 40)
 write_verification_state(root, state)
@@ -117,15 +117,15 @@ def _signing(peers: Peers, verb: str, name: str, folder: Path, bundle: Path) -> 
 def _make_mirror(folder: Path, peers: Peers, name: str, bundle: Path) -> Path:
     mirrors = folder / "mirrors"
     shutil.copytree(bundle / "data", mirrors / "models/bench" / name, copy_function=os.link)
-    command = [peers.command("python"), "-c", _MIRROR_STATE, str(mirrors / "models/bench" / name), f"bench/{name}"]
+    made = (str(mirrors / "models/bench" / name), f"bench/{name}", str(_cores()))
+    command = [peers.command("python"), "-c", _MIRROR_STATE, *made]
     run(command, plain_environment(), folder)
     return mirrors
 
 
 def _large_targets(rounds: Rounds) -> list[Target]:
-    cores = len(os.sched_getaffinity(0))
-    share = median_ratio(rounds, YARDSTICK, STAGE) / cores
-    return [Target(f"of {cores} cores x hashlib", share, 0.9), _memory(rounds)]
+    share = median_ratio(rounds, YARDSTICK, STAGE) / _cores()
+    return [Target(f"of {_cores()} cores x hashlib", share, 0.9), _memory(rounds)]
 
 
 def _small_targets(rounds: Rounds) -> list[Target]:
@@ -135,3 +135,8 @@ def _small_targets(rounds: Rounds) -> list[Target]:
 def _memory(rounds: Rounds) -> Target:
     peak = median_of(rounds, STAGE, lambda sample: sample.peak)
     return Target("peak memory of `stage verify`, MiB", peak / MIB, 200, at_most=True)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
