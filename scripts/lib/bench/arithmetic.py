@@ -40,9 +40,9 @@ class Target:
         return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, numbers to the right."""
-    marks = ["---", *["---:" for _ in header[1:]]]
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """A Markdown table: the first column to the left; the others, where they are numbers, to the right."""
+    marks = ["---", *["---:" if numbers else "---" for _ in header[1:]]]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, marks, *rows)) + "\n"
 
 
@@ -77,4 +77,4 @@ def target_table(targets: Sequence[Target]) -> str:
     for target in targets:
         bound = f"at most {target.wanted:g}" if target.at_most else f"at least {target.wanted:g}"
         rows.append([target.text, bound, f"{target.reached:.2f}", "reached" if target.is_met else "**missed**"])
-    return table(["target", "wanted", "measured", ""], rows)
+    return table(["target", "wanted", "measured", ""], rows, numbers=False)

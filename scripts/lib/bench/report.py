@@ -93,7 +93,11 @@ def section(result: Result) -> str:
         f"{result.load[0]:.1f}, {result.load[1]:.1f} (above the number of cores, others were at work too).\n",
         f"Versions: {', '.join(f'{tool} {version}' for tool, version in result.versions.items())}.\n",
         "<details><summary>Commands</summary>\n",
-        table(["candidate", "command"], [[name, f"`{command}`"] for name, command in result.commands.items()]),
+        table(
+            ["candidate", "command"],
+            [[name, f"`{command}`"] for name, command in result.commands.items()],
+            numbers=False,
+        ),
         "</details>\n",
     ]
     return "\n".join(parts)
