@@ -27,7 +27,7 @@ LARGE, MANY = 2048 * MIB, 500
 SMALL = 8192
 STAGE, STAGE_LOADED = "stage fetch --no-offline-check", "stage fetch"
 HF, HF_VERIFIED = "hf download", "hf download + hf cache verify"
-ARIA2, ARIA2_SYNCED, ARIA2_VERIFIED = "aria2c", "aria2c, then sync", "aria2c --checksum"
+ARIA2, ARIA2_VERIFIED = "aria2c", "aria2c --checksum"
 MIRROR, CURL = "model-mirror mirror", "curl"
 NOTE = (
     "`stage fetch` resolves, downloads, hashes, compares with the Hub's digests, writes block digests and tag files, "
@@ -36,7 +36,7 @@ NOTE = (
 )
 LARGE_NOTE = NOTE + (
     "`aria2c` (8 connections) and `curl` (one) bring bytes and compare nothing, `aria2c --checksum` compares with a "
-    "sha256 it is given. Of the others none waits for the disk, which `aria2c, then sync` does."
+    "sha256 it is given. `model-mirror` and `aria2c` wait for the disk too (fsync); `hf` and `curl` do not."
 )
 MANY_NOTE = NOTE + "`aria2c -j8` and `curl --parallel-max 8` bring bytes and compare nothing."
 
@@ -81,7 +81,7 @@ def _large(folder: Path, peers: Peers, endpoint: str, sha256: str) -> Workload:
     aria2 = ("aria2c", "-q", "-x8", "-s8", "-k1M", "--file-allocation=none", "-d", str(out), "-o", "file", url)
     system = {
         "aria2c": [
-            Candidate((Step(aria2, ARIA2), Step(("sync", str(out / "file")), ARIA2_SYNCED))),
+            Candidate.single(ARIA2, *aria2),
             Candidate.single(ARIA2_VERIFIED, *aria2, f"--checksum=sha-256={sha256}"),
         ],
         "curl": [Candidate.single(CURL, "curl", "-sSfL", "-o", str(out / "file"), url)],
