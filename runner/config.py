@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from runner import deepspeed_config
-from runner.errors import Lines, UsageError, load_yaml_with_lines
+from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
 
 FORMAT = 1
@@ -231,11 +231,9 @@ def _override(data: dict[str, Any], lines: Lines, overrides: Sequence[str]) -> t
         if not equals or not all(keys):
             raise UsageError(f"--set {text}: expected key=value", "For instance: --set batch.micro=4")
         try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
+            parsed = read_value(value)
+        except ValueError:
             raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
-        if isinstance(parsed, str) and re.fullmatch(r"[-+]?[0-9][0-9.]*[eE][-+]?[0-9]+", parsed):
-            parsed = float(parsed)  # YAML 1.1 takes 1e-4 for text; nobody who types it means that
         # 0 is no line: `_Places` shows the command line instead.
         here = data
         for depth, key in enumerate(keys[:-1], start=1):

@@ -10,7 +10,7 @@ from stage.disk import human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
 from stage.fence import wall
 from stage.terminal import Group as CommandGroup
-from stage.yamlfile import Lines, check_keys, load_yaml_with_lines
+from stage.yamlfile import Lines, check_keys, load_yaml_with_lines, read_value
 
 __all__ = [
     "CommandGroup",
@@ -25,6 +25,7 @@ __all__ = [
     "human_count",
     "human_size",
     "load_yaml_with_lines",
+    "read_value",
     "sync_folder",
     "wall",
     "write_atomically",

@@ -11,11 +11,12 @@ import struct
 from pathlib import Path
 
 from runner.config import RunConfig
-from runner.data.prepare import frame, load_tokenizer
+from runner.data.prepare import frame, load_tokenizer, recipes
 from runner.errors import IncompleteError, UsageError, human_size
 from runner.inputs import Inputs, ModelInput
 from runner.plan import STATE_BYTES, ModelShape, check_batch, sequence_length, state_bytes
 from runner.records import RunFolder
+from runner.resume import check_before_launch, signature
 
 LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
@@ -30,7 +31,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         What was found, a line each.
 
     Raises:
-        UsageError: what cannot work, with what would.
+        UsageError: what cannot work, with what would; a checkpoint of another run.
         IncompleteError: the disk is too small for the checkpoints.
     """
     model = inputs.model
@@ -42,6 +43,11 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     _check_vocabulary(config, model, len(tokenizer), shape)
     if world_size is not None:
         check_batch(config, world_size)
+    total = config.batch.total
+    now = signature(
+        config, inputs, recipes(config, inputs, length)["train"].key, total if isinstance(total, int) else None
+    )
+    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps)
     needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
@@ -58,7 +64,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         lines.append(
             f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
         )
-    return lines
+    return [*lines, resumed] if resumed else lines
 
 
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:

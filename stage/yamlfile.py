@@ -41,18 +41,38 @@ class Lines:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without YAML 1.1's surprises: 1e-4 is a number, and dates stay text."""
+    """SafeLoader without YAML 1.1's surprises: 1e-4 is a number, 1:00:00 is not one, 010 is not 8, dates stay text."""
 
 
+_SURPRISING = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "int", "float")}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _SURPRISING]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# YAML 1.2, 10.3.2 (core schema), with the `_` between digits that people write.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    re.compile(
+        r"^(?:[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+|[-+]?[0-9][0-9_]*\.[0-9_]*|[-+]?\.[0-9][0-9_]*"
+        r"(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
 )
+
+
+def read_value(text: str) -> Any:
+    """One value, as it would be read where it stands in a file.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
 
 
 def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,6 +53,21 @@ def _new_laptop(hub: TestHub, folder: Path) -> Laptop:
     laptop.publish()
     laptop.write(MANIFEST)
     return laptop
+
+
+def pytest_configure() -> None:
+    """A suite started in the background (`scripts/test &`) ignores Ctrl-C, and so would the commands under test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file run in one worker (they share what is dear to make), as do all on the Slurm site."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            module = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group("site" if module.startswith("tests/site/") else module))
 
 
 def _skip_is_fine(item: pytest.Item | None) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 STORE_FORMAT = 2
 TEXTS_AT_ONCE = 1000  # rows read and tokenised together: bounds the memory
+ABANDONED_S = 24 * 3600  # a preparation writes every few seconds
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> TokenSt
         store = TokenStore.open(folder)
         say(f"{recipe.split.name}: already prepared: {_described(store)}")
         return store
-    temporary = stores / f"{recipe.key}.{os.getpid()}.tmp"
+    temporary = stores / f"{recipe.key}.{platform.node()}-{os.getpid()}.tmp"
+    _drop_abandoned(stores)
     temporary.mkdir(parents=True)
     try:
         _write(recipe, temporary)
@@ -95,6 +99,29 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> TokenSt
     store = TokenStore.open(folder)
     say(f"{recipe.split.name}: prepared {_described(store)} in {folder}")
     return store
+
+
+def _drop_abandoned(stores: Path) -> None:
+    """Removes what a killed preparation left: of a process of this machine that is gone, or untouched for a day."""
+    for left in stores.glob("*.tmp"):
+        host, _, process = left.name.removesuffix(".tmp").partition(".")[2].rpartition("-")
+        gone = host == platform.node() and process.isdecimal() and not _is_alive(int(process))
+        try:
+            last_written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+        except OSError:  # its process has just finished it
+            continue
+        if gone or time.time() - last_written > ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def open_prepared(recipe: Recipe, stores: Path, command: str) -> TokenStore:

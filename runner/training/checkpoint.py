@@ -12,37 +12,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.errors import DamageError, UsageError, sync_folder
+from runner.errors import DamageError, human_size, sync_folder
+from runner.resume import STATE, TrainingState, newest_first, read_state
 from runner.training.engines.base import Engine
 from runner.training.ranks import Ranks
 
 FILES = "files.json"
-STATE = "state.json"
 LATEST = "latest"
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """What a run must know besides weights and optimizer to go on exactly.
-
-    Attributes:
-        step: optimizer steps done. Order, masks, dropout and rate all follow from it and the seed.
-        zero: the ZeRO stage that wrote it.
-        signature: what has to be the same when it is read: model, data, batch, seed.
-        evaluation_due: a stop signal came before the evaluation that belongs to this step.
-    """
-
-    step: int
-    world_size: int
-    zero: int
-    precision: str
-    signature: dict[str, Any]
-    evaluation_due: bool = False
 
 
 class Checkpoints:
@@ -91,7 +72,8 @@ class Checkpoints:
         except RuntimeError as error:  # torch.save wraps a full disk: "[enforce fail at inline_container.cc:...]"
             if "inline_container" not in str(error) and "write" not in str(error):
                 raise
-            problem = OSError(f"writing the checkpoint failed: {error}")
+            free = human_size(shutil.disk_usage(self._folder).free)
+            problem = OSError(f"the checkpoint cannot be written ({free} free): {str(error).splitlines()[0]}")
         if self._ranks.any(problem is not None):
             raise problem or OSError("another rank could not write its part of the checkpoint")
 
@@ -116,7 +98,7 @@ class Checkpoints:
 
     def _drop_old(self, newest: Path) -> None:
         (self._folder / LATEST).write_text(f"{newest.name}\n")
-        for old in _by_age(self._folder)[self._keep :]:
+        for old in newest_first(self._folder)[self._keep :]:
             shutil.rmtree(old)
         for torn in self._folder.glob("step-*.tmp"):
             shutil.rmtree(torn, ignore_errors=True)
@@ -127,11 +109,11 @@ class Checkpoints:
         Raises:
             DamageError: there are checkpoints, and none is whole: beginning anew would overwrite what they led to.
         """
-        folders = self._ranks.gather(_by_age(self._folder))[0]
+        folders = self._ranks.gather(newest_first(self._folder))[0]
         for folder in folders:
             problem = self._problem_with(folder)
             if problem is None:
-                return folder, TrainingState(**json.loads((folder / STATE).read_text()))
+                return folder, read_state(folder)
             self._say(f"checkpoint {folder.name} is passed over: {problem}")
         if folders:
             raise DamageError(
@@ -154,33 +136,10 @@ class Checkpoints:
                     name = path.relative_to(folder).as_posix()
                     if _measured(path) != {key: listed[name][key] for key in ("size", "sha256")}:
                         mine = f"{name} is not as it was written"
+                read_state(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            mine = f"its list cannot be read ({error})"
+            mine = f"it cannot be read ({error})"
         return next((problem for problem in self._ranks.gather(mine) if problem), None)
-
-
-def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> None:
-    """Refuses to go on from a checkpoint of something else.
-
-    Raises:
-        UsageError: naming the first thing that differs, both values, and the ways out.
-    """
-    before = {**asdict(found), **found.signature}
-    after = {**asdict(now), **now.signature}
-    for key in ("world_size", "zero", "precision", *now.signature):
-        if key in ("world_size",) and found.zero == 0 and now.zero == 0:
-            continue
-        if before.get(key) != after[key]:
-            raise UsageError(
-                f"{folder}: this checkpoint was made with {key} {before.get(key)}; the run now has {after[key]}.",
-                f"Go on with {key} {before.get(key)}, or begin anew: give the run another name or another --output.",
-            )
-
-
-def _by_age(folder: Path) -> list[Path]:
-    """Finished checkpoints, the newest first."""
-    found = [p for p in folder.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=lambda p: -int(p.name.removeprefix("step-")))
 
 
 def _share(folder: Path, ranks: Ranks) -> list[Path]:

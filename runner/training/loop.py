@@ -7,7 +7,6 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +14,15 @@ import torch
 from runner.config import RunConfig
 from runner.data.prepare import open_prepared, recipes
 from runner.data.store import TokenStore
-from runner.errors import IncompleteError, UsageError
+from runner.errors import IncompleteError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.plan import Device, ModelShape, Plan, decide, num_steps
 from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
+from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.batches import Order, evaluation_batches
-from runner.training.checkpoint import Checkpoints, TrainingState, check_resumable
+from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
 from runner.training.device import find_device, peak_memory
 from runner.training.engines import deepspeed as deepspeed_engine
@@ -145,7 +145,7 @@ class Trainer:
         if found is not None:
             path, state = found
             check_resumable(state, self.state(), path)
-            self.check_not_past_the_end(state, path)
+            check_not_past_the_end(state.step, self.num_steps, path)
             self.engine.load(path)
             self.step, self.evaluation_due = state.step, state.evaluation_due
             self.resumed_at_end = self.step == self.num_steps and not self.evaluation_due
@@ -157,18 +157,6 @@ class Trainer:
         self.observer.say(f"  {self.task.note}")
         ranks = self.ranks.world_size
         self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
-
-    def check_not_past_the_end(self, state: TrainingState, path: Path) -> None:
-        """Refuses to train fewer steps than were done already.
-
-        Raises:
-            UsageError: with both numbers.
-        """
-        if state.step > self.num_steps:
-            raise UsageError(
-                f"{path}: this run has done {state.step} steps; now {self.num_steps} are asked for.",
-                "Ask for more steps, or begin anew: give the run another name or another --output.",
-            )
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
@@ -291,15 +279,9 @@ class Trainer:
 
     def state(self) -> TrainingState:
         """What the next run must know."""
-        plan, config = self.plan, self.config
-        signature = {
-            "task": config.task, "model": f"{self.inputs.model.source}@{self.inputs.model.commit}",
-            "init": config.model.init, "data": self.stores["train"].folder.name, "batch.global": plan.total,
-            "seed": config.seed,
-        }  # fmt: skip
-        return TrainingState(
-            self.step, self.ranks.world_size, plan.zero, plan.precision, signature, self.evaluation_due
-        )
+        plan = self.plan
+        constant = signature(self.config, self.inputs, self.stores["train"].folder.name, plan.total)
+        return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, constant, self.evaluation_due)
 
 
 def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:

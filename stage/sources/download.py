@@ -25,6 +25,7 @@ from stage.sources.http import Connections, origin_of
 from stage.sources.partial import Partial, partial_path
 from stage.sources.rate import RateLimit
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
+from stage.sources.streams import Broken, ByteSource
 
 MAX_REDIRECTS = 8
 SHORT_BODY = 1 << 16
@@ -44,6 +45,7 @@ class Download:
         redirects_expire: whether a refusal by another host means an address that expired (a CDN's), so ask again.
         token: sent to `url`'s own origin and to nobody else. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
+        source: where the bytes come from, if not by HTTP from `url`.
     """
 
     what: str
@@ -54,6 +56,7 @@ class Download:
     token: str | None = None
     version: str | None = None
     redirects_expire: bool = True
+    source: ByteSource | None = None
 
     def __repr__(self) -> str:
         return f"Download({self.what!r}, {self.size})"
@@ -108,8 +111,12 @@ class Downloader:
         patience = Patience(self._policy, self.stop, self._reporter)
         while True:
             try:
+                if download.source is not None:
+                    return download.source.probe()
                 with closing(self._open(download, 0)) as response:
                     return _announced(response)
+            except Broken as broken:
+                patience.wait(download.what, str(broken))
             except urllib3.exceptions.SSLError as error:
                 raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
@@ -125,7 +132,10 @@ class Downloader:
             while not partial.is_whole:
                 before = partial.size
                 try:
-                    self._receive(download, partial)
+                    if download.source is not None:
+                        self._receive_from(download.source, download, partial)
+                    else:
+                        self._receive(download, partial)
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
@@ -143,12 +153,7 @@ class Downloader:
                 _check_span(download, response, partial.size)
                 encoded = response.headers.get("Content-Encoding", "identity") != "identity"
                 for chunk in response.stream(self._limit.chunk(PIECE), decode_content=encoded):
-                    if self.stop.is_set():
-                        raise Stopped
-                    if download.size is not None and partial.size + len(chunk) > download.size:
-                        raise _Again(f"more than the {download.size} bytes announced")
-                    partial.append(chunk)
-                    self.stop.wait(self._limit.delay(len(chunk)))
+                    self._take(chunk, download, partial)
         except urllib3.exceptions.SSLError as error:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
@@ -156,6 +161,30 @@ class Downloader:
         partial.has_ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
+    def _receive_from(self, source: ByteSource, download: Download, partial: Partial) -> None:
+        """As `_receive`, from what speaks no HTTP."""
+        try:
+            with source.open(0 if download.size is None else partial.size, download.version) as stream:
+                if stream.offset != partial.size:
+                    partial.restart()
+                for piece in stream.pieces:
+                    self._take(piece, download, partial)
+        except Broken as broken:
+            if not partial.is_whole or download.size is None:
+                raise _Again(str(broken)) from None
+        partial.has_ended = True
+        if download.size is not None and partial.size < download.size:
+            raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
+    def _take(self, piece: bytes, download: Download, partial: Partial) -> None:
+        """Appends the next bytes, unless they are too many or nobody wants them any more; keeps to the rate."""
+        if self.stop.is_set():
+            raise Stopped
+        if download.size is not None and partial.size + len(piece) > download.size:
+            raise _Again(f"more than the {download.size} bytes announced")
+        partial.append(piece)
+        self.stop.wait(self._limit.delay(len(piece)))
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Asks for the bytes from `offset` on, following redirects; the token stays with its own origin."""

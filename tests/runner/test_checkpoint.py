@@ -6,6 +6,7 @@ One process, and an engine that writes small files: the runs of test_resume do t
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -21,7 +22,8 @@ import pytest
 from runner.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
-    from runner.training.checkpoint import Checkpoints, TrainingState
+    from runner.resume import TrainingState
+    from runner.training.checkpoint import Checkpoints
     from runner.training.ranks import Ranks
 
 
@@ -60,7 +62,7 @@ SIGNATURE = {"task": "masked-lm", "model": "acme/tiny-bert@1", "data": "abc", "b
 
 
 def state(step: int, **changes: Any) -> TrainingState:
-    from runner.training.checkpoint import TrainingState
+    from runner.resume import TrainingState
 
     return replace(TrainingState(step, 2, 2, "fp32", dict(SIGNATURE)), **changes)
 
@@ -127,9 +129,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file gone": (lambda c: (c / "engine/moments.pt").unlink(), "engine/moments.pt is missing"),
     "a file too many": (lambda c: (c / "engine/extra.pt").write_text("x"), "engine/extra.pt is not in"),
     "another state": (lambda c: flip(c / "state.json"), "state.json"),
-    "no list": (lambda c: (c / "files.json").unlink(), "list cannot be read"),
-    "half a list": (lambda c: os.truncate(c / "files.json", 30), "list cannot be read"),
-    "an empty list": (lambda c: (c / "files.json").write_text("{}"), "list cannot be read"),
+    "no list": (lambda c: (c / "files.json").unlink(), "cannot be read"),
+    "half a list": (lambda c: os.truncate(c / "files.json", 30), "cannot be read"),
+    "an empty list": (lambda c: (c / "files.json").write_text("{}"), "cannot be read"),
 }
 
 
@@ -215,7 +217,7 @@ def test_what_a_person_left_beside_the_checkpoints_stays(checkpoints: Checkpoint
     ids=["ranks", "stage", "precision", "batch", "seed", "data", "model", "task"],
 )
 def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    from runner.training.checkpoint import check_resumable
+    from runner.resume import check_resumable
 
     with pytest.raises(UsageError) as caught:
         check_resumable(state(4), state(0, **changes), Path("output/mine/checkpoints/step-4"))
@@ -225,7 +227,7 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any
 
 
 def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
-    from runner.training.checkpoint import check_resumable
+    from runner.resume import check_resumable
 
     check_resumable(state(4), state(0), Path("step-4"))
     # Without sharding every rank holds everything: any number of ranks can read it.
@@ -252,7 +254,8 @@ def one(rank, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     from runner.training import ranks as module
-    from runner.training.checkpoint import Checkpoints, TrainingState
+    from runner.resume import TrainingState
+    from runner.training.checkpoint import Checkpoints
     class Engine:
         save = None
     engine = Engine()
@@ -301,3 +304,47 @@ def test_where_no_checkpoint_is_whole_nothing_begins_anew(checkpoints: Checkpoin
         damaged.write_text("something else")
     with pytest.raises(DamageError, match="none of its 2 checkpoints"):
         checkpoints.newest_valid()
+
+
+def test_a_state_of_another_version_is_named_and_passed_over(
+    checkpoints: Checkpoints, folder: Path, said: list[str]
+) -> None:
+    save(checkpoints, 2, 4)
+    written = folder / "step-4" / "state.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "of_tomorrow": 1}))
+    listed = json.loads((folder / "step-4" / "files.json").read_text())
+    for entry in listed["files"]:
+        if entry["path"] == "state.json":
+            data = written.read_bytes()
+            entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (folder / "step-4" / "files.json").write_text(json.dumps(listed))
+    found = checkpoints.newest_valid()
+    assert found is not None and found[1].step == 2
+    assert any("step-4" in line and "another version" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("now", "world_size", "steps", "words"),
+    [
+        ({"seed": 1}, 2, None, "seed 42; the run now has 1"),
+        ({}, 4, None, "world_size 2; the run now has 4"),
+        ({}, 2, 3, "has done 4 steps; now 3 are asked for"),
+    ],
+)
+def test_the_launcher_refuses_what_the_ranks_would(
+    checkpoints: Checkpoints, folder: Path, now: dict[str, Any], world_size: int, steps: int | None, words: str
+) -> None:
+    from runner.resume import check_before_launch
+
+    save(checkpoints, 4)
+    with pytest.raises(UsageError, match=words):
+        check_before_launch(folder, {**SIGNATURE, **now}, world_size, steps)
+    assert "step-4" in (check_before_launch(folder, SIGNATURE, 2, 4) or "")
+
+
+def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(checkpoints: Checkpoints, folder: Path) -> None:
+    from runner.resume import check_before_launch
+
+    save(checkpoints, 4)
+    (folder / "step-4" / "state.json").write_text("{")
+    assert check_before_launch(folder, {"seed": 1}, 2, None) is None

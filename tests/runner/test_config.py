@@ -143,7 +143,9 @@ def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(t
 
 def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     text = f"{SMALLEST}batch: {{global: 8, micro: 2}}\n"
-    config = load(tmp_path, text, "batch.micro=4", "optimizer.lr=1e-4", "slurm.options.mem=10G", "epochs=2")
+    given = ("batch.micro=4", "optimizer.lr=1e-4", "slurm.options.mem=10G", "epochs=2", "slurm.time=1:00:00")
+    config = load(tmp_path, text, *given)
+    assert config.slurm.time == "1:00:00"  # YAML 1.1 would take it for 3600
     assert (config.batch.total, config.batch.micro, config.optimizer.lr) == (8, 4, 1e-4)
     assert config.slurm.options == {"mem": "10G"}
     assert config.epochs == 2.0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -291,3 +294,24 @@ def test_a_tokenizer_without_a_mask_is_refused_for_masked_lm(recipe: Recipe, tmp
     with pytest.raises(UsageError, match="no mask token"):
         prepared(replace(recipe, model=model), tmp_path)
     assert not list((tmp_path / "stores").iterdir())
+
+
+def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(recipe: Recipe, tmp_path: Path) -> None:
+    stores = tmp_path / "stores"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = platform.node()
+    names = {
+        "dead": f"a.{here}-{ended.pid}",
+        "alive": f"b.{here}-{os.getpid()}",
+        "far": "c.elsewhere-1",
+        "old": "d.elsewhere-2",
+    }
+    for name in names.values():
+        (stores / f"{name}.tmp").mkdir(parents=True)
+        (stores / f"{name}.tmp" / "tokens.bin").write_bytes(b"part")
+    yesterday = time.time() - 2 * 24 * 3600
+    for path in ((stores / f"{names['old']}.tmp"), stores / f"{names['old']}.tmp" / "tokens.bin"):
+        os.utime(path, (yesterday, yesterday))
+    prepared(recipe, tmp_path)
+    assert {path.name for path in stores.glob("*.tmp")} == {f"{names[kept]}.tmp" for kept in ("alive", "far")}

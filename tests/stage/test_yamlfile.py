@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stage.errors import UsageError
-from stage.yamlfile import check_keys, load_yaml_with_lines
+from stage.yamlfile import check_keys, load_yaml_with_lines, read_value
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +164,28 @@ def test_any_text_is_read_or_refused_in_words(file: Path, text: str) -> None:
         assert refusal.message.startswith(str(file))
     else:
         assert isinstance(data, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("-1.5E+3", -1500.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("7", 7),
+        ("-1_000", -1000),
+        ("0", 0),
+        ("0x1F", 31),
+        ("1:00:00", "1:00:00"),  # 3600 in YAML 1.1
+        ("12:30.5", "12:30.5"),
+        ("0123", "0123"),  # 83 in YAML 1.1
+        ("2024-01-01", "2024-01-01"),
+        ("12.2.1", "12.2.1"),
+        ("true", True),
+        ("null", None),
+        ("[1, a]", [1, "a"]),
+    ],
+)
+def test_a_value_is_what_people_mean(text: str, value: object) -> None:
+    assert read_value(text) == value and type(read_value(text)) is type(value)

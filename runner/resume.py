@@ -1,0 +1,150 @@
+"""What a run must know to go on exactly, and what it may not go on from. Pure, but for reading `state.json`.
+
+checkpoints/step-N/state.json -> `TrainingState`. The launcher compares what it can know without a device; the ranks
+compare all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config import RunConfig
+from runner.errors import UsageError
+from runner.inputs import Inputs
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run must know besides weights and optimizer to go on exactly.
+
+    Attributes:
+        step: optimizer steps done. Order, masks, dropout and rate all follow from it and the seed.
+        zero: the ZeRO stage that wrote it.
+        signature: what has to be the same when it is read: model, data, batch, seed.
+        evaluation_due: a stop signal came before the evaluation that belongs to this step.
+    """
+
+    step: int
+    world_size: int
+    zero: int
+    precision: str
+    signature: dict[str, Any]
+    evaluation_due: bool = False
+
+
+def read_state(folder: Path) -> TrainingState:
+    """The state of the checkpoint in `folder`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a state this version knows.
+    """
+    document = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    names = {field.name for field in dataclasses.fields(TrainingState)}
+    if not isinstance(document, dict) or set(document) - names:
+        raise ValueError(f"{STATE} is of another version")
+    try:
+        return TrainingState(**document)
+    except TypeError as error:
+        raise ValueError(f"{STATE} is of another version: {error}") from None
+
+
+def newest_first(checkpoints: Path) -> list[Path]:
+    """Finished checkpoints, the newest first."""
+    found = [p for p in checkpoints.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=lambda p: -int(p.name.removeprefix("step-")))
+
+
+def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -> dict[str, Any]:
+    """What has to be the same from a run's first step to its last.
+
+    Args:
+        data: the key of the training store.
+        total: sequences a step; None where that is not decided yet.
+    """
+    known = {
+        "task": config.task,
+        "model": f"{inputs.model.source}@{inputs.model.commit}",
+        "init": config.model.init,
+        "data": data,
+        "batch.global": total,
+        "seed": config.seed,
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> None:
+    """Refuses to go on from a checkpoint of something else.
+
+    Raises:
+        UsageError: naming the first thing that differs, both values, and the ways out.
+    """
+    before = {**asdict(found), **found.signature}
+    after = {**asdict(now), **now.signature}
+    for key in ("world_size", "zero", "precision", *now.signature):
+        if key == "world_size" and found.zero == 0 and now.zero == 0:
+            continue
+        if before.get(key) != after[key]:
+            raise _not_this_run(folder, key, before.get(key), after[key])
+
+
+def check_before_launch(
+    checkpoints: Path, now: dict[str, Any], world_size: int | None, steps: int | None
+) -> str | None:
+    """What the launcher can refuse of the above in a second, instead of the ranks in half a minute.
+
+    Args:
+        now: the run's `signature`, as far as it is known.
+        world_size, steps: None where they are not known.
+
+    Returns:
+        What will be gone on from, for printing; None where there is no checkpoint to be read.
+
+    Raises:
+        UsageError: as `check_resumable` and `check_not_past_the_end`.
+    """
+    for folder, found in _readable(checkpoints):
+        for key, value in now.items():
+            if found.signature.get(key) != value:
+                raise _not_this_run(folder, key, found.signature.get(key), value)
+        if world_size is not None and found.zero > 0 and found.world_size != world_size:
+            raise _not_this_run(folder, "world_size", found.world_size, world_size)
+        if steps is not None:
+            check_not_past_the_end(found.step, steps, folder)
+        return f"goes on from {folder.name} of {checkpoints}, if it is whole"
+    return None
+
+
+def check_not_past_the_end(done: int, asked: int, folder: Path) -> None:
+    """Refuses to train fewer steps than were done already.
+
+    Raises:
+        UsageError: with both numbers.
+    """
+    if done > asked:
+        raise UsageError(
+            f"{folder}: this run has done {done} steps; now {asked} are asked for.",
+            "Ask for more steps, or begin anew: give the run another name or another --output.",
+        )
+
+
+def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
+    for folder in newest_first(checkpoints):
+        try:
+            yield folder, read_state(folder)
+        except (OSError, ValueError):  # the ranks name it and pass it over
+            continue
+
+
+def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:
+    return UsageError(
+        f"{folder}: this checkpoint was made with {key} {before}; the run now has {after}.",
+        f"Go on with {key} {before}, or begin anew: give the run another name or another --output.",
+    )
