@@ -156,19 +156,19 @@ def _present(peers: Peers, system: Mapping[str, Sequence[Candidate]]) -> list[Ca
     return [one for tool, candidates in system.items() if not peers.missing(tool) for one in candidates]
 
 
-def _memory(rounds: Rounds) -> Target:
-    peak = median_of(rounds, STAGE, lambda sample: sample.peak)
-    return Target("peak memory of `stage fetch`, MiB", peak / MIB, 200, at_most=True)
+def _memory(rounds: Rounds) -> list[Target]:
+    peaks = {name: median_of(rounds, name, lambda sample: sample.peak) / MIB for name in (STAGE, STAGE_LOADED)}
+    return [Target(f"peak memory of `{name}`, MiB", peak, 200, at_most=True) for name, peak in peaks.items()]
 
 
 def _large_targets(rounds: Rounds) -> list[Target]:
     hf = Target("times as fast as `hf download` + `hf cache verify`", median_ratio(rounds, HF_VERIFIED, STAGE), 2)
     aria2 = [Target("times as fast as `aria2c`", median_ratio(rounds, ARIA2, STAGE), 1)] if ARIA2 in rounds[0] else []
-    return [hf, *aria2, _memory(rounds)]
+    return [hf, *aria2, *_memory(rounds)]
 
 
 def _many_targets(rounds: Rounds) -> list[Target]:
     return [
         Target("times as fast as `hf download` + `hf cache verify`", median_ratio(rounds, HF_VERIFIED, STAGE), 2),
-        _memory(rounds),
+        *_memory(rounds),
     ]
