@@ -105,6 +105,7 @@ def _with_tuples(document: dict[str, object]) -> dict[str, object]:
     return {**document, "load": tuple(load)} if isinstance(load, list) else document
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is measured on Linux only")
 def test_memory_and_cpu_of_a_child_count_too(tmp_path: Path) -> None:
     child = "import time; held = bytearray(64 * 2**20); time.sleep(0.5); [hash(str(i)) for i in range(300_000)]"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"

@@ -32,6 +32,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if not Path("/proc/self/smaps_rollup").exists():
+        parser.error("memory is read from /proc/*/smaps_rollup, which only Linux has")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     folder = arguments.folder.absolute()
