@@ -1,21 +1,24 @@
 """Asset names -> local paths: the one place where `runner` looks into a bundle.
 
 A run file names assets; out come folders and files on this disk, with the digests that say exactly which they are.
-Nothing of the payload is read here.
+Nothing of the payload is read here; `verification` tells whether somebody read it all and found it sound.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.config import RunConfig
 from runner.errors import UsageError
 from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
+from stage.receipts import find as find_receipt
+from stage.receipts import state_folder
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,13 @@ class Inputs:
     dataset_config: str
 
 
+class Verification(NamedTuple):
+    """Whether `stage verify` vouches for a bundle as it lies here now; and what to say of it."""
+
+    holds: bool
+    words: str
+
+
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     """Finds a run's model and dataset in a bundle.
 
@@ -87,6 +97,14 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         dataset_asset=dataset.name,
         dataset_config=name,
     )
+
+
+def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
+    """What this user's receipts say of a bundle. Looks at the `stat` of every payload file; reads none."""
+    receipt = find_receipt(state_folder(environ), bundle)
+    if isinstance(receipt, str):
+        return Verification(False, receipt)
+    return Verification(True, f"{receipt.in_words(time.time())}, unchanged since")
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:

@@ -23,6 +23,7 @@ BLOCKS_ABOVE = 64 * 2**20
 PIECE = 2**20  # read, received and hashed at a time
 PIECES_AHEAD = 8  # what a reader may be ahead of a digest: memory against evenness
 
+_HEX = re.compile(r"[0-9a-f]+").fullmatch
 _LENGTHS = {"sha256": 64, "lfs-sha256": 64, "git-sha1": 40}
 
 
@@ -49,7 +50,7 @@ class Digest:
 
 def is_hex(value: object, length: int) -> bool:
     """Whether `value` is text of exactly `length` lowercase hex digits."""
-    return isinstance(value, str) and len(value) == length and re.fullmatch(r"[0-9a-f]+", value) is not None
+    return isinstance(value, str) and len(value) == length and _HEX(value) is not None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,14 @@ from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
 from tests.support.staging import MANIFEST, Laptop
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Receipts and journals of verifications go to a folder of the tests', not to that of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(params=[name for name in HUBS if name != "independent" or INDEPENDENT.exists()])
 def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
     """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`). Each test runs once with each."""
