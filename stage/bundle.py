@@ -8,6 +8,7 @@ then the tag files, `tagmanifest-sha256.txt` last, so its presence means the bun
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -191,7 +192,8 @@ def verifier_text() -> bytes:
 
 
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
-    """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already.
+    """Writes everything beside the payload; the tag manifest last. The payload and `blocks/` are in place already: of
+    them only the names may not be on the disk yet.
 
     Args:
         request: the manifest's text, which travels as `stage.yaml`.
@@ -202,6 +204,8 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     from stage.bom import bom_text
 
     (root / PAYLOAD).mkdir(exist_ok=True)
+    for folder, _, _ in os.walk(root / PAYLOAD):
+        sync_folder(Path(folder))
     texts = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),

@@ -109,7 +109,7 @@ def lock(
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing.")
 @click.option("--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything anew.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files downloaded at once.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=8, show_default=True, help="Files downloaded at once.")
 @_allow_pickle
 @click.option(
     "--offline-check/--no-offline-check",

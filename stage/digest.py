@@ -8,14 +8,20 @@ Files larger than 64 MiB also get the sha256 of each 16 MiB block, which tells w
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 BLOCK_SIZE = 16 * 2**20
 BLOCKS_ABOVE = 64 * 2**20
-READ_SIZE = 4 * 2**20
+PIECE = 2**20  # read, received and hashed at a time
+PIECES_AHEAD = 8  # what a reader may be ahead of a digest: memory against evenness
 
 _HEX = re.compile(r"[0-9a-f]+").fullmatch
 _LENGTHS = {"sha256": 64, "lfs-sha256": 64, "git-sha1": 40}
@@ -68,6 +74,9 @@ class FileDigests:
 class Digester:
     """Digests of a stream whose length is known: feed it with `update`, read `result`.
 
+    A file with block digests is hashed twice, each time by a thread of its own, so that whoever reads or receives it
+    waits for neither. `close` it where `result` may never be asked for.
+
     Args:
         size: the number of bytes to come. A git blob id hashes the length first
             (`sha1(b"blob <size>\\0" + data)`, git's Documentation/gitformat-pack), so it must be known.
@@ -78,22 +87,46 @@ class Digester:
         self._sha256 = hashlib.sha256()
         # sha1 here identifies what a server published; it protects nothing (hence usedforsecurity for FIPS systems).
         self._git = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if git else None
-        self._with_blocks = size > BLOCKS_ABOVE
-        self._blocks: list[str] = []
-        self._block = hashlib.sha256()
-        self._in_block = 0
+        self._blocks = _Blocks() if size > BLOCKS_ABOVE else None
+        parts: list[_Part] = [part for part in (self._sha256, self._git, self._blocks) if part is not None]
+        self._lanes = [_Lane(part) for part in parts] if self._blocks else []
+        self._parts = self._lanes or parts
         self.size = 0
 
-    def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes the next bytes."""
-        self._sha256.update(data)
-        if self._git is not None:
-            self._git.update(data)
-        if self._with_blocks:
-            self._update_blocks(memoryview(data))
+    def update(self, data: bytes | memoryview) -> None:
+        """Takes the next bytes, which must not change afterwards: they may be hashed later."""
+        for part in self._parts:
+            part.update(data)
         self.size += len(data)
 
-    def _update_blocks(self, view: memoryview) -> None:
+    def result(self) -> FileDigests:
+        """The digests of all bytes seen. Call once, at the end."""
+        for lane in self._lanes:
+            lane.finish()
+        git = self._git.hexdigest() if self._git is not None else None
+        blocks = self._blocks.hexdigests() if self._blocks is not None else ()
+        return FileDigests(self.size, self._sha256.hexdigest(), git, blocks)
+
+    def close(self) -> None:
+        """Ends the threads where nobody wants the result any more."""
+        for lane in self._lanes:
+            lane.abandon()
+
+
+class _Part(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+
+class _Blocks:
+    """The sha256 of each block of a stream."""
+
+    def __init__(self) -> None:
+        self._done: list[str] = []
+        self._block = hashlib.sha256()
+        self._in_block = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        view = memoryview(data)
         while len(view):
             part = view[: BLOCK_SIZE - self._in_block]
             self._block.update(part)
@@ -103,15 +136,35 @@ class Digester:
                 self._close_block()
 
     def _close_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
+        self._done.append(self._block.hexdigest())
         self._block, self._in_block = hashlib.sha256(), 0
 
-    def result(self) -> FileDigests:
-        """The digests of all bytes seen. Call once, at the end."""
+    def hexdigests(self) -> tuple[str, ...]:
         if self._in_block:
             self._close_block()
-        git = self._git.hexdigest() if self._git is not None else None
-        return FileDigests(self.size, self._sha256.hexdigest(), git, tuple(self._blocks))
+        return tuple(self._done)
+
+
+class _Lane:
+    """One digest, computed by a thread of its own, at most `PIECES_AHEAD` pieces behind (hashlib releases the GIL)."""
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
+        self._to_come: deque[Future[None]] = deque()
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        if len(self._to_come) == PIECES_AHEAD:
+            self._to_come.popleft().result()
+        self._to_come.append(self._thread.submit(self._part.update, data))
+
+    def finish(self) -> None:
+        while self._to_come:
+            self._to_come.popleft().result()
+        self._thread.shutdown()
+
+    def abandon(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
 
 def hash_file(path: Path, *, git: bool = False, progress: Callable[[int], None] | None = None) -> FileDigests:
@@ -123,31 +176,31 @@ def hash_file(path: Path, *, git: bool = False, progress: Callable[[int], None] 
     Raises:
         OSError: the file cannot be read. (A file that changes length while being read has a wrong git id.)
     """
-    with open(path, "rb", buffering=0) as source:
-        digester = Digester(path.stat().st_size, git=git)
-        feed(digester, source.readinto, progress=progress)
-    return digester.result()
+    with (
+        open(path, "rb", buffering=0) as source,
+        closing(Digester(os.fstat(source.fileno()).st_size, git=git)) as digester,
+    ):
+        feed(digester, source.read, progress=progress)
+        return digester.result()
 
 
 def feed(
     digester: Digester,
-    readinto: Callable[[memoryview], int | None],
+    read: Callable[[int], bytes | None],
     *,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Passes bytes from `readinto` to `digester` until the end or `limit` bytes; returns how many."""
-    buffer = memoryview(bytearray(READ_SIZE))
+    """Passes bytes from `read` to `digester` until the end or `limit` bytes; returns how many."""
     total = 0
     while limit is None or total < limit:
-        want = len(buffer) if limit is None else min(len(buffer), limit - total)
-        count = readinto(buffer[:want])
-        if not count:
+        piece = read(PIECE if limit is None else min(PIECE, limit - total))
+        if not piece:
             break
-        digester.update(buffer[:count])
-        total += count
+        digester.update(piece)
+        total += len(piece)
         if progress:
-            progress(count)
+            progress(len(piece))
     return total
 
 

@@ -261,6 +261,10 @@ class Lockfile:
 
         It is what `json.dumps(..., indent=1)` makes of the whole, four times as fast: that goes value by value.
         """
+        return self._text
+
+    @cached_property
+    def _text(self) -> bytes:
         document = {
             "format": FORMAT,
             "name": self.name,

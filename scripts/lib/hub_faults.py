@@ -58,6 +58,12 @@ class Fault:
             raise ValueError(f"side: {self.side}")
         re.compile(self.path)
 
+    @property
+    def touches_the_body(self) -> bool:
+        """Whether a body must be sent piece by piece for this fault to happen."""
+        edges = (self.drop_after, self.stall_after, self.corrupt_at, self.rate_mbps)
+        return any(edge is not None for edge in edges)
+
     def applies(self, side: str, method: str, names: list[str]) -> bool:
         """Whether the rule is for this request; counts nothing."""
         return (

@@ -219,12 +219,21 @@ class HubAnswerer(Answerer):
             "downloads": 0,
             "likes": 0,
             "tags": [],
-            "siblings": [{"rfilename": path} for path in commit.files],
+            "siblings": [self._sibling(file) for file in commit.files.values()],
         }
         if card := _card(commit):
             info["cardData"] = card
             info["tags"] = [f"license:{card['license']}"] if isinstance(card.get("license"), str) else []
         return info
+
+    def _sibling(self, file: StoredFile) -> dict[str, Any]:
+        """A file as a repository's information names it; with `blobs=true`, its size and digests too."""
+        sibling: dict[str, Any] = {"rfilename": file.path}
+        if self.query.get("blobs", "").lower() in ("1", "true"):
+            sibling |= {"size": file.size, "blobId": file.git_id}
+            if file.sha256:
+                sibling["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+        return sibling
 
     def _tree(self, commit: Commit, folder: str) -> None:
         if folder and folder not in commit.folders:

@@ -40,15 +40,15 @@ class Sources:
         allow_pickle: bool = False,
     ) -> None:
         from stage.sources.download import Downloader
-        from stage.sources.http import Connections
+        from stage.sources.http import Connections, tls_context
         from stage.sources.hub import Hub, timeout_s
         from stage.sources.rate import RateLimit
         from stage.sources.xet import XetStore
 
-        policy = RetryPolicy()
-        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
+        policy, trust = RetryPolicy(), tls_context()
+        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=trust)
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
-        self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
+        self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
         self._reporter, self._xet = reporter, XetStore(timeout_s())
         self.allow_pickle, self.at_once = allow_pickle, at_once
 
@@ -137,8 +137,8 @@ class Sources:
             DamageError: its bytes are not the ones locked.
             IncompleteError: the network does not let us; run again.
         """
-        from stage.sources.download import copy_hashed
         from stage.sources.local import local_file
+        from stage.sources.partial import copy_hashed
 
         if asset.source.type == "path":
             source = local_file(asset, file.origin, manifest)

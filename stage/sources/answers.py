@@ -5,13 +5,14 @@ Answers are read here, whole and bounded, before anybody parses them.
 
 from __future__ import annotations
 
+import ssl
 import zlib
 
 import httpx2
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from stage.sources.http import origin_of, tls_context
+from stage.sources.http import origin_of
 
 MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
 MAX_REQUESTS = 5_000  # for one client: pages of a thousand files
@@ -28,7 +29,7 @@ SENSELESS = (
 )
 
 
-def guarded_client(endpoint: str, timeout_s: float) -> httpx2.Client:
+def guarded_client(endpoint: str, timeout_s: float, trust: ssl.SSLContext) -> httpx2.Client:
     """huggingface_hub's own client but for this: it trusts whom our downloads trust (not certifi alone), waits for
     `timeout_s` seconds and no longer, sends the token to `endpoint` alone, and takes no more than `MAX_ANSWER`.
     """
@@ -45,7 +46,7 @@ def guarded_client(endpoint: str, timeout_s: float) -> httpx2.Client:
             request.headers.pop("authorization", None)
 
     return httpx2.Client(
-        verify=tls_context(),
+        verify=trust,
         event_hooks={"request": [before], "response": [_read_bounded]},
         follow_redirects=True,
         timeout=httpx2.Timeout(timeout_s),

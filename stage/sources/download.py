@@ -1,7 +1,6 @@
-"""Bytes from one place to one file: resumable, hashed on the way, refused if they are not the ones announced.
+"""Bytes from the network to one file: over as many connections as it takes, refused if they are not the ones announced.
 
-A file grows under a `.partial` name that carries its expected digest, so that what is left of another revision is
-never taken for the beginning of this one. What an earlier attempt left is hashed again before the rest is asked
+`partial` grows the file and hashes it on the way. What an earlier attempt left is hashed again before the rest is asked
 for (a CDN's ETag says nothing about content, so there is nothing else to trust). Only bytes that match the upstream's
 evidence are renamed into place.
 """
@@ -9,30 +8,27 @@ evidence are renamed into place.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from urllib.parse import urljoin
 
 import urllib3
 
-from stage.digest import READ_SIZE, Digest, Digester, FileDigests, feed
-from stage.disk import sync_folder
+from stage.digest import PIECE, Digest, FileDigests
 from stage.errors import DamageError, IncompleteError, PolicyError
-from stage.names import PARTIAL_SUFFIX, problem_with_address
+from stage.names import problem_with_address
 from stage.progress import Reporter
 from stage.sources.http import Connections, origin_of
+from stage.sources.partial import Partial, partial_path
 from stage.sources.rate import RateLimit
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
 from stage.sources.streams import Broken, ByteSource
 
 MAX_REDIRECTS = 8
-CHUNK = 1 << 20
 SHORT_BODY = 1 << 16
 _NOBODY_THERE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 MAX_RATIO = 1000  # deflate ends at 1032:1
@@ -97,7 +93,6 @@ class Downloader:
             problem = _mismatch(download, digests)
             if problem is None:
                 partial.replace(target)
-                sync_folder(target.parent)
                 return digests
             partial.unlink()
             progress(-digests.size)
@@ -136,9 +131,8 @@ class Downloader:
     def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> FileDigests:
         """Brings the partial file to its full size, over as many connections as it takes."""
         patience = Patience(self._policy, self.stop, self._reporter)
-        with open(path, "a+b", buffering=0) as file:
-            partial = _Partial(download, file, progress)
-            partial.hash_what_is_there()
+        git = any(evidence.algorithm == "git-sha1" for evidence in download.evidence)
+        with Partial(path, download.size, git, progress) as partial:
             while not partial.is_whole:
                 before = partial.size
                 try:
@@ -150,14 +144,13 @@ class Downloader:
                     if partial.size > before:
                         patience.progress()
                     patience.wait(download.what, again.problem, again.asked_s, unreached=again.unreached)
-            os.fsync(file.fileno())
-        return partial.digester.result()
+            return partial.finish()
 
     def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
         cause = error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error
         return isinstance(cause, _NOBODY_THERE) and not self._connections.answered
 
-    def _receive(self, download: Download, partial: _Partial) -> None:
+    def _receive(self, download: Download, partial: Partial) -> None:
         """One request: appends what comes."""
         try:
             if download.size is None and partial.size:
@@ -168,12 +161,8 @@ class Downloader:
                 _check_span(download, response, partial.size)
                 received = 0
                 encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-                for chunk in response.stream(self._limit.chunk(CHUNK), decode_content=encoded):
-                    if self.stop.is_set():
-                        raise Stopped
-                    if download.size is not None and partial.size + len(chunk) > download.size:
-                        raise _Again(f"more than the {download.size} bytes announced")
-                    partial.append(chunk)
+                for chunk in response.stream(self._limit.chunk(PIECE), decode_content=encoded):
+                    self._take(chunk, download, partial)
                     received += len(chunk)
                     if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
                         raise PolicyError(
@@ -181,34 +170,37 @@ class Downloader:
                             "size: a bomb.",
                             "Get it yourself, look at it, and name it with `path:`.",
                         )
-                    self.stop.wait(self._limit.delay(len(chunk)))
         except urllib3.exceptions.SSLError as error:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(_in_words(error), unreached=self._is_unreached(error)) from None
-        partial.ended = True
+        partial.has_ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
 
-    def _receive_from(self, source: ByteSource, download: Download, partial: _Partial) -> None:
+    def _receive_from(self, source: ByteSource, download: Download, partial: Partial) -> None:
         """As `_receive`, from what speaks no HTTP."""
         try:
             with source.open(0 if download.size is None else partial.size, download.version) as stream:
                 if stream.offset != partial.size:
                     partial.restart()
                 for piece in stream.pieces:
-                    if self.stop.is_set():
-                        raise Stopped
-                    if download.size is not None and partial.size + len(piece) > download.size:
-                        raise _Again(f"more than the {download.size} bytes announced")
-                    partial.append(piece)
-                    self.stop.wait(self._limit.delay(len(piece)))
+                    self._take(piece, download, partial)
         except Broken as broken:
             if not partial.is_whole or download.size is None:
                 raise _Again(str(broken)) from None
-        partial.ended = True
+        partial.has_ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
+    def _take(self, piece: bytes, download: Download, partial: Partial) -> None:
+        """Appends the next bytes, unless they are too many or nobody wants them any more; keeps to the rate."""
+        if self.stop.is_set():
+            raise Stopped
+        if download.size is not None and partial.size + len(piece) > download.size:
+            raise _Again(f"more than the {download.size} bytes announced")
+        partial.append(piece)
+        self.stop.wait(self._limit.delay(len(piece)))
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Asks for the bytes from `offset` on, following redirects; the token stays with its own origin."""
@@ -317,61 +309,6 @@ def _identity(download: Download) -> Digest:
     return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
 
 
-def partial_path(target: Path, evidence: Digest) -> Path:
-    """Where a file grows: beside its target, told apart by what it is going to be."""
-    name = target.name
-    if len(name.encode()) > 200:  # NAME_MAX is 255
-        name = hashlib.sha256(name.encode()).hexdigest()[:32]
-    return target.with_name(f"{name}.{evidence.value[:12]}{PARTIAL_SUFFIX}")
-
-
-class _Partial:
-    """A file that grows, and the digests of what is in it: the two never part."""
-
-    def __init__(self, download: Download, file: FileIO, progress: Callable[[int], None]) -> None:
-        self._download, self._file, self._progress = download, file, progress
-        self.digester = self._new_digester()
-        self.ended = False
-
-    def _new_digester(self) -> Digester:
-        git = any(evidence.algorithm == "git-sha1" for evidence in self._download.evidence)
-        return Digester(self._download.size or 0, git=git)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is missing: by the size announced, else because an answer came to its end."""
-        return self.ended if self._download.size is None else self.size >= self._download.size
-
-    @property
-    def size(self) -> int:
-        """Bytes so far."""
-        return self.digester.size
-
-    def hash_what_is_there(self) -> None:
-        """Takes over what an earlier run left; starts anew if that is more than the file will ever be."""
-        if self._download.size is None or os.fstat(self._file.fileno()).st_size > self._download.size:
-            self._file.truncate(0)
-        self._file.seek(0)
-        feed(self.digester, self._file.readinto, progress=self._progress)
-
-    def restart(self) -> None:
-        """Forgets everything: the server sends the file from its beginning."""
-        self._file.truncate(0)
-        self._progress(-self.size)
-        self.digester = self._new_digester()
-
-    def append(self, chunk: bytes) -> None:
-        """Writes and hashes the next bytes."""
-        view = memoryview(chunk)
-        while view:
-            try:
-                view = view[self._file.write(view) :]
-            except OSError as error:  # a full disk: say where
-                raise OSError(error.errno, error.strerror, self._file.name) from None
-        self.digester.update(chunk)
-        self._progress(len(chunk))
-
-
 def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
     """The answer must be the bytes asked for, of a file of the size announced."""
     if response.status == 206:
@@ -420,23 +357,3 @@ def _in_words(error: urllib3.exceptions.HTTPError) -> str:
         case urllib3.exceptions.TimeoutError():
             return "no bytes for a while"
     return "the connection broke"
-
-
-def copy_hashed(source: Path, target: Path, size: int, progress: Callable[[int], None]) -> FileDigests:
-    """A local file into place, hashed on the way, with the same promise: whole or not there.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(target, Digest("sha256", hashlib.sha256(str(source).encode()).hexdigest()))
-    digester = Digester(size)
-    with open(source, "rb", buffering=0) as reader, open(partial, "wb", buffering=0) as writer:
-        while chunk := reader.read(READ_SIZE):
-            writer.write(chunk)
-            digester.update(chunk)
-            progress(len(chunk))
-        os.fsync(writer.fileno())
-    partial.replace(target)
-    sync_folder(target.parent)
-    return digester.result()

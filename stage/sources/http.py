@@ -24,14 +24,16 @@ class Connections:
     Args:
         read_timeout_s: how long a server may say nothing.
         at_once: connections kept to one host.
+        trust: whom to trust (`tls_context`).
     """
 
-    def __init__(self, *, read_timeout_s: float, at_once: int) -> None:
+    def __init__(self, *, read_timeout_s: float, at_once: int, trust: ssl.SSLContext) -> None:
         self._timeout = urllib3.Timeout(connect=10.0, read=read_timeout_s)
-        self._context = tls_context()
+        self._context = trust
         self._at_once = at_once
         self._pools: dict[str | None, urllib3.PoolManager] = {}
         self.answered = False  # whether anybody ever did
+        self._by_origin: dict[tuple[str, str, int | None], urllib3.PoolManager] = {}
 
     def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """Sends a GET; the body is left to be streamed.
@@ -52,7 +54,12 @@ class Connections:
         return response
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        proxy = proxy_for(url)
+        origin = origin_of(url)
+        if origin not in self._by_origin:  # reading the environment takes as long as a small file
+            self._by_origin[origin] = self._pool_through(proxy_for(url))
+        return self._by_origin[origin]
+
+    def _pool_through(self, proxy: str | None) -> urllib3.PoolManager:
         if proxy not in self._pools:
             self._pools[proxy] = (
                 urllib3.PoolManager(maxsize=self._at_once, ssl_context=self._context)
@@ -79,7 +86,10 @@ def _proxy_manager(proxy: str, at_once: int, context: ssl.SSLContext) -> urllib3
 
 
 def tls_context() -> ssl.SSLContext:
-    """The operating system's trust, and the CA file that requests' and curl's users have set for their proxy."""
+    """The operating system's trust, and the CA file that requests' and curl's users have set for their proxy.
+
+    Reading it takes as long as downloading a hundred small files: make it once.
+    """
     context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if path := os.environ.get(variable):

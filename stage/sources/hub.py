@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,9 +74,17 @@ class Hub:
     Args:
         endpoint: `--endpoint`; None: $HF_ENDPOINT, else the public Hub.
         stop: as for `Downloader`.
+        trust: as for `Connections`.
     """
 
-    def __init__(self, endpoint: str | None, reporter: Reporter, policy: RetryPolicy, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        endpoint: str | None,
+        reporter: Reporter,
+        policy: RetryPolicy,
+        stop: threading.Event,
+        trust: ssl.SSLContext,
+    ) -> None:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
         if problem := problem_with_address(self.endpoint):
             raise UsageError(f"the endpoint `{self.endpoint}` is no address: {problem}.", "Such as: https://hf.co")
@@ -88,7 +97,7 @@ class Hub:
         self._api = HfApi(
             endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
         )
-        set_client_factory(lambda: guarded_client(self.endpoint, timeout_s()))
+        set_client_factory(lambda: guarded_client(self.endpoint, timeout_s(), trust))
 
     def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.

@@ -76,7 +76,7 @@ ZERO_BLOCK = hashlib.sha256(bytes(BLOCK_SIZE)).hexdigest()
 def test_feeding_stops_at_the_limit_and_counts(data: bytes, limit: int) -> None:
     source, seen = io.BytesIO(data), []
     digester = Digester(len(data))
-    assert feed(digester, source.readinto, limit=limit, progress=seen.append) == min(limit, len(data)) == sum(seen)
+    assert feed(digester, source.read, limit=limit, progress=seen.append) == min(limit, len(data)) == sum(seen)
     assert source.tell() == min(limit, len(data))
     assert digester.result().sha256 == hashlib.sha256(data[:limit]).hexdigest()
 

@@ -109,7 +109,7 @@ def test_killed_at_ten_random_moments_it_goes_on_and_fetches_nothing_twice(slow_
 def test_ctrl_c_says_how_to_go_on(slow_laptop: Laptop) -> None:
     laptop = slow_laptop
     laptop.hub.faults.clear()
-    laptop.hub.faults.add(side="cdn", path=r"model\.safetensors$", times=1, stall_after=5_000_000, stall_s=0.5)
+    laptop.hub.faults.add(side="cdn", path=r"model\.safetensors$", times=1, stall_after=6_000_000, stall_s=60)
     running = start(laptop)
     assert wait_until(lambda: bytes_here(laptop.bundle) >= 5_000_000, running)
     running.send_signal(signal.SIGINT)

@@ -14,8 +14,8 @@ from stage.bundle import manifest_text
 from stage.digest import sha256_of_bytes
 from stage.findings import Finding, VerificationReport
 from stage.patch import patch_damage
-from stage.progress import Reporter
 from stage.patchfile import PLAN
+from stage.progress import Reporter
 from tests.stage.bundles import BIG, BIG_SIZE
 from tests.stage.hostile.runner import Case, Place
 

@@ -1,0 +1,118 @@
+"""`scripts/bench`: which parts, how often, where; prints each table as soon as it is measured."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.lib.bench.fetching import fetch_workloads
+from scripts.lib.bench.machine import describe, load
+from scripts.lib.bench.measure import BenchError
+from scripts.lib.bench.peers import Peers
+from scripts.lib.bench.report import Result, page, read_results, section, write_results
+from scripts.lib.bench.verifying import verify_workloads
+from scripts.lib.bench.workload import Workload, measure
+
+ROOT = Path(__file__).resolve().parents[3]
+PARTS = {"fetch": fetch_workloads, "verify": verify_workloads}
+
+
+def main() -> int:
+    """Measures, prints, writes. Exit code 1 if it could not be done, whatever was measured before stays."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures stage beside other tools.")
+    parser.add_argument("area", choices=["stage"])
+    parser.add_argument("parts", nargs="*", metavar="fetch|verify", help="default: both")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--folder", type=Path, default=ROOT / "output/scripts-bench", help="where to work")
+    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md too")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if not Path("/proc/self/smaps_rollup").exists():
+        parser.error("memory is read from /proc/*/smaps_rollup, which only Linux has")
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    folder = arguments.folder.absolute()
+    try:
+        results = _measure(arguments.parts or list(PARTS), arguments.rounds, folder)
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    where = [folder, ROOT / "docs"] if arguments.record else [folder]
+    for place in where:
+        _write(place, results, Peers(folder / "peers"))
+    print(f"\nwritten: {', '.join(str(place / 'benchmarks.md') for place in where)}")
+    return 0
+
+
+def _measure(parts: list[str], rounds: int, folder: Path) -> dict[str, Result]:
+    folder.mkdir(parents=True, exist_ok=True)
+    peers = Peers.install(folder / "peers", _say)
+    results: dict[str, Result] = {}
+    for part in parts:
+        work = folder / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        _say(f"\n== {part}: making files")
+        try:
+            with PARTS[part](work, peers) as workloads:
+                for workload in workloads:
+                    _say(f"\n== {workload.title}")
+                    results[workload.name] = _result(workload, rounds, work, peers)
+                    _say(section(results[workload.name]))
+        finally:
+            shutil.rmtree(work)
+    return results
+
+
+def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result:
+    before = load()
+    samples = measure(workload, rounds, work, _say)
+    commands = {
+        step.ends: shlex.join(step.command).replace(str(work), ".").replace(str(peers.venv), "peers")
+        for candidate in workload.candidates
+        for step in candidate.steps
+        if step.ends
+    }
+    return Result(
+        name=workload.name,
+        title=workload.title,
+        note=workload.note,
+        size=workload.size,
+        base=workload.base,
+        rounds=samples,
+        targets=workload.targets(samples),
+        machine=describe(work),
+        versions=peers.versions(),
+        commands={name: _short(command) for name, command in commands.items()},
+        load=(before, load()),
+        skipped=workload.skipped,
+    )
+
+
+def _short(command: str) -> str:
+    """Without the folder of our own interpreter, and a program given by `-c` left out."""
+    head, separator, _ = command.replace(str(Path(sys.executable)), "python").partition(" -c 'import")
+    return f"{head} -c ..." if separator else head
+
+
+def _write(place: Path, results: dict[str, Result], peers: Peers) -> None:
+    """The page, the samples and the pictures, beside what was measured before."""
+    samples = place / "benchmarks/results.json"
+    together = {**read_results(samples), **results}
+    write_results(samples, together)
+    (place / "benchmarks.md").write_text(page(together))
+    plot = Path(__file__).with_name("plot.py")
+    subprocess.run([peers.command("python"), str(plot), str(samples), str(samples.parent)], check=True)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What it costs to verify what lies here, in the page cache: four large files, one large file, many small ones.
+
+All tools read the same bytes: the payload of a bundle. `sha256sum -c` and bagit.py verify the bundle itself, which is a
+BagIt bag; model_signing a signature of its payload; model-mirror a mirror made of hard links to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts.lib.bench.arithmetic import Rounds, Target, median_of, median_ratio
+from scripts.lib.bench.measure import run
+from scripts.lib.bench.payload import MIB, write_safetensors, write_small_files
+from scripts.lib.bench.peers import Peers
+from scripts.lib.bench.workload import Candidate, Workload, plain_environment
+
+ROOT = Path(__file__).resolve().parents[3]
+STAGE, STANDALONE, YARDSTICK = "stage verify", "stage-verify.py", "hashlib, one core, from memory"
+BAGIT, SUMS, SIGNING, MIRROR = "bagit.py --processes 2", "sha256sum -c", "model_signing verify", "model-mirror verify"
+NOTE = (
+    "Every tool reads the same files, which lie in the page cache since they were made. `stage verify` also checks "
+    "every file name, every file beside the payload, and the lock. "
+)
+LARGE_NOTE = NOTE + (
+    "Files above 64 MiB it hashes by block of 16 MiB, on all cores; the others hash each file on one core. The "
+    "yardstick hashes as many bytes with Python's hashlib on one core, over and over from 1 MiB of memory."
+)
+_HASH = "import hashlib, sys\nh, b = hashlib.sha256(), bytes(2**20)\nfor _ in range(int(sys.argv[1])): h.update(b)"
+# The state that `model-mirror mirror` would have left, written by its own functions: twenty thousand files through a
+# Hub would take longer than everything that is measured.
+_MIRROR_STATE = """\
+import sys
+from pathlib import Path
+from model_mirror.checksums import write_checksums
+from model_mirror.state import VerificationState, write_verification_state
+root, name = Path(sys.argv[1]), sys.argv[2]
+write_checksums(root, max_workers=int(sys.argv[3]))
+state = VerificationState(status="verified", repo_id=name, repo_type="model", requested_revision="main",
+                          resolved_commit="0" * 40)
+write_verification_state(root, state)
+"""
+
+
+@contextmanager
+def verify_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
+    """All workloads; each bundle is made when the context is entered."""
+    payloads = folder / "payloads"
+    for number in range(4):
+        write_safetensors(payloads / f"four/part-{number}.safetensors", 1024 * MIB)
+    write_safetensors(payloads / "one/whole.safetensors", 4096 * MIB)
+    write_small_files(payloads / "small", 20_000, 8192)
+    large, small = 4096 * MIB, 20_000 * 8192
+    yield [
+        _workload(folder, peers, "four", "Verifying 4 GiB in four files", LARGE_NOTE, large, 4),
+        _workload(folder, peers, "one", "Verifying one file of 4 GiB", LARGE_NOTE, large, 1),
+        _workload(folder, peers, "small", "Verifying 20,000 files of 8 KiB", NOTE, small, 20_000),
+    ]
+
+
+def _workload(folder: Path, peers: Peers, name: str, title: str, note: str, size: int, files: int) -> Workload:
+    bundle = _make_bundle(folder, name)
+    key = _sign(folder, peers, name, bundle)
+    mirrors = _make_mirror(folder, peers, name, bundle)
+    candidates = [
+        Candidate.single(STAGE, sys.executable, "-m", "stage", "verify", "-q", str(bundle), PYTHONPATH=str(ROOT)),
+        Candidate.single(STANDALONE, sys.executable, str(bundle / "stage-verify.py"), "-q", str(bundle)),
+        Candidate.single(SUMS, "env", "-C", str(bundle), "sha256sum", "-c", "--quiet", "manifest-sha256.txt"),
+        Candidate.single(BAGIT, peers.command("bagit.py"), "--validate", "--quiet", "--processes", "2", str(bundle)),
+        Candidate.single(SIGNING, *_signing(peers, "verify", name, folder, bundle), "--public_key", f"{key}.pub"),
+        Candidate.single(
+            MIRROR,
+            peers.command("model-mirror"),
+            "verify",
+            "--offline",
+            f"bench/{name}",
+            MODEL_MIRROR_DIRECTORY=str(mirrors),
+            HOME=str(mirrors),
+        ),
+    ]
+    if name != "small":
+        candidates.append(Candidate.single(YARDSTICK, sys.executable, "-c", _HASH, str(size // MIB)))
+    targets = _small_targets if name == "small" else _large_targets
+    return Workload(f"verify-{name}", title, note, size, files, STAGE, candidates, targets)
+
+
+def _make_bundle(folder: Path, name: str) -> Path:
+    """A bundle of the payload, fetched from its folder, which is deleted then."""
+    bundle, manifest = folder / "bundles" / name, folder / f"{name}.yaml"
+    manifest.write_text(f"format: 1\nname: bench\nassets:\n  payload:\n    path: payloads/{name}\n")
+    stage = [sys.executable, "-m", "stage", "fetch", "-q", "--no-offline-check", str(manifest), "-o", str(bundle)]
+    run(stage, {**plain_environment(), "PYTHONPATH": str(ROOT), "HOME": str(folder)}, folder)
+    shutil.rmtree(folder / "payloads" / name)
+    return bundle
+
+
+def _sign(folder: Path, peers: Peers, name: str, bundle: Path) -> Path:
+    key = folder / "key"
+    if not key.exists():
+        subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)], check=True)
+        public = ["openssl", "ec", "-in", str(key), "-pubout", "-out", f"{key}.pub"]
+        subprocess.run(public, check=True, capture_output=True)
+    run([*_signing(peers, "sign", name, folder, bundle), "--private_key", str(key)], plain_environment(), folder)
+    return key
+
+
+def _signing(peers: Peers, verb: str, name: str, folder: Path, bundle: Path) -> list[str]:
+    signature = folder / f"{name}.sig"
+    return [peers.command("model_signing"), verb, "key", str(bundle / "data"), "--signature", str(signature)]
+
+
+def _make_mirror(folder: Path, peers: Peers, name: str, bundle: Path) -> Path:
+    mirrors = folder / "mirrors"
+    shutil.copytree(bundle / "data", mirrors / "models/bench" / name, copy_function=os.link)
+    made = (str(mirrors / "models/bench" / name), f"bench/{name}", str(_cores()))
+    command = [peers.command("python"), "-c", _MIRROR_STATE, *made]
+    run(command, plain_environment(), folder)
+    return mirrors
+
+
+def _large_targets(rounds: Rounds) -> list[Target]:
+    share = median_ratio(rounds, YARDSTICK, STAGE) / _cores()
+    return [Target(f"of {_cores()} cores x hashlib", share, 0.9), _memory(rounds)]
+
+
+def _small_targets(rounds: Rounds) -> list[Target]:
+    return [Target("times as fast as bagit.py", median_ratio(rounds, BAGIT, STAGE), 10), _memory(rounds)]
+
+
+def _memory(rounds: Rounds) -> Target:
+    peak = median_of(rounds, STAGE, lambda sample: sample.peak)
+    return Target("peak memory of `stage verify`, MiB", peak / MIB, 200, at_most=True)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
