@@ -221,7 +221,7 @@ def _from_json(document: Any) -> VerificationReport:
         report,
         shard=Shard(number, count),
         began=None if began is None else float(began),
-        stamp=None if stamp is None else Stamp(**{key: _typed(value, int) for key, value in stamp.items()}),
+        stamp=None if stamp is None else Stamp(**{key: _sum(value) for key, value in stamp.items()}),
     )
 
 
@@ -233,6 +233,13 @@ def _finding(value: Any) -> Finding:
         raise ValueError
     texts = [_typed(value[key], str) for key in ("path", "problem", "expected", "found")]
     return Finding(texts[0], texts[1], texts[2], texts[3], joined(ranges))
+
+
+def _sum(value: Any) -> int:
+    """A number of a stamp: sums of times and digests may be below zero and larger than any size."""
+    if type(value) is not int or abs(value) >= 2**256:
+        raise ValueError
+    return value
 
 
 def _typed(value: Any, type_: type) -> Any:

@@ -8,6 +8,7 @@ bombs refuse the whole archive. Nothing of an archive's modes, owners and times 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
 import re
@@ -107,7 +108,7 @@ def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None)
     except _BROKEN as error:
         raise _damaged(what, error) from None
     except OSError as error:
-        if error.errno is not None:  # the disk's words, not a decompressor's
+        if error.errno not in (None, errno.EINVAL):  # the disk's words; EINVAL: it sent us before its own start
             raise
         raise _damaged(what, error) from None
     if not out.paths:

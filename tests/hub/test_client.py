@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, set_client_factory
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile, RepoFolder
+from huggingface_hub.utils._http import default_client_factory
 
 from tests.support.hubs import MEMBER_TOKEN, STRANGER_TOKEN, TestHub
 
@@ -27,6 +28,12 @@ FILES = {
     "model.safetensors": WEIGHTS,
     "onnx/config.json": b"{}",
 }
+
+
+@pytest.fixture(autouse=True)
+def _own_client() -> None:
+    """Whatever ran in this process before: `stage` has huggingface_hub use a client of its own, guarded for one Hub."""
+    set_client_factory(default_client_factory)
 
 
 def api(hub: TestHub, token: str | bool = False) -> HfApi:
