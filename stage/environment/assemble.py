@@ -1,6 +1,6 @@
 """What travels beside the packages: out of a lock and the fetched files, everything else in the asset's folder.
 
-    wheels/           built from sdists (`stage.sources.sdists`), and airlift's own
+    wheels/           built from sdists (`stage.sources.environment.sdists`), and airlift's own
     requirements.lock for pip and uv: name==version --hash
     channel/.../repodata.json   so that conda and micromamba can install from file://
     image.tar.gz      the environment, its files saying a placeholder for the prefix
@@ -27,7 +27,7 @@ from stage.digest import hash_file, sha256_of_bytes
 from stage.environment import image, relocate
 from stage.environment.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages, Package
 from stage.environment.profile import MACHINES
-from stage.environment.wheel import DISTRIBUTION, airlift_wheel, unmet_requirements
+from stage.environment.ownwheel import DISTRIBUTION, airlift_wheel, unmet_requirements
 from stage.errors import DamageError, UsageError
 
 IMAGE, ENV, BOOTSTRAP, REQUIREMENTS = "image.tar.gz", "env.json", "bootstrap.sh", "requirements.lock"
@@ -175,7 +175,8 @@ def needed_glibc(wheels: Iterable[str], indexes: Iterable[Mapping[str, Any]]) ->
 
 def _requirements(wheels: Mapping[Package, Path], own: Path | None) -> str:
     lines = [
-        f"{package.name}=={package.version} --hash=sha256:{hash_file(path).sha256}\n" for package, path in wheels.items()
+        f"{package.name}=={package.version} --hash=sha256:{hash_file(path).sha256}\n"
+        for package, path in wheels.items()
     ]
     if own is not None:
         version = parse_wheel_filename(own.name)[1]
@@ -209,9 +210,7 @@ def write_channels(
     return written
 
 
-def _repodata(
-    subdir: str, packages: Iterable[Package], folder: Path, indexes: Mapping[str, Mapping[str, Any]]
-) -> str:
+def _repodata(subdir: str, packages: Iterable[Package], folder: Path, indexes: Mapping[str, Mapping[str, Any]]) -> str:
     entries: dict[str, dict[str, Any]] = {ending: {} for ending in CONDA_ENDINGS}
     for package in packages:
         name = package.path.rpartition("/")[2]
