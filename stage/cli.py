@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from stage import __version__, cli_carry
+from stage.cli_env import env
 from stage.cli_patch import apply, patch
 from stage.cli_verify import verify
 from stage.terminal import Group, bundle_argument, json_option, quiet_option, say, signers_option
@@ -176,5 +177,5 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
         say(describe(bundle, signers))
 
 
-for _command in (verify, patch, apply, cli_carry.init, cli_carry.push, cli_carry.sign):
+for _command in (verify, patch, apply, env, cli_carry.init, cli_carry.push, cli_carry.sign):
     main.add_command(_command)
