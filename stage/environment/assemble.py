@@ -25,9 +25,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from stage.digest import hash_file, sha256_of_bytes
 from stage.environment import image, relocate
+from stage.environment.ownwheel import DISTRIBUTION, airlift_wheel, unmet_requirements
 from stage.environment.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages, Package
 from stage.environment.profile import MACHINES
-from stage.environment.ownwheel import DISTRIBUTION, airlift_wheel, unmet_requirements
 from stage.errors import DamageError, UsageError
 
 IMAGE, ENV, BOOTSTRAP, REQUIREMENTS = "image.tar.gz", "env.json", "bootstrap.sh", "requirements.lock"

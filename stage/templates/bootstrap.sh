@@ -177,11 +177,13 @@ main() {
   LC_ALL=C # lengths are bytes
   export LC_ALL
   unset CDPATH
-  only_check=
-  if [ "${1:-}" = --check ]; then
-    only_check=1
-    shift
-  fi
+  only=
+  case ${1:-} in
+    --check | --place) # --place: all but the image, for `stage env create` by another route
+      only=$1
+      shift
+      ;;
+  esac
   case ${1:-} in '' | -*) stop 2 "where to?" "sh bootstrap.sh [--check] PREFIX" ;; esac
   [ $# -eq 1 ] || stop 2 "one PREFIX, without spaces." "sh bootstrap.sh [--check] PREFIX"
   case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
@@ -191,12 +193,12 @@ main() {
   check_prefix
   check_machine
   check_room
-  check_bundle
-  check_image
-  if [ -n "$only_check" ]; then
-    say "$asset: $prefix can be made."
-    exit 0
+  if [ "$only" != --place ]; then
+    check_bundle
+    check_image
   fi
+  if [ "$only" = --check ]; then say "$asset: $prefix can be made."; fi
+  if [ -n "$only" ]; then exit 0; fi
   clear_leftovers
   unpack
   say "$asset: $prefix is made; tree $tree"
