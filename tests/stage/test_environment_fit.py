@@ -250,7 +250,7 @@ def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_kn
     )
     (verdict,) = verdicts(Needs.of([torch("2.99.0+cu130")]), node)
     assert verdict.refused
-    assert "nothing older than 7.5" in verdict.problem
+    assert "knows no GPU older than 7.5" in verdict.problem
 
 
 def test_a_conda_torch_for_a_newer_driver_is_refused_in_condas_words() -> None:
