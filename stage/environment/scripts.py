@@ -26,13 +26,18 @@ def read_script(name: str) -> str:
     return script_path(name).read_text(encoding="utf-8")
 
 
-def run_script(name: str, *arguments: str) -> int:
-    """Runs a script, which prints by itself; returns its exit code.
+def run_script(name: str, *arguments: str | Path, read: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs a script to its end; what it prints goes where ours does, or with `read` into the result.
 
     Raises:
         UsageError: there is no `sh`.
     """
+    command = ["sh", str(script_path(name)), *map(str, arguments)]
     try:
-        return subprocess.run(["sh", str(script_path(name)), *arguments], check=False).returncode
+        return subprocess.run(
+            command, stdout=subprocess.PIPE if read else None, text=True, errors="replace", check=False
+        )
     except FileNotFoundError:
-        raise UsageError("There is no `sh` on PATH.", "PATH=/usr/bin:/bin stage ...") from None
+        raise UsageError(
+            "There is no `sh` on PATH.", "PATH=$PATH:/usr/bin:/bin, then the same command again."
+        ) from None

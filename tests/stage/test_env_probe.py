@@ -7,71 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from stage.environment.profile import Profile
 from stage.environment.torch_builds import numbers
-
-SCRIPT = Path(__file__).resolve().parents[2] / "stage" / "templates" / "env-probe.sh"
-SHELLS = [
-    command
-    for command in (["dash"], ["bash", "--posix"], ["bash"], ["busybox", "sh"], ["ksh"], ["zsh", "--emulate", "sh"])
-    if shutil.which(command[0])
-]
-TOOLS = ("sh", "sed", "tr", "cut", "sort", "grep", "sleep", "cat", "rm", "mkdir", "uname", "kill", "env")
-
-HEADER = "| NVIDIA-SMI {driver}             Driver Version: {driver}      {cuda} |"
-
-
-class Node:
-    """A folder of programs that is all of PATH; with the commands that a test puts in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        self.folder = folder
-        for tool in TOOLS:
-            if found := shutil.which(tool):
-                (self.bin / tool).symlink_to(found)
-        self.script = folder / "probe.sh"
-        # The usual folders are searched too, where this machine's own sinfo or mpirun would answer.
-        self.script.write_text(re.sub(r"^PATH=\$PATH:.*$", "", SCRIPT.read_text(), flags=re.MULTILINE))
-        self.add("getconf", 'echo "glibc 2.28"')
-
-    def add(self, name: str, body: str) -> None:
-        (self.bin / name).unlink(missing_ok=True)
-        (self.bin / name).write_text(f"#!/bin/sh\n{body}\n")
-        (self.bin / name).chmod(0o755)
-
-    def add_gpu(self, name: str, driver: str, capability: str | None, cuda: str = "") -> None:
-        """An nvidia-smi; before 510 it does not know compute_cap."""
-        rows = f"{driver}, {capability}, {name}"
-        refusal = 'Field "compute_cap" is not a valid field to query.'
-        self.add(
-            "nvidia-smi",
-            f"""case "$*" in
-              *compute_cap*) {f"echo '{rows}'" if capability else f"echo '{refusal}'; exit 2"} ;;
-              *driver_version,name*) echo '{driver}, {name}' ;;
-              *) echo '{HEADER.format(driver=driver, cuda=cuda)}' ;;
-            esac""",
-        )
-
-    def probe(self, shell: list[str] | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [shutil.which((shell or ["sh"])[0]) or "sh", *(shell or ["sh"])[1:], str(self.script)]
-        env = {"PATH": str(self.bin), "TMPDIR": str(self.folder), "HOME": str(self.folder), **environment}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-    def profile(self, shell: list[str] | None = None, **environment: str) -> Profile:
-        done = self.probe(shell, **environment)
-        assert done.returncode == 0, done.stderr
-        path = self.folder / "printed.yml"
-        path.write_text(done.stdout)
-        return Profile.load(path)
+from tests.support.node import SHELLS, TEMPLATES, Node
 
 
 @pytest.fixture
@@ -79,11 +24,19 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
+def profile_of(node: Node, shell: Sequence[str] = ("sh",), **environment: str) -> Profile:
+    done = node.run("env-probe.sh", shell=shell, **environment)
+    assert done.returncode == 0, done.stderr
+    path = node.folder / "printed.yml"
+    path.write_text(done.stdout)
+    return Profile.load(path)
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_any_shell_prints_the_whole_profile(node: Node, shell: list[str]) -> None:
+def test_any_shell_prints_the_whole_profile(node: Node, shell: Sequence[str]) -> None:
     node.add_gpu("NVIDIA A800-SXM4-80GB", "535.104.05", "8.0", "CUDA Version: 12.2")
     node.add("mpirun", 'echo "mpirun (Open MPI) 4.1.5"; echo; echo "Report bugs to"')
-    profile = node.profile(shell, LOADEDMODULES="slurm/22:nvidia/cuda/12.2")
+    profile = profile_of(node, shell, LOADEDMODULES="slurm/22:nvidia/cuda/12.2")
     assert profile == Profile(
         path=profile.path,
         name="a800",
@@ -96,7 +49,7 @@ def test_any_shell_prints_the_whole_profile(node: Node, shell: list[str]) -> Non
         mpi="openmpi 4.1.5",
         modules=("slurm/22", "nvidia/cuda/12.2"),
     )
-    assert sorted(p.name for p in node.folder.iterdir()) == ["bin", "printed.yml", "probe.sh"]
+    assert sorted(p.name for p in node.folder.iterdir()) == ["bin", "env-check.sh", "env-probe.sh", "printed.yml"]
 
 
 @pytest.mark.parametrize(
@@ -122,45 +75,46 @@ def test_every_driver_says_it_in_its_own_way(
     called: str,
 ) -> None:
     node.add_gpu(name, driver, capability, header)
-    profile = node.profile()
+    profile = profile_of(node)
     assert (profile.cuda, profile.compute_capability, profile.gpu) == (cuda, expected, name)
     assert profile.name == called
 
 
 def test_a_gpu_that_nobody_knows_is_left_to_fill_in(node: Node) -> None:
     node.add_gpu("NVIDIA X9000", "460.10", None, "CUDA Version: 11.2")
-    done = node.probe()
+    done = node.run("env-probe.sh")
     assert "compute capability" in done.stderr
     assert '# cuda: "11.2"' in done.stdout
-    assert node.profile().cuda is None
+    assert profile_of(node).cuda is None
 
 
 def test_where_the_login_node_has_no_gpu_the_command_that_has_one_is_said(node: Node) -> None:
     node.add(
         "sinfo", 'case $1 in -V) echo "slurm 22.05.8";; *) echo "cpu (null)"; echo "a800 gpu:a800:8(S:0-1)";; esac'
     )
-    done = node.probe()
-    command = f"srun -p a800 --gres=gpu:1 -t 5 sh {node.script}"
+    done = node.run("env-probe.sh")
+    command = f"srun -p a800 --gres=gpu:1 -t 5 sh {node.folder}/env-probe.sh"
     assert command in done.stderr
     assert command in done.stdout
     assert "#   partition a800 gpu:a800:8" in done.stdout
-    assert node.profile().compute_capability is None
+    assert profile_of(node).compute_capability is None
 
 
 def test_a_broken_driver_is_no_gpu(node: Node) -> None:
     node.add(
         "nvidia-smi", 'echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."; exit 9'
     )
-    assert "no GPU that answers" in node.probe().stderr
-    assert node.profile().cuda is None
+    assert "no GPU that answers" in node.run("env-probe.sh").stderr
+    assert profile_of(node).cuda is None
 
 
 def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
     """nvidia-smi hangs when a GPU fell off the bus, sinfo when its controller is down; with children that linger."""
-    node.script.write_text(re.sub(r"(limited [a-z]+) \d+", r"\1 1", node.script.read_text()))
+    script = node.folder / "env-probe.sh"
+    script.write_text(re.sub(r"(limited [a-z]+) \d+", r"\1 1", script.read_text()))
     for name in ("nvidia-smi", "sinfo", "mpirun"):
         node.add(name, "trap '' TERM\nsleep 300")
-    profile = node.profile()
+    profile = profile_of(node)
     assert (profile.cuda, profile.mpi) == (None, None)
     assert profile.glibc == "2.28"
 
@@ -176,14 +130,14 @@ def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
 )
 def test_each_mpi_is_called_by_its_name(node: Node, said: str, expected: str) -> None:
     node.add("mpirun", f"cat <<'END'\n{said}\nEND")
-    assert node.profile().mpi == expected
+    assert profile_of(node).mpi == expected
 
 
 def test_modules_are_named_where_the_module_command_lives(node: Node) -> None:
     init = node.folder / "lmod" / "init"
     init.mkdir(parents=True)
     (init / "sh").write_text("module() { echo /apps/modules:; echo cuda/12.2; echo gcc/12; echo openmpi/4.1.5; }\n")
-    assert "# Modules here: cuda/12.2 openmpi/4.1.5" in node.probe(LMOD_PKG=str(init.parent)).stdout
+    assert "# Modules here: cuda/12.2 openmpi/4.1.5" in node.run("env-probe.sh", LMOD_PKG=str(init.parent)).stdout
 
 
 @pytest.mark.parametrize("getconf", ["exit 1", "echo undefined"])
@@ -194,17 +148,17 @@ def test_modules_are_named_where_the_module_command_lives(node: Node) -> None:
 def test_glibc_is_asked_of_ldd_where_getconf_does_not_know(node: Node, getconf: str, ldd: str, glibc: str) -> None:
     node.add("getconf", getconf)
     node.add("ldd", f'echo "{ldd}"; echo "Copyright (C) 2012"')
-    assert node.profile().glibc == glibc
+    assert profile_of(node).glibc == glibc
 
 
 def test_a_machine_that_nothing_is_made_for_is_told_so(node: Node) -> None:
     node.add("getconf", "exit 1")
     node.add("ldd", 'echo "musl libc (x86_64)" >&2; exit 1')
-    done = node.probe()
+    done = node.run("env-probe.sh")
     assert (done.returncode, done.stdout) == (1, "")
     assert "musl" in done.stderr
     node.add("uname", "echo ppc64le")
-    assert "ppc64le" in node.probe().stderr
+    assert "ppc64le" in node.run("env-probe.sh").stderr
 
 
 def test_the_command_prints_this_machines_profile(tmp_path: Path) -> None:
@@ -216,7 +170,7 @@ def test_the_command_prints_this_machines_profile(tmp_path: Path) -> None:
 
 
 def test_the_script_can_be_had_to_carry() -> None:
-    assert run_stage("env", "probe", "--script") == SCRIPT.read_text()
+    assert run_stage("env", "probe", "--script") == (TEMPLATES / "env-probe.sh").read_text()
 
 
 def run_stage(*arguments: str) -> str:

@@ -210,6 +210,16 @@ def test_the_newest_glibc_that_anything_needs_counts() -> None:
     assert Needs.of([Locked("pure", "1")]).glibc is None
 
 
+def test_what_env_json_says_is_flat_text() -> None:
+    assert Needs.of([torch("2.8.0"), runtime("12.8.90")]).facts() == {
+        "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
+        "cuda": "12.8",
+        "glibc": "2.28",
+        "torch": "2.8.0",
+    }
+    assert Needs.of([Locked("numpy", "2.4.6")]).facts()["architectures"] is None
+
+
 # --- verdicts
 
 
