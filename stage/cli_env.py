@@ -56,3 +56,24 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
         for finding in findings:
             say(f"{finding.asset}: {finding}" if several else str(finding))
     sys.exit(1 if any(finding.status == "bad" for finding in findings) else 0)
+
+
+@env.command()
+@bundle_argument
+@click.argument("asset")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.option(
+    "--route",
+    type=click.Choice(["image", "packages", "conda", "venv"]),
+    help="image (default): unpack what the laptop made. packages: lay them out again here, to the same tree. "
+    "conda: this cluster's conda or micromamba. venv: the wheels alone, on a Python of this cluster.",
+)
+def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
+    """Create the environment ASSET of BUNDLE at PREFIX, without network.
+
+    It is there whole, or not at all. Where airlift is not installed: sh BUNDLE/data/envs/ASSET/bootstrap.sh PREFIX
+    """
+    from stage.environment.create import create as create_environment
+
+    click.echo(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
+    create_environment(bundle, asset, prefix, route or "image", click.echo)
