@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.environment.addresses import without_secrets
-from stage.environment.conflicts import conda_conflict, is_conda_network_problem
+from stage.environment.conflicts import conda_conflict, is_network_problem
 from stage.environment.lockfile import LockedPackage
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec
@@ -221,7 +221,7 @@ def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
     message = (match[1] if match else said).strip()
     for channel in spec.channels:
         message = message.replace(channel, without_secrets(channel))
-    if is_conda_network_problem(message):
+    if is_network_problem(message):
         return IncompleteError(
             f"{spec.path}: a conda channel cannot be reached: {' '.join(message.split())[:400]}",
             "Check the network and `channels:`, then run the same command again.",
