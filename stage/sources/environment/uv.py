@@ -94,10 +94,9 @@ class Uv:
         constraints = self._folder / "constraints.txt"
         constraints.write_text("".join(f"{r.text}\n" for r in request.spec.pip.constraints))
         _write_kept(output, request.kept)
-        command = [*self._command(), str(asked), "-o", str(output), "-c", str(constraints)]
-        command += ["-c", str(self._folder / "provided.txt")]
-        for file in request.indexes.constraints:
-            command += ["-c", file]
+        command = [*self._command(), str(asked), "-o", str(output)]
+        for file in (constraints, self._folder / "provided.txt", *map(Path, request.indexes.constraints)):
+            command += ["-c", str(file)] if file.stat().st_size else []
         for name in self.stubbed:
             command += ["--no-emit-package", name]
         done = self._run(command)
@@ -109,10 +108,12 @@ class Uv:
         """The newest version of a package that has a wheel for the target; None: there is none."""
         asked = self._folder / "one.in"
         _write_private(asked, "\n".join([*self._request.indexes.lines, name]) + "\n")
-        output = self._folder / "one.toml"
+        output = self._folder / "pylock.one.toml"
         done = self._run([*self._command(), str(asked), "-o", str(output), "--no-deps"])
-        if done.returncode != 0:
+        if "No solution found" in done.stderr:
             return None
+        if done.returncode != 0:
+            raise IncompleteError(f"{name}: uv cannot tell which version would fit: {done.stderr.strip()[-400:]}")
         packages = tomllib.loads(output.read_text(encoding="utf-8"))["packages"]
         return next((str(p["version"]) for p in packages if p["name"] == name and p.get("wheels")), None)
 
