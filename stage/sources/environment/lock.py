@@ -26,7 +26,7 @@ from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec, content_hash
 from stage.errors import UsageError
 from stage.progress import Reporter
-from stage.sources.environment.conda import choose_solver, lock_conda
+from stage.sources.environment.conda import Solver, choose_solver, lock_conda
 from stage.sources.environment.contents import Provided, provided
 from stage.sources.environment.indexes import choose_indexes
 from stage.sources.environment.pip import lock_pip
@@ -104,7 +104,7 @@ def lock_environment(
         StageError: a spec that cannot be read, cannot be solved, or would not run on the cluster; with the fix.
     """
     spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
-    path = output or spec.lock_path
+    path, solver = output or spec.lock_path, choose_solver(conda, os.environ)
     before = EnvironmentLock.load(path) if path.exists() else None
     if spec.variables:
         reporter.warn(f"{spec.place('variables')}: `variables` do not travel: set them in the run file's slurm.setup")
@@ -112,7 +112,7 @@ def lock_environment(
     if before is not None and not updates and answers(before, spec, profile):
         reporter.note(f"{path}: still answers {spec.path} and {profile.path}; left as it is")
         return LockOutcome(path, before, changed=False, notes=_check_fit(before.packages, profile, spec, reporter))
-    lock = _resolve(spec, profile, before, path, updates, conda, reporter)
+    lock = _resolve(spec, profile, before, path, updates, solver, reporter)
     notes = _check_fit(lock.packages, profile, spec, reporter)
     text = lock.to_yaml()
     changed = not path.exists() or path.read_bytes() != text
@@ -145,7 +145,7 @@ def _resolve(
     before: EnvironmentLock | None,
     path: Path,
     updates: Sequence[str],
-    conda: str | None,
+    solver: Solver,
     reporter: Reporter,
 ) -> EnvironmentLock:
     moving = {*updates, *(canonicalize_name(name) for name in updates)}
@@ -154,7 +154,6 @@ def _resolve(
     own = own_requirements()
     conda_packages = before.of("conda") if before and answers(before, spec, profile) else []
     if not conda_packages or moving & {p.name for p in conda_packages}:
-        solver = choose_solver(conda, os.environ)
         reporter.note(f"conda packages: solved by {solver.reason}")
         conda_packages = lock_conda(spec, profile, solver, [p for p in kept if p.manager == "conda"], reporter)
     addresses = _addresses(spec, conda_packages)
