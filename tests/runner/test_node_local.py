@@ -98,11 +98,16 @@ def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) ->
     ],
 )
 def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: str) -> None:
-    shown = (
-        "rootfs / rootfs rw 0 0\n/dev/sda / ext4 rw 0 0\nsrv:/h /home nfs4 rw 0 0\nl:/s /scratch/a\\040b lustre rw 0 0\n"
-        "none /mnt tmpfs rw 0 0\n/dev/sdb /mnt xfs rw 0 0\nbroken\n"
+    lines = (
+        "rootfs / rootfs rw 0 0",
+        "/dev/sda / ext4 rw 0 0",
+        "srv:/h /home nfs4 rw 0 0",
+        "l@o2ib:/s /scratch/a\\040b lustre rw 0 0",
+        "none /mnt tmpfs rw 0 0",
+        "/dev/sdb /mnt xfs rw 0 0",
+        "broken",
     )
-    assert node_local.disk_type(Path(path), shown) == kind
+    assert node_local.disk_type(Path(path), "\n".join(lines)) == kind
 
 
 def test_one_process_a_node_gets_all_its_cpus() -> None:
