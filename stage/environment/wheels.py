@@ -1,4 +1,4 @@
-"""Which wheel of a release a cluster takes: rules of tags (PEP 425, PEP 600), for a Python and a glibc that are not here.
+"""Which wheel of a release a cluster takes: rules of tags (PEP 425, PEP 600), for a Python that is not here.
 
 Pure. manylinux_2_28 means: needs glibc 2.28 or newer. Every tag up to the cluster's glibc is good, the highest first.
 """

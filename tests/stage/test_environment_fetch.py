@@ -1,65 +1,35 @@
-"""An environment travels: fetched into a bundle, created on a cluster by every route, and refused when it is not whole."""
+"""An environment travels: fetched into a bundle, created on a cluster, used there as it was on the laptop."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.environments import CONDA, EnvironmentLaptop, new_laptop, stand_ins, tools, wheel_of_installed
+from tests.support.environments import EnvironmentLaptop, bootstrap, run, tree_of
 
 
 @pytest.fixture(scope="module")
-def laptop(conda_channel: Path, tmp_path_factory: pytest.TempPathFactory) -> EnvironmentLaptop:
-    """A laptop that fetched the small environment. Treat its bundle as read-only."""
-    folder = tmp_path_factory.mktemp("environments")
-    channel = folder / "conda-channel"
-    shutil.copytree(conda_channel, channel)
-    laptop = new_laptop(folder / "laptop", channel, tools(folder / "tools"))
-    laptop.lock([*CONDA, *stand_ins(channel)], [wheel_of_installed("click", folder / "wheels")])
-    done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
-    assert done.returncode == 0, done.stderr
-    return laptop
-
-
-@pytest.fixture(scope="module")
-def created(laptop: EnvironmentLaptop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def created(environment_laptop: EnvironmentLaptop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment, created from the image by `bootstrap.sh`. Treat it as read-only."""
     prefix = tmp_path_factory.mktemp("cluster") / "env"
-    done = bootstrap(laptop.asset, prefix)
+    done = bootstrap(environment_laptop.asset, prefix)
     assert done.returncode == 0, done.stderr
     return prefix
 
 
-def bootstrap(asset: Path, prefix: Path | str, *, shell: str = "sh", **settings: str) -> subprocess.CompletedProcess[str]:
-    """`sh bootstrap.sh PREFIX` with nothing in the environment, on a machine without network."""
-    command = ["/usr/bin/unshare", "-n", *f"/usr/bin/{shell}".split(), str(asset / "bootstrap.sh"), str(prefix)]
-    return subprocess.run(command, env=settings, capture_output=True, text=True, cwd=asset.parents[3])
-
-
-def run(prefix: Path, program: str, *arguments: str) -> str:
-    """What a program of the environment prints, started with an empty environment."""
-    done = subprocess.run([prefix / "bin" / program, *arguments], env={}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def tree_of(prefix: Path) -> str:
-    return hashlib.sha256((prefix / ".airlift/tree.txt").read_bytes()).hexdigest()
-
-
-def test_the_bundle_is_sound_and_says_what_is_in_it(laptop: EnvironmentLaptop) -> None:
-    assert laptop.stage("verify", "bundle").returncode == 0
-    shown = laptop.stage("show", "bundle").stdout
+def test_the_bundle_is_sound_and_says_what_is_in_it(environment_laptop: EnvironmentLaptop) -> None:
+    assert environment_laptop.stage("verify", "bundle").returncode == 0
+    shown = environment_laptop.stage("show", "bundle").stdout
     assert "linux-64 (solved for archspec 1 x86_64, glibc 2.28" in shown
-    lock = json.loads((laptop.bundle / "stage.lock").read_text())
+    lock = json.loads((environment_laptop.bundle / "stage.lock").read_text())
     environment = lock["assets"]["small-env"]["environment"]
-    assert environment["tree"] == json.loads((laptop.asset / "env.json").read_text())["tree"]
+    assert environment["tree"] == json.loads((environment_laptop.asset / "env.json").read_text())["tree"]
     files = {file["path"]: file for file in lock["assets"]["small-env"]["files"]}
     for package in environment["packages"]:
         assert files[f"data/envs/small-env/{package['path']}"]["origin"].startswith("file://")
@@ -95,7 +65,7 @@ def test_a_post_link_script_is_never_run(created: Path) -> None:
 def test_links_arrive_as_links(created: Path) -> None:
     assert (created / "share/links/to-folder/inside.txt").read_text() == "inside\n"
     assert (created / "share/links/across").resolve() == (created / "etc/links.conf").resolve()
-    assert os.readlink(created / "share/links/dangling") == "not-there"
+    assert str((created / "share/links/dangling").readlink()) == "not-there"
 
 
 def test_pip_and_its_records_agree_with_the_files(created: Path) -> None:
@@ -112,19 +82,44 @@ def test_pip_and_its_records_agree_with_the_files(created: Path) -> None:
     assert run(created, "python", "-c", code) == "agreed"
 
 
-@pytest.mark.parametrize("shell", ["dash", "bash"])
-def test_another_shell_and_a_longer_prefix_give_the_same_tree(
-    laptop: EnvironmentLaptop, created: Path, tmp_path: Path, shell: str
+def test_killed_then_made_by_another_shell_at_a_longer_prefix_it_is_the_same_tree(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
 ) -> None:
-    prefix = tmp_path / f"{shell}-{'long' * 20}"
-    done = bootstrap(laptop.asset, prefix, shell=shell)
+    prefix = tmp_path / ("long" * 20)
+    killed = start_bootstrap(environment_laptop.asset, prefix)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(f"{prefix.name}.part.")
+    done = bootstrap(environment_laptop.asset, prefix, shell="bash")
     assert done.returncode == 0, done.stderr
+    assert f"removing what an interrupted run left: {left}" in done.stdout
+    assert list(tmp_path.iterdir()) == [prefix]
     assert tree_of(prefix) == tree_of(created)
     assert run(prefix, "greet") == "hello from the environment 1.1"
 
 
-def test_the_packages_route_gives_the_same_tree(laptop: EnvironmentLaptop, created: Path, tmp_path: Path) -> None:
-    done = laptop.stage("env", "create", "bundle", "small-env", tmp_path / "env", "--route", "packages")
+def test_interrupted_it_leaves_nothing(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    running = start_bootstrap(environment_laptop.asset, tmp_path / "env")
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
+    """Starts `bootstrap.sh` and returns once it unpacks."""
+    command = ["/bin/sh", asset / "bootstrap.sh", prefix]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(prefix.parent.glob("*.part.*/lib/python*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    return running
+
+
+def test_the_packages_route_gives_the_same_tree(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    done = environment_laptop.stage("env", "create", "bundle", "small-env", tmp_path / "env", "--route", "packages")
     assert done.returncode == 0, done.stderr
     assert tree_of(tmp_path / "env") == tree_of(created)
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
@@ -137,5 +132,6 @@ def test_activate_sets_the_path_and_takes_it_back(created: Path) -> None:
             f". '{created}/activate'; command -v greet; echo $CONDA_PREFIX; airlift_deactivate; "
             "echo $PATH; echo ${CONDA_PREFIX-none}"
         )
-        done = subprocess.run(["/usr/bin/" + shell, "-euc", script], env={"PATH": "/bin"}, capture_output=True, text=True)
+        command = [f"/usr/bin/{shell}", "-euc", script]
+        done = subprocess.run(command, env={"PATH": "/bin"}, capture_output=True, text=True)
         assert done.stdout.splitlines() == [f"{created}/bin/greet", str(created), "/bin", "none"], done.stderr

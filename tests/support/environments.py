@@ -6,8 +6,10 @@ from this very installation.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,12 +17,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lib.conda_channel import File, Package, write_package
 from stage.environment.ownwheel import write_wheel
+from stage.environment.profile import Profile
+from stage.environment.spec import EnvironmentSpec, content_hash
+from stage.sources.environment.lock import own_requirements
 
 CONDA = ("python", "pip", "openmpi", "links", "scripted", "greeter")
 WHEELS = ("click",)
@@ -49,7 +55,9 @@ def wheel_of_installed(name: str, folder: Path, tag: str | None = None) -> Path:
     info = next(path.split("/")[0] for path in files if path.endswith(".dist-info/METADATA"))
     for litter in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
         files.pop(f"{info}/{litter}", None)
-    tags = [line.removeprefix("Tag: ") for line in (distribution.read_text("WHEEL") or "").splitlines() if "Tag: " in line]
+    tags = [
+        line.removeprefix("Tag: ") for line in (distribution.read_text("WHEEL") or "").splitlines() if "Tag: " in line
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{stem}-{tag or tags[0]}.whl"
     write_wheel(wheel, files, f"{info}/RECORD")
@@ -77,7 +85,7 @@ def stand_ins(channel: Path) -> list[str]:
     return names
 
 
-def lock_text(channel: Path, conda: list[str], pip: list[Path]) -> bytes:
+def lock_text(channel: Path, conda: list[str], pip: list[Path], content_hash: str = "0" * 64) -> bytes:
     """A `conda-lock.yml` over the files of a channel and some wheels or sdists, at file:// addresses."""
     entries = []
     for path in sorted(channel.glob("*/*.conda")):
@@ -87,7 +95,8 @@ def lock_text(channel: Path, conda: list[str], pip: list[Path]) -> bytes:
     for path in pip:
         name, version = path.name.removesuffix(".tar.gz").split("-")[:2]
         entries.append(_entry(canonicalize_name(name), version, "pip", path))
-    return yaml.safe_dump({"version": 1, "metadata": {}, "package": entries}, sort_keys=False).encode()
+    metadata = {"content_hash": {"linux-64": content_hash}, "channels": [], "platforms": ["linux-64"], "sources": []}
+    return yaml.safe_dump({"version": 1, "metadata": metadata, "package": entries}, sort_keys=False).encode()
 
 
 def _entry(name: str, version: str, manager: str, path: Path) -> dict[str, object]:
@@ -121,7 +130,9 @@ class EnvironmentLaptop:
         return self.bundle / "data/envs/small-env"
 
     def lock(self, conda: list[str], pip: list[Path]) -> None:
-        (self.folder / "conda-lock.yml").write_bytes(lock_text(self.channel, conda, pip))
+        spec = EnvironmentSpec.load(self.folder / "environment.yml")
+        asked = content_hash(spec, Profile.load(self.folder / "cluster.yml"), own_requirements())
+        (self.folder / "conda-lock.yml").write_bytes(lock_text(self.channel, conda, pip, asked))
 
     def stage(self, *arguments: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -139,5 +150,54 @@ def new_laptop(folder: Path, channel: Path, settings: dict[str, str]) -> Environ
     folder.mkdir()
     (folder / "small.yaml").write_text(MANIFEST)
     (folder / "cluster.yml").write_text(PROFILE)
-    (folder / "environment.yml").write_text("dependencies: [python]\n")
+    (folder / "environment.yml").write_text(f"channels: [{channel.as_uri()}]\ndependencies: [python]\n")
     return EnvironmentLaptop(folder, channel, settings)
+
+
+@pytest.fixture(scope="session")
+def environment_laptop(conda_channel: Path) -> EnvironmentLaptop:
+    """A laptop that fetched the small environment, once for all workers of a test run. Treat it as read-only."""
+    folder = conda_channel.with_name("environments")
+    folder.mkdir(exist_ok=True)
+    channel, settings = folder / "conda-channel", {"UV_FIND_LINKS": str(folder / "tools"), "UV_NO_INDEX": "1"}
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "fetched").exists():
+            shutil.copytree(conda_channel, channel)
+            laptop = new_laptop(folder / "laptop", channel, tools(folder / "tools"))
+            laptop.lock([*CONDA, *stand_ins(channel)], [wheel_of_installed("click", folder / "wheels")])
+            done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
+            assert done.returncode == 0, done.stderr
+            (folder / "fetched").touch()
+    return EnvironmentLaptop(folder / "laptop", channel, settings)
+
+
+def alone(kind: str) -> list[str]:
+    """The beginning of a command with a network (`n`) or mounts (`m`) of its own, as root or not."""
+    return ["/usr/bin/unshare", f"-{kind}" if os.geteuid() == 0 else f"-r{kind}"]
+
+
+def bootstrap(
+    asset: Path, *arguments: Path | str, shell: str = "sh", **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """`sh bootstrap.sh ...` with nothing in the environment, on a machine without network."""
+    command = [
+        "/usr/bin/unshare",
+        "-n",
+        *f"/usr/bin/{shell}".split(),
+        str(asset / "bootstrap.sh"),
+        *map(str, arguments),
+    ]
+    return subprocess.run(command, env=settings, capture_output=True, text=True, cwd=asset)
+
+
+def run(prefix: Path, program: str, *arguments: str) -> str:
+    """What a program of the environment prints, started with an empty environment."""
+    done = subprocess.run([prefix / "bin" / program, *arguments], env={}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def tree_of(prefix: Path) -> str:
+    """The tree digest that a created environment says it has (proven while it was created)."""
+    return hashlib.sha256((prefix / ".airlift/tree.txt").read_bytes()).hexdigest()

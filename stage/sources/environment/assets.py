@@ -21,6 +21,7 @@ from stage.lockfile import Ingredient, LockedAsset, LockedEnvironment, LockedFil
 from stage.manifest import EnvironmentRequest, Manifest, as_lock_request
 from stage.progress import Reporter
 from stage.sources.download import Downloader, copy_hashed
+from stage.sources.environment.lock import lock_environment
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
 from stage.sources.web import download_of
@@ -31,19 +32,24 @@ _AT_ONCE = 8
 def resolve_environment(
     name: str, request: EnvironmentRequest, manifest: Manifest, downloader: Downloader, reporter: Reporter
 ) -> LockedAsset:
-    """Reads the lock beside the environment file; asks how large each package is, and which tools travel with it.
+    """Takes the lock beside the environment file, which is made first if none answers the file and the profile; asks
+    how large each package is, and which tools travel with it.
 
     Raises:
-        UsageError: no lock, or one that is not for the profile or lacks what airlift needs.
+        UsageError: nothing to lock for, no solution, or a lock that lacks what airlift needs.
         PolicyError: as for `read_packages`.
         IncompleteError: an index or a channel cannot be reached.
     """
     what = f"{manifest.place(name, 'environment')}: `{name}`"
-    lock = lock_path(request, manifest)
-    if not lock.is_file():
-        how = f"stage env lock {manifest.path.parent / request.environment} --profile {request.profile or 'PROFILE'}"
-        raise UsageError(f"{what}: there is no {lock}.", how)
+    spec, lock = manifest.path.parent / request.environment, lock_path(request, manifest)
     profile = Profile.load(manifest.path.parent / request.profile) if request.profile else None
+    if profile is not None:
+        lock_environment(spec, profile.path, reporter=reporter, output=lock)
+    elif not lock.is_file():
+        raise UsageError(
+            f"{what}: there is no {lock}, and no `profile` to make it for.",
+            "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
+        )
     locked = read_packages(lock.read_bytes(), str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
     asset = LockedAsset(

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.environment.addresses import without_secrets
-from stage.environment.conflicts import conda_conflict, is_conda_network_problem
+from stage.environment.conflicts import conda_conflict, is_network_problem
 from stage.environment.lockfile import LockedPackage
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec
@@ -84,16 +84,19 @@ def lock_conda(
     """
     _require_tools()
     kept = list(kept)
-    dependencies = [dependency.text for dependency in spec.conda]
-    if not any(dependency.name == "pip" for dependency in spec.conda):
-        dependencies.append("pip")  # as conda-lock does: `conda-lock install` needs it for the pip half
+    dependencies = _with_pip(spec)
     if solver.executable is None:
         packages = _solve(spec, profile, None, dependencies, kept)
     elif not kept:
         packages = _solve(spec, profile, solver.executable, dependencies, [])
     else:
-        packages = _solve_pinned(spec, profile, solver.executable, dependencies, kept, reporter)
+        packages = _solve_pinned(spec, profile, solver.executable, kept, reporter)
     return [_complete(package, spec) for package in packages]
+
+
+def _with_pip(spec: EnvironmentSpec) -> list[str]:
+    """The conda half, with pip, as conda-lock itself has it: `conda-lock install` needs it for the other half."""
+    return [d.text for d in spec.conda] + ([] if any(d.name == "pip" for d in spec.conda) else ["pip"])
 
 
 def _require_tools() -> None:
@@ -103,21 +106,32 @@ def _require_tools() -> None:
 
 
 def _solve_pinned(
-    spec: EnvironmentSpec,
-    profile: Profile,
-    executable: Path,
-    dependencies: list[str],
-    kept: list[LockedPackage],
-    reporter: Reporter,
+    spec: EnvironmentSpec, profile: Profile, executable: Path, kept: list[LockedPackage], reporter: Reporter
 ) -> list[LockedPackage]:
-    """conda and its kin know no soft preference: everything kept is pinned, and if that does not go, nothing is."""
+    """conda and its kin know no soft preference: everything kept is pinned, and if that does not go, nothing is.
+
+    conda-lock takes one requirement a name, so a pin stands in place of the spec's own, where it answers that.
+    """
+    asked = {dependency.name: dependency.text for dependency in spec.conda}
+    kept = _answering(asked, kept)
     pins = [f"{p.name}={p.version}={_build(p)}" for p in kept]
+    pinned = {p.name for p in kept}
+    dependencies = [d.text for d in spec.conda if d.name not in pinned]
     try:
         packages = _solve(spec, profile, executable, [*dependencies, *pins], [])
     except UsageError:
         reporter.note(f"{spec.path}: what was locked cannot all stay: the conda packages are solved anew")
-        return _solve(spec, profile, executable, dependencies, [])
+        return _solve(spec, profile, executable, _with_pip(spec), [])
     return _reachable(packages, [dependency.name for dependency in spec.conda] + ["pip"])
+
+
+def _answering(asked: Mapping[str, str], kept: list[LockedPackage]) -> list[LockedPackage]:
+    """Those locked packages that still answer what the spec says of them, if it says anything."""
+    said = [[asked[p.name], p.name, p.version, _build(p)] for p in kept if p.name in asked]
+    command = [sys.executable, "-m", lookalike.__name__, "matches"]
+    done = subprocess.run(command, input=json.dumps(said), capture_output=True, text=True, check=True)
+    answers = dict(zip((name for _, name, _, _ in said), json.loads(done.stdout), strict=True))
+    return [p for p in kept if answers.get(p.name, True)]
 
 
 def _reachable(packages: list[LockedPackage], roots: Iterable[str]) -> list[LockedPackage]:
@@ -221,7 +235,7 @@ def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
     message = (match[1] if match else said).strip()
     for channel in spec.channels:
         message = message.replace(channel, without_secrets(channel))
-    if is_conda_network_problem(message):
+    if is_network_problem(message):
         return IncompleteError(
             f"{spec.path}: a conda channel cannot be reached: {' '.join(message.split())[:400]}",
             "Check the network and `channels:`, then run the same command again.",

@@ -1,6 +1,7 @@
 """Where the pip half comes from: what the spec says, on top of what this machine's uv or pip is set up for.
 
-A laptop behind a mirror has it in pip's configuration, which uv does not read; so we do, by asking pip.
+A laptop behind a mirror has it in pip's configuration, which uv does not read; so we do, by asking pip. Folders of this
+machine that pip is set up for are left out: a lock should be good on any machine. A spec may name one itself.
 """
 
 from __future__ import annotations
@@ -58,11 +59,23 @@ def _configured(environment: Mapping[str, str]) -> tuple[dict[str, str], str | N
     if file := _uv_file(environment):
         return {}, f"uv's own settings ({file})"
     found = _pip_configuration(environment)
-    kept = {key: found[key] for key in ("index-url", "extra-index-url", "find-links", "constraint") if found.get(key)}
-    if not kept:
-        return {}, None
-    shown = [f"{key} {' '.join(without_secrets(word) for word in value.split())}" for key, value in kept.items()]
-    return kept, f"pip's configuration: {', '.join(shown)}"
+    kept: dict[str, str] = {}
+    left_out: list[str] = []
+    for key in ("index-url", "extra-index-url", "find-links", "constraint"):
+        words = found.get(key, "").split()
+        if key in ("extra-index-url", "find-links"):
+            left_out += [word for word in words if _is_local(word)]
+            words = [word for word in words if not _is_local(word)]
+        if words:
+            kept[key] = " ".join(words)
+    shown = [f"{key} {' '.join(map(without_secrets, value.split()))}" for key, value in kept.items()]
+    if left_out:
+        shown.append(f"but not its folders of this machine ({', '.join(left_out)})")
+    return kept, f"pip's configuration: {', '.join(shown)}" if shown else None
+
+
+def _is_local(place: str) -> bool:
+    return "://" not in place or place.startswith("file:")
 
 
 def _uv_file(environment: Mapping[str, str]) -> Path | None:

@@ -4,6 +4,7 @@
     create --dry-run --json [--override-channels] --channel C... --prefix P SPEC...     solve
     create --file EXPLICIT --yes --prefix P                                             install what was solved
     run --prefix P pip ...                                                              in what was installed
+    matches < [[SPEC, NAME, VERSION, BUILD]...]                                         ours: which of them do
 
 Target platform and virtual packages come as conda takes them, in CONDA_SUBDIR and CONDA_OVERRIDE_*; packages to keep
 where that is possible as addresses in the file AIRLIFT_LOCKED. Always a process of its own: py-rattler's runtime may
@@ -16,6 +17,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,6 +75,8 @@ def main(arguments: list[str]) -> int:
             return asyncio.run(_install(call))
         case "create" if "--dry-run" in call.flags:
             return asyncio.run(_solve(call))
+        case "matches":
+            print(json.dumps(_matches(json.load(sys.stdin))))
         case "run":
             python = Path(call.prefix, "bin", "python")
             return subprocess.call([str(python), "-m", *arguments[arguments.index(call.prefix) + 1 :]])
@@ -94,7 +98,7 @@ async def _solve(call: _Call) -> int:
     try:
         records = await rattler.solve(
             sources=channels,
-            specs=call.specs,
+            specs=[exact(spec) for spec in call.specs],
             platforms=[rattler.Subdir(platform), rattler.Subdir("noarch")],
             virtual_packages=_virtual_packages(platform),
             gateway=gateway,
@@ -111,6 +115,15 @@ async def _solve(call: _Call) -> int:
     return 0
 
 
+def exact(spec: str) -> str:
+    """`name 1.2.3 build`, which conda reads as that very version, as py-rattler spells it.
+
+    >>> exact("python 3.11.7 h0_0"), exact("python 3.11.*"), exact("python >=3.11")
+    ('python ==3.11.7 h0_0', 'python 3.11.*', 'python >=3.11')
+    """
+    return re.sub(r"^(\S+) (\w[\w.!+-]*)(?= |$)", r"\1 ==\2", spec)
+
+
 async def _still_there(gateway: Any, channels: list[Any], platform: str) -> list[Any]:
     """The channels' records of the packages to keep; what a channel no longer has is not kept."""
     if LOCKED not in os.environ:
@@ -119,6 +132,16 @@ async def _still_there(gateway: Any, channels: list[Any], platform: str) -> list
     names = sorted({unquote(urlsplit(url).path).rpartition("/")[2].rsplit("-", 2)[0] for url in urls})
     found = await gateway.query(channels, [platform, "noarch"], names, recursive=False) if names else []
     return [record for records in found for record in records if record.url in urls]
+
+
+def _matches(questions: list[list[str]]) -> list[bool]:
+    import rattler
+    from rattler.package import BuildString
+
+    return [
+        rattler.MatchSpec(spec).matches(rattler.PackageRecord(name, version, BuildString(build), 0, "linux-64"))
+        for spec, name, version, build in questions
+    ]
 
 
 def _virtual_packages(platform: str) -> list[Any]:
