@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import EnvironmentLaptop
 from tests.support.node import SHELLS, TEMPLATES
 
 TREE = "0123456789abcdef" + "0" * 48
@@ -267,3 +268,20 @@ def test_a_damaged_bundle_leaves_nothing(node: Node) -> None:
 def test_a_root_that_is_not_there_is_said(node: Node) -> None:
     node.root.rmdir()
     assert "is not a folder that you can write" in node.run(code=5)
+
+
+def test_a_real_environment_runs_from_the_nodes_own_disk(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    """As `stage fetch` made it: its own bootstrap.sh unpacks, relocates and proves it; later jobs find it whole."""
+    asset = environment_laptop.asset
+    command = ["sh", str(asset / "node-local.sh"), str(tmp_path)]
+    first, second = (
+        subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    prefix = Path(first.stdout.strip())
+    tree = json.loads((asset / "env.json").read_text())["tree"]
+    assert prefix == tmp_path / f"airlift-{os.getuid()}" / tree[:16]
+    shown = subprocess.run([prefix / "bin" / "greet"], env={}, capture_output=True, text=True, check=True).stdout
+    assert shown == "hello from the environment 1.1\n"
+    assert "unpacked" in first.stderr
+    assert (second.stdout, "reusing" in second.stderr) == (first.stdout, True), second.stderr
