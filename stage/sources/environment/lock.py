@@ -30,6 +30,7 @@ from stage.sources.environment.conda import Solver, choose_solver, lock_conda
 from stage.sources.environment.contents import Provided, provided
 from stage.sources.environment.indexes import choose_indexes
 from stage.sources.environment.pip import lock_pip
+from stage.sources.environment.private import address_to_ask
 from stage.sources.environment.uv import PipRequest
 
 OLDEST_PYTHON = (3, 10)
@@ -156,9 +157,9 @@ def _resolve(
     if not conda_packages or moving & {p.name for p in conda_packages}:
         reporter.note(f"conda packages: solved by {solver.reason}")
         conda_packages = lock_conda(spec, profile, solver, [p for p in kept if p.manager == "conda"], reporter)
-    addresses = _addresses(spec, conda_packages)
-    in_conda = provided(conda_packages, addresses)
     indexes = choose_indexes(spec.pip, os.environ)
+    addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
+    in_conda = provided(conda_packages, addresses)
     if indexes.origin:
         reporter.note(f"pip packages: {indexes.origin}")
     request = PipRequest(
@@ -180,17 +181,6 @@ def _resolve(
         sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
         packages=(*conda_packages, *pip_packages),
     )
-
-
-def _addresses(spec: EnvironmentSpec, packages: Iterable[LockedPackage]) -> dict[str, str]:
-    """Locked address -> the one with the secrets of its channel, for those channels that have any."""
-    secret = {without_secrets(c).rstrip("/"): c.rstrip("/") for c in spec.channels if without_secrets(c) != c}
-    return {
-        p.url: channel + p.url.removeprefix(clean)
-        for p in packages
-        for clean, channel in secret.items()
-        if p.url.startswith(f"{clean}/")
-    }
 
 
 def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: Reporter) -> str:

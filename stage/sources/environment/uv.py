@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -177,6 +178,8 @@ def find_uv() -> str:
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError):
+        if found := shutil.which("uv"):
+            return found
         raise UsageError(
             "uv is not installed here, and locking an environment needs it.", "pip install 'airlift[env]'"
         ) from None
