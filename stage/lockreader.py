@@ -21,9 +21,11 @@ from stage.lockfile import (
     Ingredient,
     LeftOut,
     LockedAsset,
+    LockedEnvironment,
     LockedFile,
     LockedSplit,
     Lockfile,
+    PackageEntry,
     Source,
     newer_format,
 )
@@ -132,6 +134,7 @@ class _Reader:
             licence=self.maybe(value, "licence", str, place),
             configs=self.configs(value, place) if kind == "dataset" else {},
             made_from=tuple(self.ingredient(m, f"{place}.made_from[{i}]") for i, m in enumerate(made_from)),
+            environment=self.environment(value, place) if kind == "environment" else None,
         )
 
     def source(self, value: Mapping[str, Any], place: str) -> Source:
@@ -166,6 +169,22 @@ class _Reader:
             origin=self.take(value, "origin", str, place),
             made_by=self.maybe(value, "made_by", str, place),
         )
+
+    def environment(self, value: Mapping[str, Any], place: str) -> LockedEnvironment:
+        value, place = self.take(value, "environment", dict, place), f"{place}.environment"
+        virtual = self.take(value, "virtual_packages", dict, place)
+        packages = self.take(value, "packages", list, place)
+        return LockedEnvironment(
+            platform=self.take(value, "platform", str, place),
+            virtual_packages={n: self.take(virtual, n, str, f"{place}.virtual_packages") for n in virtual},
+            packages=tuple(self.package(p, f"{place}.packages[{i}]") for i, p in enumerate(packages)),
+            tree=self.sha256({"sha256": value.get("tree")}, f"{place}.tree"),
+        )
+
+    def package(self, value: Any, place: str) -> PackageEntry:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        return PackageEntry(*(self.take(value, key, str, place) for key in ("name", "version", "manager", "path")))
 
     def ingredient(self, value: Any, place: str) -> Ingredient:
         if not isinstance(value, dict):
@@ -249,7 +268,7 @@ class _Reader:
                             )
 
 
-_LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
+_LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
 _NAMES: Mapping[type, str] = {str: "text", int: "a number >= 0", list: "a list", dict: "a mapping"}
 
 

@@ -21,6 +21,7 @@ from stage.manifest import Manifest, PathRequest, UrlRequest
 from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
+from stage.sources.environment.assets import make_environment
 from stage.sources.parquet_layout import splits_of_names
 from stage.sources.web import file_name
 from stage.unpack import unpack
@@ -67,15 +68,19 @@ def make(
         DamageError: something else came out than the lock says.
     """
     bench = root / WORKSHOP / asset.name
-    inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
-    pinned = replace(asset, made_from=ingredients)
-    if pinned != asset:
-        pin(pinned)
     out = bench / "made"
     if out.exists():
         shutil.rmtree(out)
-    reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
-    made, files = _files(pinned, manifest, inputs, out)
+    if asset.environment is not None:
+        out.mkdir(parents=True)
+        made, files = make_environment(asset, root / asset.folder, out, reporter)
+    else:
+        inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
+        pinned = replace(asset, made_from=ingredients)
+        if pinned != asset:
+            pin(pinned)
+        reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
+        made, files = _files(pinned, manifest, inputs, out)
     digests = {file.path: hash_file(path) for file, path in files}
     complete = replace(
         made,
@@ -154,9 +159,15 @@ def _check_as_locked(before: LockedAsset, after: LockedAsset, manifest: Manifest
         raise DamageError(
             f"{before.name}: made anew, {different[0]} comes out different from what {manifest.lock_path.name} says "
             f"({len(different)} of {len(came)} files).",
-            "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors: use those the lock "
-            f"was made with, or accept new digests: stage fetch {manifest.path} --update {before.name} -o ...",
+            f"{_what_decides(before)}: use the versions the lock was made with, or accept new digests: "
+            f"stage fetch {manifest.path} --update {before.name} -o ...",
         )
+
+
+def _what_decides(asset: LockedAsset) -> str:
+    if asset.environment is not None:
+        return "An environment holds airlift itself, and built wheels depend on the tools that build them"
+    return "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
 
 
 def _put(source: Path, target: Path) -> None:

@@ -95,6 +95,15 @@ class Needs:
             unstated=unstated,
         )
 
+    def facts(self) -> dict[str, str | None]:
+        """Fields for `env.json`, flat and as text: `env-check.sh` reads them with sed."""
+        return {
+            "architectures": " ".join(self.architectures) if self.architectures else None,
+            "cuda": self.cuda,
+            "glibc": self.glibc,
+            "torch": self.torch,
+        }
+
 
 def wheel_tag(file_name: str, machine: str) -> WheelTag | None:
     """What a wheel's platform tags need on Linux; None: not for this machine at all.

@@ -82,7 +82,10 @@ class Sources:
                 return resolve_path(name, request, manifest)
             case UrlRequest():
                 return resolve_url(name, request, self._downloader, manifest)
-        raise AssertionError(request)
+            case EnvironmentRequest():
+                from stage.sources.environment.assets import resolve_environment
+
+                return resolve_environment(name, request, manifest, self._downloader, self._reporter)
 
     def look_up(self, name: str) -> LookedUp:
         """Finds out whether a name is a model or a dataset.
@@ -102,6 +105,10 @@ class Sources:
         """
         from stage.sources.local import local_base, resolve_path
 
+        if isinstance(request, EnvironmentRequest):
+            from stage.sources.environment.assets import check_lock_unchanged
+
+            check_lock_unchanged(asset, request, manifest)
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
             now, then = (
                 {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
@@ -137,6 +144,10 @@ class Sources:
                     f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
                 )
             return digests
+        if asset.source.type == "environment":
+            from stage.sources.environment.assets import bring_package
+
+            return bring_package(asset, file, manifest, self._downloader, target, progress)
         return self._from_hub(asset, file.origin, file.size, file.upstream, file.sha256, target, progress)
 
     def bring_ingredient(
@@ -196,7 +207,6 @@ class Sources:
     @staticmethod
     def _refuse_what_comes_later(name: str, request: Request, manifest: Manifest) -> None:
         later = {
-            "environment": isinstance(request, EnvironmentRequest),
             "allow_code": bool(getattr(request, "allow_code", False)),
         }
         for key, asked in later.items():

@@ -210,6 +210,16 @@ def test_the_newest_glibc_that_anything_needs_counts() -> None:
     assert Needs.of([Locked("pure", "1")]).glibc is None
 
 
+def test_what_env_json_says_is_flat_text() -> None:
+    assert Needs.of([torch("2.8.0"), runtime("12.8.90")]).facts() == {
+        "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
+        "cuda": "12.8",
+        "glibc": "2.28",
+        "torch": "2.8.0",
+    }
+    assert Needs.of([Locked("numpy", "2.4.6")]).facts()["architectures"] is None
+
+
 # --- verdicts
 
 
@@ -250,7 +260,7 @@ def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_kn
     )
     (verdict,) = verdicts(Needs.of([torch("2.99.0+cu130")]), node)
     assert verdict.refused
-    assert "nothing older than 7.5" in verdict.problem
+    assert "knows no GPU older than 7.5" in verdict.problem
 
 
 def test_a_conda_torch_for_a_newer_driver_is_refused_in_condas_words() -> None:
