@@ -19,7 +19,8 @@ _LONGEST = 1200
 _MOST_NEEDS = 10
 _NETWORK = re.compile(
     r"error sending request|dns error|failed to fetch|CondaHTTPError|ConnectionError|Could not (download|connect)"
-    r"|could not find subdir|Request failed after|HTTP status (client|server) error|timed? ?out|Connection refused",
+    r"|could not find subdir|Request failed after|HTTP status (client|server) error|timed? ?out|Connection refused"
+    r"|invalid peer certificate",
     re.IGNORECASE,
 )
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<text>\S.*)$")

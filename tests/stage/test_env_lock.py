@@ -21,9 +21,10 @@ from stage.environment.lockfile import EnvironmentLock
 from stage.sources.environment.conda import write_lookalike
 from stage.sources.environment.lock import own_requirements
 from tests.support.channel import conda_channel, greeter
+from tests.support.environments import MANIFEST, EnvironmentLaptop, environment_laptop
 from tests.support.pypi import Index, serve_index, wheel
 
-__all__ = ["conda_channel"]
+__all__ = ["conda_channel", "environment_laptop"]
 
 A800 = 'format: 1\nname: a800\nplatform: linux-64\nglibc: "2.28"\ncuda: "12.2"\ncompute_capability: "8.0"\n'
 ENVIRONMENT = """\
@@ -296,6 +297,33 @@ def test_a_channels_password_is_nowhere_in_the_lock(desk: Desk) -> None:
     assert desk.lock.channels == (clean,)
     assert all(p.url.startswith(f"{clean}/") for p in desk.lock.of("conda"))
     assert yaml.safe_load(desk.lock_path.read_text())["version"] == 1
+
+
+def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
+    desk: Desk, environment_laptop: EnvironmentLaptop
+) -> None:
+    def stage(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stage", *arguments], cwd=desk.folder, capture_output=True, text=True, timeout=120,
+            env=desk.environment(UV_DEFAULT_INDEX=desk.index.url), check=False,
+        )  # fmt: skip
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    ours = desk.lock_path.read_bytes()
+    desk.lock_path.unlink()
+    done = stage("lock", "small.yaml")
+    assert done.returncode == 0 and "not locked yet" in done.stderr, done.stderr
+    assert desk.lock_path.read_bytes() == ours
+    desk.write(conda=("openmpi",))
+    refused = stage("lock", "small.yaml")
+    assert refused.returncode == 2 and "changed since conda-lock.yml was written" in refused.stderr, refused.stderr
+    done = stage("lock", "small.yaml", "--update", "small-env")
+    assert done.returncode == 0 and "is of an older environment.yml" in done.stderr, done.stderr
+    assert "openmpi" in desk.versions
 
 
 @pytest.mark.slow

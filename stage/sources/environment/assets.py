@@ -21,6 +21,7 @@ from stage.lockfile import Ingredient, LockedAsset, LockedEnvironment, LockedFil
 from stage.manifest import EnvironmentRequest, Manifest, as_lock_request
 from stage.progress import Reporter
 from stage.sources.download import Downloader, copy_hashed
+from stage.sources.environment.lock import is_stale, lock_environment
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
 from stage.sources.web import download_of
@@ -31,7 +32,9 @@ _AT_ONCE = 8
 def resolve_environment(
     name: str, request: EnvironmentRequest, manifest: Manifest, downloader: Downloader, reporter: Reporter
 ) -> LockedAsset:
-    """Reads the lock beside the environment file; asks how large each package is, and which tools travel with it.
+    """Reads the lock beside the environment file, which is made now if none there answers it.
+
+    The servers are asked how large each package is, and which tools travel with it.
 
     Raises:
         UsageError: no lock, or one that is not for the profile or lacks what airlift needs.
@@ -39,10 +42,7 @@ def resolve_environment(
         IncompleteError: an index or a channel cannot be reached.
     """
     what = f"{manifest.place(name, 'environment')}: `{name}`"
-    lock = lock_path(request, manifest)
-    if not lock.is_file():
-        how = f"stage env lock {manifest.path.parent / request.environment} --profile {request.profile or 'PROFILE'}"
-        raise UsageError(f"{what}: there is no {lock}.", how)
+    lock = _lock_that_answers(request, manifest, what, reporter)
     profile = Profile.load(manifest.path.parent / request.profile) if request.profile else None
     locked = read_packages(lock.read_bytes(), str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
@@ -71,6 +71,19 @@ def resolve_environment(
     return replace(asset, files=tuple(files), made_from=tuple(made_from))
 
 
+def _lock_that_answers(request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter) -> Path:
+    lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
+    if request.profile is None:
+        if not lock.is_file():
+            raise UsageError(f"{what}: there is no {lock}.", f"stage env lock {spec} --profile PROFILE")
+        return lock
+    profile = manifest.path.parent / request.profile
+    if not lock.is_file() or is_stale(lock, spec, profile):
+        reporter.note(f"{what}: {f'{lock} is of an older {spec.name}' if lock.is_file() else 'not locked yet'}")
+        lock_environment(spec, profile, reporter=reporter, output=lock)
+    return lock
+
+
 def lock_path(request: EnvironmentRequest, manifest: Manifest) -> Path:
     """Where the lock of an environment is expected."""
     return lock_beside(manifest.path.parent / request.environment)
@@ -84,6 +97,18 @@ def check_lock_unchanged(asset: LockedAsset, request: EnvironmentRequest, manife
     """
     path = lock_path(request, manifest)
     pinned = next((i.sha256 for i in asset.made_from if i.origin == path.name), None)
+    spec = manifest.path.parent / request.environment
+    if (
+        path.is_file()
+        and request.profile is not None
+        and spec.is_file()
+        and is_stale(path, spec, manifest.path.parent / request.profile)
+    ):
+        raise UsageError(
+            f"{manifest.place(asset.name)}: `{asset.name}`: {spec.name}, its profile or what airlift itself needs "
+            f"changed since {path.name} was written.",
+            f"To lock it anew: stage fetch {manifest.path} --update {asset.name} -o ...",
+        )
     if path.is_file() and hash_file(path).sha256 != pinned:
         raise UsageError(
             f"{manifest.place(asset.name)}: `{asset.name}`: {path.name} changed since "

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from stage.disk import human_count, write_atomically
 from stage.environment.addresses import without_secrets
 from stage.environment.fit import verdicts
-from stage.environment.lockfile import EnvironmentLock, LockedPackage
+from stage.environment.lockfile import OURS, EnvironmentLock, LockedPackage, made_by_stage
 from stage.environment.needs import Needs
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec, content_hash
@@ -83,6 +83,20 @@ def own_requirements() -> tuple[str, ...]:
 def answers(lock: EnvironmentLock, spec: EnvironmentSpec, profile: Profile) -> bool:
     """Whether a lock was made of this spec and profile as they are now."""
     return lock.content_hash == content_hash(spec, profile, own_requirements()) and lock.platform == profile.platform
+
+
+def is_stale(lock_path: Path, spec_path: Path, profile_path: Path) -> bool:
+    """Whether `environment.yml`, the profile or airlift's own requirements changed since `stage env lock` was run.
+
+    Of a lock that another tool made nobody can tell: it is taken as it is.
+
+    Raises:
+        UsageError: one of the three cannot be read.
+    """
+    if not made_by_stage(lock_path):
+        return False
+    spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
+    return not answers(EnvironmentLock.load(lock_path), spec, profile)
 
 
 def lock_environment(
@@ -180,6 +194,7 @@ def _resolve(
         channels=tuple(without_secrets(channel) for channel in spec.channels),
         sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
         packages=(*conda_packages, *pip_packages),
+        notes=dict([OURS]),
     )
 
 

@@ -131,9 +131,7 @@ class Uv:
         return command + (["--prerelease", "allow"] if section.prereleases else [])
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        # DS_BUILD_OPS: deepspeed's metadata is made by its setup.py, which must not look for a compiler.
-        quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "DS_BUILD_OPS": "0"}
-        environment = {**os.environ, **quiet}
+        environment = uv_environment(os.environ)
         return subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False)
 
     def _failure(self, said: str) -> StageError:
@@ -165,6 +163,17 @@ class Uv:
             )
         provided = {d.name: f"{d.version} (`{d.conda}`)" for d in self._request.provided}
         return uv_conflict(said, spec, provided, self._request.own_requirements, self._request.python)
+
+
+def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables uv runs with: quiet, no Python of its own, and the CA certificates that `stage` itself trusts."""
+    trusted = {"UV_SYSTEM_CERTS": "true"}
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"):
+        if environment.get(variable):
+            trusted.setdefault("SSL_CERT_FILE", environment[variable])
+    # DS_BUILD_OPS: deepspeed's metadata is made by its setup.py, which must not look for a compiler.
+    quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "DS_BUILD_OPS": "0"}
+    return {**trusted, **environment, **quiet}
 
 
 def find_uv() -> str:
