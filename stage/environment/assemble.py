@@ -6,6 +6,7 @@
     image.tar.gz      the environment, its files saying a placeholder for the prefix
     env.json          what it is
     bootstrap.sh relocate.py    what puts it in place, with nothing installed
+    env-check.sh env-probe.sh   what says whether a node can run it, likewise
 
 All of it is a function of the lock, of airlift's version and of nothing else; made twice, it is the same bytes.
 """
@@ -13,11 +14,10 @@ All of it is a function of the lock, of airlift's version and of nothing else; m
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,16 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from stage.digest import hash_file, sha256_of_bytes
 from stage.environment import image, relocate
+from stage.environment.needs import Needs
 from stage.environment.ownwheel import DISTRIBUTION, airlift_wheel, unmet_requirements
 from stage.environment.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages, Package
 from stage.environment.profile import MACHINES
 from stage.errors import DamageError, UsageError
 
+SCRIPTS = ("env-check.sh", "env-probe.sh")
 IMAGE, ENV, BOOTSTRAP, REQUIREMENTS = "image.tar.gz", "env.json", "bootstrap.sh", "requirements.lock"
 BUILT, ASSEMBLED = "wheel", "environment"
 """What `made_by` says: a wheel out of an sdist or of airlift; anything else."""
-
-_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_|manylinux(1|2010|2014)_")
-_OLD_MANYLINUX = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def assemble(
         out / "root",
         platform=locked.platform,
         python=locked.python,
-        glibc=needed_glibc([path.name for path in wheels.values()], answer["indexes"].values()),
+        needs=_needs(locked, wheels, answer["indexes"].values()).facts(),
         virtual_packages=virtual_packages,
         lock_sha256=sha256_of_bytes((folder / LOCK_NAME).read_bytes()),
     )
@@ -126,7 +125,9 @@ def assemble(
     ]
     if own:
         made.append(Made(f"wheels/{own.name}", own, DISTRIBUTION, BUILT))
-    for name in (IMAGE, ENV, BOOTSTRAP, "relocate.py", REQUIREMENTS):
+    for name in SCRIPTS:
+        (out / name).write_bytes((image.TEMPLATES / name).read_bytes())
+    for name in (IMAGE, ENV, BOOTSTRAP, "relocate.py", REQUIREMENTS, *SCRIPTS):
         made.append(Made(name, out / name, LOCK_NAME, ASSEMBLED))
     for path in write_channels(folder, locked, answer["indexes"], out):
         made.append(Made(path, out / path, LOCK_NAME, ASSEMBLED))
@@ -150,27 +151,11 @@ def bootstrap(asset: str, facts: image.EnvironmentFacts, image_sha256: str) -> s
     return text
 
 
-def needed_glibc(wheels: Iterable[str], indexes: Iterable[Mapping[str, Any]]) -> str | None:
-    """The oldest glibc that every package runs on.
-
-    Args:
-        wheels: file names: each says by its tags what it needs.
-        indexes: the `index.json` of conda packages: `__glibc >=2.17` among their `depends`.
-    """
-    needed: list[tuple[int, int]] = []
-    for wheel in wheels:
-        tags = {tag.platform for tag in parse_wheel_filename(wheel)[3]}
-        versions = [
-            _OLD_MANYLINUX[found[3]] if found[3] else (int(found[1]), int(found[2]))
-            for tag in tags
-            if (found := _MANYLINUX.match(tag))
-        ]
-        needed += [min(versions)] if versions else []
-    for index in indexes:
-        for depends in index.get("depends", ()):
-            if found := re.match(r"__glibc\s*>=\s*(\d+)\.(\d+)", depends):
-                needed.append((int(found[1]), int(found[2])))
-    return ".".join(map(str, max(needed))) if needed else None
+def _needs(locked: LockedPackages, wheels: Mapping[Package, Path], indexes: Iterable[Mapping[str, Any]]) -> Needs:
+    """What the environment needs of a machine, by the wheels that are really in it and conda's own words."""
+    packages = [replace(p, url=wheels[p].as_uri()) if p.is_sdist else p for p in locked.packages]
+    depends = [text for index in indexes for text in index.get("depends", ())]
+    return Needs.of(packages, MACHINES[locked.platform], depends)
 
 
 def _requirements(wheels: Mapping[Package, Path], own: Path | None) -> str:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 from stage.bundle import Bundle
 from stage.digest import hash_file
 from stage.environment import image, relocate
+from stage.environment.needs import Needs
 from stage.environment.packages import LOCK_NAME, LockedPackages, read_packages
 from stage.errors import DamageError, IncompleteError, StageError, UsageError
 from stage.lockfile import LockedAsset, LockedFile
@@ -153,7 +154,7 @@ def _from_packages(creation: Creation) -> None:
             part,
             platform=locked.platform,
             python=locked.python,
-            glibc=None if facts["glibc"] is None else str(facts["glibc"]),
+            needs={key: None if facts[key] is None else str(facts[key]) for key in Needs().facts()},
             virtual_packages=creation.asset.environment.virtual_packages,
             lock_sha256=str(facts["lock_sha256"]),
         )

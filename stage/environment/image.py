@@ -41,7 +41,7 @@ class EnvironmentFacts:
     Attributes:
         platform: conda's name, `linux-64`.
         python: version of its interpreter.
-        glibc: the oldest C library it runs on, as its packages say; None: they say nothing.
+        glibc, cuda, torch, architectures: as `stage.environment.needs` has them; `env-check.sh` reads them here.
         virtual_packages: what its lock was solved for: name -> version.
         lock_sha256: of its `conda-lock.yml`.
         tree: the tree digest.
@@ -54,6 +54,9 @@ class EnvironmentFacts:
     platform: str
     python: str
     glibc: str | None
+    cuda: str | None
+    torch: str | None
+    architectures: str | None
     virtual_packages: Mapping[str, str]
     lock_sha256: str
     tree: str
@@ -116,9 +119,18 @@ def lay_out(
 
 
 def describe_tree(
-    root: Path, *, platform: str, python: str, glibc: str | None, virtual_packages: Mapping[str, str], lock_sha256: str
+    root: Path,
+    *,
+    platform: str,
+    python: str,
+    needs: Mapping[str, str | None],
+    virtual_packages: Mapping[str, str],
+    lock_sha256: str,
 ) -> EnvironmentFacts:
     """Completes a laid-out folder: the `activate` script, and in `.airlift/` what relocates and proves it.
+
+    Args:
+        needs: `Needs.facts()`.
 
     Raises:
         UsageError: a file that cannot be relocated.
@@ -136,7 +148,10 @@ def describe_tree(
     facts = EnvironmentFacts(
         platform=platform,
         python=python,
-        glibc=glibc,
+        glibc=needs["glibc"],
+        cuda=needs["cuda"],
+        torch=needs["torch"],
+        architectures=needs["architectures"],
         virtual_packages=dict(virtual_packages),
         lock_sha256=lock_sha256,
         tree=relocate.digest_of(lines),

@@ -2,7 +2,7 @@
 # Makes the environment `@ASSET@` where it shall be:
 #
 #     sh bootstrap.sh PREFIX            unpack, relocate, prove; then it is there, or nothing is
-#     sh bootstrap.sh --check PREFIX    only say whether that would work
+#     sh bootstrap.sh --check PREFIX    only say whether that would work, and whether it would run here
 #
 # Needs sh, tar, gzip and sha256sum; no Python, no conda, no network, no root. Exit codes: 0 done; 1 damaged, or not for
 # this machine; 2 wrong usage (PREFIX exists, is too long); 5 could not finish (disk): run it again.
@@ -197,7 +197,10 @@ main() {
     check_bundle
     check_image
   fi
-  if [ "$only" = --check ]; then say "$asset: $prefix can be made."; fi
+  if [ "$only" = --check ]; then
+    say "$asset: $prefix can be made."
+    if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || exit; fi
+  fi
   if [ -n "$only" ]; then exit 0; fi
   clear_leftovers
   unpack

@@ -108,9 +108,8 @@ def test_interrupted_it_leaves_nothing(environment_laptop: EnvironmentLaptop, tm
 
 def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
     """Starts `bootstrap.sh` and returns once it unpacks."""
-    running = subprocess.Popen(
-        ["/bin/sh", asset / "bootstrap.sh", prefix], stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    command = ["/bin/sh", asset / "bootstrap.sh", prefix]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(prefix.parent.glob("*.part.*/lib/python*")):
         assert running.poll() is None
         time.sleep(0.01)

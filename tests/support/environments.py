@@ -24,6 +24,9 @@ from packaging.utils import canonicalize_name
 
 from scripts.lib.conda_channel import File, Package, write_package
 from stage.environment.ownwheel import write_wheel
+from stage.environment.profile import Profile
+from stage.environment.spec import EnvironmentSpec, content_hash
+from stage.sources.environment.lock import own_requirements
 
 CONDA = ("python", "pip", "openmpi", "links", "scripted", "greeter")
 WHEELS = ("click",)
@@ -82,7 +85,7 @@ def stand_ins(channel: Path) -> list[str]:
     return names
 
 
-def lock_text(channel: Path, conda: list[str], pip: list[Path]) -> bytes:
+def lock_text(channel: Path, conda: list[str], pip: list[Path], content_hash: str = "0" * 64) -> bytes:
     """A `conda-lock.yml` over the files of a channel and some wheels or sdists, at file:// addresses."""
     entries = []
     for path in sorted(channel.glob("*/*.conda")):
@@ -92,7 +95,8 @@ def lock_text(channel: Path, conda: list[str], pip: list[Path]) -> bytes:
     for path in pip:
         name, version = path.name.removesuffix(".tar.gz").split("-")[:2]
         entries.append(_entry(canonicalize_name(name), version, "pip", path))
-    return yaml.safe_dump({"version": 1, "metadata": {}, "package": entries}, sort_keys=False).encode()
+    metadata = {"content_hash": {"linux-64": content_hash}, "channels": [], "platforms": ["linux-64"], "sources": []}
+    return yaml.safe_dump({"version": 1, "metadata": metadata, "package": entries}, sort_keys=False).encode()
 
 
 def _entry(name: str, version: str, manager: str, path: Path) -> dict[str, object]:
@@ -126,7 +130,9 @@ class EnvironmentLaptop:
         return self.bundle / "data/envs/small-env"
 
     def lock(self, conda: list[str], pip: list[Path]) -> None:
-        (self.folder / "conda-lock.yml").write_bytes(lock_text(self.channel, conda, pip))
+        spec = EnvironmentSpec.load(self.folder / "environment.yml")
+        asked = content_hash(spec, Profile.load(self.folder / "cluster.yml"), own_requirements())
+        (self.folder / "conda-lock.yml").write_bytes(lock_text(self.channel, conda, pip, asked))
 
     def stage(self, *arguments: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -144,7 +150,7 @@ def new_laptop(folder: Path, channel: Path, settings: dict[str, str]) -> Environ
     folder.mkdir()
     (folder / "small.yaml").write_text(MANIFEST)
     (folder / "cluster.yml").write_text(PROFILE)
-    (folder / "environment.yml").write_text("dependencies: [python]\n")
+    (folder / "environment.yml").write_text(f"channels: [{channel.as_uri()}]\ndependencies: [python]\n")
     return EnvironmentLaptop(folder, channel, settings)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from stage.digest import FileDigests, hash_file
 from stage.environment.assemble import Assembly, assemble, check_holds_airlift
+from stage.environment.lockfile import made_by_stage
 from stage.environment.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
 from stage.environment.profile import Profile
 from stage.errors import IncompleteError, UsageError
@@ -37,7 +38,7 @@ def resolve_environment(
     The servers are asked how large each package is, and which tools travel with it.
 
     Raises:
-        UsageError: no lock, or one that is not for the profile or lacks what airlift needs.
+        UsageError: nothing to lock for, no solution, or a lock that lacks what airlift needs.
         PolicyError: as for `read_packages`.
         IncompleteError: an index or a channel cannot be reached.
     """
@@ -72,15 +73,17 @@ def resolve_environment(
 
 
 def _lock_that_answers(request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter) -> Path:
+    """The lock beside the environment file; `stage env lock` itself sees to it, unless another tool made the lock."""
     lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
-    if request.profile is None:
-        if not lock.is_file():
-            raise UsageError(f"{what}: there is no {lock}.", f"stage env lock {spec} --profile PROFILE")
-        return lock
-    profile = manifest.path.parent / request.profile
-    if not lock.is_file() or is_stale(lock, spec, profile):
-        reporter.note(f"{what}: {f'{lock} is of an older {spec.name}' if lock.is_file() else 'not locked yet'}")
-        lock_environment(spec, profile, reporter=reporter, output=lock)
+    if lock.is_file() and not made_by_stage(lock):
+        reporter.note(f"{what}: {lock} was made by another tool, and is taken as it is")
+    elif request.profile is not None:
+        lock_environment(spec, manifest.path.parent / request.profile, reporter=reporter, output=lock)
+    elif not lock.is_file():
+        raise UsageError(
+            f"{what}: there is no {lock}, and no `profile` to make it for.",
+            "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
+        )
     return lock
 
 
