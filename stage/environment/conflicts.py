@@ -19,18 +19,23 @@ _LONGEST = 1200
 _MOST_NEEDS = 10
 _NETWORK = re.compile(
     r"error sending request|dns error|failed to fetch|CondaHTTPError|ConnectionError|Could not (download|connect)"
-    r"|could not find subdir|Request failed after|HTTP status (client|server) error|timed? ?out|Connection refused",
+    r"|could not find subdir|Request failed after|HTTP status (client|server) error|timed? ?out|Connection refused"
+    r"|invalid peer certificate",
     re.IGNORECASE,
 )
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<text>\S.*)$")
 _ENDING = re.compile(
     r",? ?(?:which )?(?:can be installed(?: with any of the following options)?|would require|"
-    r"is installable(?: with the potential options)?|cannot be installed because there are no viable options)[:;]?$"
+    r"is installable(?: with the potential options)?|"
+    r"(?:cannot be installed|is not installable|is uninstallable) because there are no viable options)[:;]?$"
 )
 _DEAD_END = re.compile(
     r",? ?(?:for which no candidates were found|which does not exist.*|but there are no viable .*)\.?$"
 )
-_CLASH = re.compile(r",? ?which (?:cannot be installed because it )?conflicts with .*$")
+_CLASH = re.compile(
+    r",? ?(?:which |which cannot be installed because it |is (?:not installable|uninstallable) because it )"
+    r"conflicts with .*$"
+)
 
 
 def is_network_problem(message: str) -> bool:

@@ -19,6 +19,7 @@ from stage.digest import is_hex
 from stage.errors import UsageError
 
 VERSION = 1
+OURS = ("made_by", "stage env lock")
 MANAGERS = ("conda", "pip")
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -70,7 +71,7 @@ class EnvironmentLock:
         content_hash: sha256 of what was asked (`stage.environment.spec.content_hash`): tells a stale lock.
         channels: of conda, in order of priority, without credentials.
         sources: names of the files it was made from.
-        notes: conda-lock's `custom_metadata`.
+        notes: conda-lock's `custom_metadata`. `OURS` among them says what kind of digest `content_hash` is.
     """
 
     platform: str
@@ -111,16 +112,32 @@ class EnvironmentLock:
             UsageError: no such file, or not a lock of schema version 1 for one platform with sha256 throughout.
         """
         path = Path(path)
-        try:
-            document = yaml.load(path.read_bytes(), Loader=_LOADER)
-        except FileNotFoundError:
-            raise UsageError(f"{path}: no such file.", "Make it: stage env lock ENVIRONMENT.yml --profile P") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise _broken(path, f"it is not YAML: {str(error).splitlines()[0]}") from None
+        document = _read(path)
         if not isinstance(document, dict) or document.get("version") != VERSION:
             found = document.get("version") if isinstance(document, dict) else None
             raise _broken(path, f"`version` should be {VERSION}, found {found!r}")
         return _from_document(document, path)
+
+
+def made_by_stage(path: Path) -> bool:
+    """Whether `stage env lock` made a lock; another tool's `content_hash` is not comparable with ours.
+
+    Raises:
+        UsageError: no such file, or not YAML.
+    """
+    document = _read(path)
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    notes = metadata.get("custom_metadata") if isinstance(metadata, dict) else None
+    return isinstance(notes, dict) and notes.get(OURS[0]) == OURS[1]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_bytes(), Loader=_LOADER)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file.", "Make it: stage env lock ENVIRONMENT.yml --profile P") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise _broken(path, f"it is not YAML: {str(error).splitlines()[0]}") from None
 
 
 _HEADER = """\

@@ -6,6 +6,7 @@ system) is refused here, with what to do instead. Nothing is looked up.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,13 @@ from packaging.utils import canonicalize_name
 from stage.digest import is_hex
 from stage.environment.addresses import expand, without_secrets
 from stage.errors import PolicyError, StageError, UsageError
+
+_OPTIONS = {
+    **dict.fromkeys(("-r", "--requirement", "-c", "--constraint", "-e", "--editable", "-i", "--index-url"), 1),
+    **dict.fromkeys(("--extra-index-url", "-f", "--find-links", "--no-binary", "--only-binary", "--trusted-host"), 1),
+    **dict.fromkeys(("--no-index", "--pre", "--prefer-binary", "--require-hashes"), 0),
+}
+"""Options known here -> how many values each takes."""
 
 SDISTS = ("deepspeed",)
 """Packages published without wheels that `fetch` builds one of: pure Python if built without a compiler. The pip
@@ -72,14 +80,14 @@ class PipSection:
         """Whether it says itself where packages come from."""
         return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
 
-    def as_document(self) -> dict[str, object]:
-        """What a lock made of it depends on, without secrets."""
+    def as_document(self, folder: Path) -> dict[str, object]:
+        """What a lock made of it depends on, without secrets; folders as they lie from `folder`."""
         return {
             "requirements": [[r.text, *sorted(r.sha256)] for r in self.requirements],
             "constraints": [r.text for r in self.constraints],
             "index": without_secrets(self.index_url) if self.index_url else None,
             "extra_indexes": [without_secrets(url) for url in self.extra_index_urls],
-            "find_links": [without_secrets(url) for url in self.find_links],
+            "find_links": [without_secrets(p) if "://" in p else os.path.relpath(p, folder) for p in self.find_links],
             "no_index": self.no_index,
             "prereleases": self.prereleases,
             "sdists": sorted(self.sdists),
@@ -209,8 +217,8 @@ def _split_option(text: str, place: str) -> tuple[str, str]:
         raise UsageError(f"{place}: `{text}`: {error}.", "Close the quote.") from None
     flag, equals, value = words[0].partition("=") if words[0].startswith("--") else (words[0][:2], "", words[0][2:])
     values = ([value] if value or equals else []) + words[1:]
-    without_value = {"--no-index", "--pre", "--prefer-binary", "--require-hashes"}
-    if len(values) != (0 if flag in without_value else 1):
+    wanted = _OPTIONS.get(flag)
+    if wanted is not None and len(values) != wanted:
         raise UsageError(
             f"{place}: `{without_secrets(text)}`: one option a line, with its value.", "Split it in several lines."
         )

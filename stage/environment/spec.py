@@ -100,7 +100,7 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         "format": HASH_FORMAT,
         "channels": [without_secrets(channel) for channel in spec.channels],
         "conda": [dependency.text for dependency in spec.conda],
-        "pip": spec.pip.as_document(),
+        "pip": spec.pip.as_document(spec.path.parent.resolve()),
         "airlift": sorted(own_requirements),
         "platform": profile.platform,
         "virtual_packages": profile.virtual_packages(),

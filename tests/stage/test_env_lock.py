@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from stage.environment.lockfile import EnvironmentLock
 from stage.sources.environment.conda import write_lookalike
 from stage.sources.environment.lock import own_requirements
 from tests.support.channel import conda_channel, greeter
+from tests.support.environments import MANIFEST, EnvironmentLaptop, environment_laptop
 from tests.support.pypi import Index, serve_index, wheel
 
-__all__ = ["conda_channel"]
+__all__ = ["conda_channel", "environment_laptop"]
 
 A800 = 'format: 1\nname: a800\nplatform: linux-64\nglibc: "2.28"\ncuda: "12.2"\ncompute_capability: "8.0"\n'
 ENVIRONMENT = """\
@@ -295,3 +297,62 @@ def test_a_channels_password_is_nowhere_in_the_lock(desk: Desk) -> None:
     assert desk.lock.channels == (clean,)
     assert all(p.url.startswith(f"{clean}/") for p in desk.lock.of("conda"))
     assert yaml.safe_load(desk.lock_path.read_text())["version"] == 1
+
+
+def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
+    desk: Desk, environment_laptop: EnvironmentLaptop
+) -> None:
+    def stage(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stage", *arguments], cwd=desk.folder, capture_output=True, text=True, timeout=120,
+            env=desk.environment(UV_DEFAULT_INDEX=desk.index.url), check=False,
+        )  # fmt: skip
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    ours = desk.lock_path.read_bytes()
+    desk.lock_path.unlink()
+    done = stage("lock", "small.yaml")
+    assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
+    assert desk.lock_path.read_bytes() == ours
+    desk.write(conda=("openmpi",))
+    refused = stage("lock", "small.yaml")
+    assert refused.returncode == 2 and "changed since conda-lock.yml was written" in refused.stderr, refused.stderr
+    done = stage("lock", "small.yaml", "--update", "small-env")
+    assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
+    assert "openmpi" in desk.versions
+
+
+@pytest.mark.slow
+def test_the_real_index(desk: Desk) -> None:
+    """torch and deepspeed as this machine's pip would find them: refused with what fits, and what fits is taken."""
+    lines = ["transformers", "deepspeed", "torch"]
+    settings = {name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_", "UV_"))}
+    real = {"HOME": str(Path.home()), **settings}
+
+    def lock() -> subprocess.CompletedProcess[str]:
+        desk.write(*lines)
+        text = (desk.folder / "environment.yml").read_text().replace("    - tool\n", "")
+        (desk.folder / "environment.yml").write_text(text.replace(f"    - --index-url {desk.index.url}\n", ""))
+        command = [sys.executable, "-m", "stage", "env", "lock", "environment.yml", "--profile", "a800.yml"]
+        environment = {**desk.environment(), **real}
+        environment.pop("PIP_CONFIG_FILE") if "PIP_CONFIG_FILE" not in settings else None
+        return subprocess.run(
+            command, cwd=desk.folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
+
+    desk.lock_path.unlink()
+    refused = lock()
+    assert refused.returncode == 2, refused.stderr
+    match = re.search(r"What fits: torch (\d+\.\d+) from PyPI", refused.stderr)
+    assert match and "needs a driver with CUDA 13.0" in refused.stderr, refused.stderr
+    lines[-1] = f"torch=={match[1]}.*"
+    done = lock()
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in desk.lock.of("pip") if p.is_sdist] == ["deepspeed"]
+    assert "wheel of which `stage fetch` builds" in done.stderr
+    assert len(desk.lock.of("pip")) > 50 and desk.versions["torch"].startswith(match[1])
+    assert all(p.url.startswith("https://") for p in desk.lock.of("pip"))

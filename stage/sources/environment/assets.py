@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from stage.digest import FileDigests, hash_file
 from stage.environment.assemble import Assembly, assemble, check_holds_airlift
+from stage.environment.lockfile import made_by_stage
 from stage.environment.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
 from stage.environment.profile import Profile
 from stage.errors import IncompleteError, UsageError
@@ -21,7 +22,7 @@ from stage.lockfile import Ingredient, LockedAsset, LockedEnvironment, LockedFil
 from stage.manifest import EnvironmentRequest, Manifest, as_lock_request
 from stage.progress import Reporter
 from stage.sources.download import Downloader, copy_hashed
-from stage.sources.environment.lock import lock_environment
+from stage.sources.environment.lock import is_stale, lock_environment
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
 from stage.sources.web import download_of
@@ -32,8 +33,9 @@ _AT_ONCE = 8
 def resolve_environment(
     name: str, request: EnvironmentRequest, manifest: Manifest, downloader: Downloader, reporter: Reporter
 ) -> LockedAsset:
-    """Takes the lock beside the environment file, which is made first if none answers the file and the profile; asks
-    how large each package is, and which tools travel with it.
+    """Reads the lock beside the environment file, which is made now if none there answers it.
+
+    The servers are asked how large each package is, and which tools travel with it.
 
     Raises:
         UsageError: nothing to lock for, no solution, or a lock that lacks what airlift needs.
@@ -41,15 +43,8 @@ def resolve_environment(
         IncompleteError: an index or a channel cannot be reached.
     """
     what = f"{manifest.place(name, 'environment')}: `{name}`"
-    spec, lock = manifest.path.parent / request.environment, lock_path(request, manifest)
+    lock = _lock_that_answers(request, manifest, what, reporter)
     profile = Profile.load(manifest.path.parent / request.profile) if request.profile else None
-    if profile is not None:
-        lock_environment(spec, profile.path, reporter=reporter, output=lock)
-    elif not lock.is_file():
-        raise UsageError(
-            f"{what}: there is no {lock}, and no `profile` to make it for.",
-            "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
-        )
     locked = read_packages(lock.read_bytes(), str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
     asset = LockedAsset(
@@ -77,6 +72,21 @@ def resolve_environment(
     return replace(asset, files=tuple(files), made_from=tuple(made_from))
 
 
+def _lock_that_answers(request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter) -> Path:
+    """The lock beside the environment file; `stage env lock` itself sees to it, unless another tool made the lock."""
+    lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
+    if lock.is_file() and not made_by_stage(lock):
+        reporter.note(f"{what}: {lock} was made by another tool, and is taken as it is")
+    elif request.profile is not None:
+        lock_environment(spec, manifest.path.parent / request.profile, reporter=reporter, output=lock)
+    elif not lock.is_file():
+        raise UsageError(
+            f"{what}: there is no {lock}, and no `profile` to make it for.",
+            "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
+        )
+    return lock
+
+
 def lock_path(request: EnvironmentRequest, manifest: Manifest) -> Path:
     """Where the lock of an environment is expected."""
     return lock_beside(manifest.path.parent / request.environment)
@@ -90,6 +100,18 @@ def check_lock_unchanged(asset: LockedAsset, request: EnvironmentRequest, manife
     """
     path = lock_path(request, manifest)
     pinned = next((i.sha256 for i in asset.made_from if i.origin == path.name), None)
+    spec = manifest.path.parent / request.environment
+    if (
+        path.is_file()
+        and request.profile is not None
+        and spec.is_file()
+        and is_stale(path, spec, manifest.path.parent / request.profile)
+    ):
+        raise UsageError(
+            f"{manifest.place(asset.name)}: `{asset.name}`: {spec.name}, its profile or what airlift itself needs "
+            f"changed since {path.name} was written.",
+            f"To lock it anew: stage fetch {manifest.path} --update {asset.name} -o ...",
+        )
     if path.is_file() and hash_file(path).sha256 != pinned:
         raise UsageError(
             f"{manifest.place(asset.name)}: `{asset.name}`: {path.name} changed since "

@@ -57,7 +57,7 @@ def provided(packages: Iterable[LockedPackage], addresses: Mapping[str, str]) ->
     """The Python distributions in conda packages, sorted by name. Only packages that need Python are looked into.
 
     Args:
-        addresses: url as locked -> url to ask, where the two differ (credentials).
+        addresses: url as locked -> url to ask, where the two differ (see `private`).
 
     Raises:
         IncompleteError: a package cannot be reached.

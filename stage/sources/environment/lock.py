@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from stage.disk import human_count, write_atomically
 from stage.environment.addresses import without_secrets
 from stage.environment.fit import verdicts
-from stage.environment.lockfile import EnvironmentLock, LockedPackage
+from stage.environment.lockfile import OURS, EnvironmentLock, LockedPackage, made_by_stage
 from stage.environment.needs import Needs
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec, content_hash
@@ -30,6 +30,7 @@ from stage.sources.environment.conda import Solver, choose_solver, lock_conda
 from stage.sources.environment.contents import Provided, provided
 from stage.sources.environment.indexes import choose_indexes
 from stage.sources.environment.pip import lock_pip
+from stage.sources.environment.private import address_to_ask
 from stage.sources.environment.uv import PipRequest
 
 OLDEST_PYTHON = (3, 10)
@@ -82,6 +83,20 @@ def own_requirements() -> tuple[str, ...]:
 def answers(lock: EnvironmentLock, spec: EnvironmentSpec, profile: Profile) -> bool:
     """Whether a lock was made of this spec and profile as they are now."""
     return lock.content_hash == content_hash(spec, profile, own_requirements()) and lock.platform == profile.platform
+
+
+def is_stale(lock_path: Path, spec_path: Path, profile_path: Path) -> bool:
+    """Whether `environment.yml`, the profile or airlift's own requirements changed since `stage env lock` was run.
+
+    Of a lock that another tool made nobody can tell: it is taken as it is.
+
+    Raises:
+        UsageError: one of the three cannot be read.
+    """
+    if not made_by_stage(lock_path):
+        return False
+    spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
+    return not answers(EnvironmentLock.load(lock_path), spec, profile)
 
 
 def lock_environment(
@@ -156,9 +171,9 @@ def _resolve(
     if not conda_packages or moving & {p.name for p in conda_packages}:
         reporter.note(f"conda packages: solved by {solver.reason}")
         conda_packages = lock_conda(spec, profile, solver, [p for p in kept if p.manager == "conda"], reporter)
-    addresses = _addresses(spec, conda_packages)
-    in_conda = provided(conda_packages, addresses)
     indexes = choose_indexes(spec.pip, os.environ)
+    addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
+    in_conda = provided(conda_packages, addresses)
     if indexes.origin:
         reporter.note(f"pip packages: {indexes.origin}")
     request = PipRequest(
@@ -179,18 +194,8 @@ def _resolve(
         channels=tuple(without_secrets(channel) for channel in spec.channels),
         sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
         packages=(*conda_packages, *pip_packages),
+        notes=dict([OURS]),
     )
-
-
-def _addresses(spec: EnvironmentSpec, packages: Iterable[LockedPackage]) -> dict[str, str]:
-    """Locked address -> the one with the secrets of its channel, for those channels that have any."""
-    secret = {without_secrets(c).rstrip("/"): c.rstrip("/") for c in spec.channels if without_secrets(c) != c}
-    return {
-        p.url: channel + p.url.removeprefix(clean)
-        for p in packages
-        for clean, channel in secret.items()
-        if p.url.startswith(f"{clean}/")
-    }
 
 
 def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: Reporter) -> str:

@@ -19,6 +19,7 @@ from stage.environment.packages import Package
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.progress import Reporter
 from stage.sources.environment.tools import index_options, uv
+from stage.sources.environment.uv import uv_environment
 
 BUILD_TOOLS = (
     "setuptools==80.9.0",
@@ -47,7 +48,7 @@ def build_wheel(sdist: Path, package: Package, out: Path, reporter: Reporter) ->
         pins.write_text("".join(f"{pin}\n" for pin in BUILD_TOOLS), encoding="utf-8")
         command = [uv(), "build", "--wheel", "--no-config", "--python", sys.executable]
         command += [*index_options(), "--build-constraints", str(pins), "--out-dir", f"{folder}/out", str(sdist)]
-        done = subprocess.run(command, env={**os.environ, **SETTINGS}, capture_output=True, cwd=folder)
+        done = subprocess.run(command, env={**uv_environment(os.environ), **SETTINGS}, capture_output=True, cwd=folder)
         if done.returncode != 0:
             said = (line.strip() for line in done.stderr.decode(errors="replace").splitlines())
             words = [line for line in said if line and not line.startswith("hint:")][-6:]

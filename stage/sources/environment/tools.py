@@ -20,6 +20,7 @@ from stage.environment.profile import MACHINES
 from stage.errors import IncompleteError, UsageError
 from stage.progress import Reporter
 from stage.sources.environment.indexes import choose_indexes
+from stage.sources.environment.uv import uv_environment
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,7 +78,7 @@ def _lock(names: list[str], platform: str) -> list[Tool]:
         command = [uv(), "pip", "compile", "--quiet", "--no-config", "--no-deps", "--only-binary", ":all:"]
         command += ["--python-version", OLDEST_PYTHON, "--python-platform", platform, *index_options()]
         command += ["--format", "pylock.toml", "--output-file", str(found), str(wanted)]
-        done = subprocess.run(command, capture_output=True)
+        done = subprocess.run(command, capture_output=True, env=uv_environment(os.environ))
         if done.returncode != 0:
             words = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise IncompleteError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -130,9 +131,7 @@ class Uv:
         return command + (["--prerelease", "allow"] if section.prereleases else [])
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        # DS_BUILD_OPS: deepspeed's metadata is made by its setup.py, which must not look for a compiler.
-        quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "DS_BUILD_OPS": "0"}
-        environment = {**os.environ, **quiet}
+        environment = uv_environment(os.environ)
         return subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False)
 
     def _failure(self, said: str) -> StageError:
@@ -166,6 +165,17 @@ class Uv:
         return uv_conflict(said, spec, provided, self._request.own_requirements, self._request.python)
 
 
+def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables uv runs with: quiet, no Python of its own, and the CA certificates that `stage` itself trusts."""
+    trusted = {"UV_SYSTEM_CERTS": "true"}
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"):
+        if environment.get(variable):
+            trusted.setdefault("SSL_CERT_FILE", environment[variable])
+    # DS_BUILD_OPS: deepspeed's metadata is made by its setup.py, which must not look for a compiler.
+    quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "DS_BUILD_OPS": "0"}
+    return {**trusted, **environment, **quiet}
+
+
 def find_uv() -> str:
     """The uv beside this Python, or on the PATH.
 
@@ -177,6 +187,8 @@ def find_uv() -> str:
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError):
+        if found := shutil.which("uv"):
+            return found
         raise UsageError(
             "uv is not installed here, and locking an environment needs it.", "pip install 'airlift[env]'"
         ) from None
