@@ -61,7 +61,7 @@ def read_lock(data: bytes, where: str) -> Lockfile:
     )
     paths = [file.path for file in lock.files]
     names.check_collisions(paths, where)
-    reader.check_shards(lock, set(paths))
+    reader.check_named_files(lock, set(paths))
     return lock
 
 
@@ -255,9 +255,12 @@ class _Reader:
             self.fail(place, f"should be text, found {_shown(value)}")
         return value
 
-    def check_shards(self, lock: Lockfile, paths: set[str]) -> None:
-        """Every shard a split names must be a file of the lock."""
+    def check_named_files(self, lock: Lockfile, paths: set[str]) -> None:
+        """Every shard a split names must be a file of the lock, and every package of an environment."""
         for asset in lock.assets.values():
+            for package in asset.environment.packages if asset.environment else ():
+                if f"{asset.folder}/{package.path}" not in paths:
+                    self.fail(f"assets.{asset.name}.environment.packages", f"names {package.path}, not a file here")
             for config, splits in asset.configs.items():
                 for split, locked in splits.items():
                     for shard in locked.shards:

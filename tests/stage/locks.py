@@ -10,7 +10,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 from stage.digest import Digest
-from stage.lockfile import FOLDERS, Column, LeftOut, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
+from stage.lockfile import (
+    FOLDERS,
+    Column,
+    LeftOut,
+    LockedAsset,
+    LockedEnvironment,
+    LockedFile,
+    LockedSplit,
+    Lockfile,
+    PackageEntry,
+    Source,
+)
 from stage.names import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -118,9 +129,19 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
     shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
     splits = st.builds(LockedSplit, shards, st.none() | sizes, columns, st.none() | sizes)
+    environments = st.builds(
+        LockedEnvironment,
+        texts,
+        st.dictionaries(texts, texts, max_size=2),
+        st.lists(st.builds(PackageEntry, texts, texts, texts, _inside(paths, folder)), max_size=2).map(tuple)
+        if paths
+        else st.just(()),
+        st.none() | hexes[64],
+    )
     return LockedAsset(
         name=name,
         kind=kind,
+        environment=draw(environments) if kind == "environment" else None,
         request=draw(st.dictionaries(texts, texts | st.booleans() | st.lists(texts, max_size=2), max_size=3)),
         source=source,
         files=tuple(files),
@@ -133,6 +154,10 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         if kind == "dataset"
         else {},
     )
+
+
+def _inside(paths: list[str], folder: str) -> st.SearchStrategy[str]:
+    return st.sampled_from([path.removeprefix(folder) for path in paths])
 
 
 @st.composite
