@@ -185,7 +185,7 @@ def bring(environment: EnvironmentInput, root: Path, environ: Mapping[str, str],
         )
     except FileNotFoundError:
         raise UsageError("srun is not on PATH inside this job.", "Load the site's Slurm module in setup.") from None
-    prefixes = done.stdout.split()
+    prefixes = done.stdout.splitlines()
     if done.returncode != 0 or len(prefixes) != job.num_nodes or len(set(prefixes)) != 1:
         arrived = (
             f"{len(prefixes)} of {job.num_nodes} nodes have it" if len(set(prefixes)) < 2 else " and ".join(prefixes)
