@@ -167,6 +167,16 @@ def test_an_index_that_does_not_answer_can_be_tried_again(
     assert "cannot be reached" in words and "s3cret" not in words
 
 
+def test_the_files_own_index_goes_before_the_one_uv_is_set_up_with(
+    tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
+    index.add(wheel("a", "1.0"))
+    assert names(lock_pip(asked(tmp_path, "a", index=index))) == {"a": "1.0"}
+    assert "cannot be reached" in refusal(IncompleteError, asked(tmp_path, "a"))
+
+
 def test_digests_in_the_spec_hold(tmp_path: Path, index: Index) -> None:
     name, data = wheel("a", "1.0")
     index.add((name, data))
