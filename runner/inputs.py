@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import RunConfig
-from runner.errors import UsageError
+from runner.errors import DamageError, UsageError
 from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
 
@@ -52,8 +52,24 @@ class SplitInput:
 
 
 @dataclass(frozen=True)
+class EnvironmentInput:
+    """An environment's folder in the bundle: its image and what unpacks it.
+
+    Attributes:
+        tree: digest of all its files, the same in every prefix.
+        size: bytes on disk once unpacked; `files`: how many files that is.
+    """
+
+    asset: str
+    path: Path
+    tree: str
+    size: int
+    files: int
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """What a run reads, resolved."""
+    """What a run reads, resolved; `environment` is None where the run file names none."""
 
     bundle: Path
     bundle_id: str
@@ -62,6 +78,7 @@ class Inputs:
     validation: SplitInput | None
     dataset_asset: str
     dataset_config: str
+    environment: EnvironmentInput | None = None
 
 
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
@@ -86,7 +103,30 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         validation=_split(config, bundle, dataset, name, splits, validation) if validation else None,
         dataset_asset=dataset.name,
         dataset_config=name,
+        environment=_environment(config, bundle),
     )
+
+
+def _environment(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
+    if config.environment is None:
+        return None
+    asset = bundle.asset(config.environment.asset)
+    if asset.kind != "environment":
+        raise UsageError(f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, not an environment.")
+    folder = bundle.asset_path(asset.name).resolve()
+    try:
+        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+        return EnvironmentInput(
+            asset=asset.name,
+            path=folder,
+            tree=str(facts["tree"]),
+            size=int(facts["size"]),
+            files=int(facts["files"]) + int(facts["modules"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DamageError(
+            f"{folder / 'env.json'}: not what `stage fetch` wrote.", f"stage verify {bundle.root}"
+        ) from None
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:

@@ -14,6 +14,7 @@ import click
 from stage import __version__, cli_carry
 from stage.cli_env import env
 from stage.cli_patch import apply, patch
+from stage.cli_serve import serve
 from stage.cli_verify import verify
 from stage.terminal import Group, bundle_argument, json_option, quiet_option, say, signers_option
 
@@ -177,5 +178,5 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
         say(describe(bundle, signers))
 
 
-for _command in (verify, patch, apply, env, cli_carry.init, cli_carry.push, cli_carry.sign):
+for _command in (verify, patch, apply, env, serve, cli_carry.init, cli_carry.push, cli_carry.sign):
     main.add_command(_command)

@@ -22,6 +22,7 @@ from stage.errors import UsageError
 FORMAT = 1
 
 FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+CARD = "CARD.md"  # a dataset's README.md: under its own name, `load_dataset(folder)` would read the repository's paths
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
     env.json          what it is
     bootstrap.sh relocate.py    what puts it in place, with nothing installed
     env-check.sh env-probe.sh   what says whether a node can run it, likewise
+    node-local.sh     what brings it to a node's own disk before the ranks start
 
 All of it is a function of the lock, of airlift's version and of nothing else; made twice, it is the same bytes.
 """
@@ -31,7 +32,7 @@ from stage.environment.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages,
 from stage.environment.profile import MACHINES
 from stage.errors import DamageError, UsageError
 
-SCRIPTS = ("env-check.sh", "env-probe.sh")
+SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")
 IMAGE, ENV, BOOTSTRAP, REQUIREMENTS = "image.tar.gz", "env.json", "bootstrap.sh", "requirements.lock"
 BUILT, ASSEMBLED = "wheel", "environment"
 """What `made_by` says: a wheel out of an sdist or of airlift; anything else."""

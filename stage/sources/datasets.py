@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stage.errors import UsageError
-from stage.lockfile import LeftOut, LockedAsset, LockedFile, LockedSplit, Source
+from stage.lockfile import CARD, LeftOut, LockedAsset, LockedFile, LockedSplit, Source
 from stage.manifest import DatasetRequest, as_lock_request
 from stage.names import check_path
 from stage.progress import Reporter
@@ -19,7 +19,6 @@ from stage.sources.parquet_layout import Layout
 from stage.sources.selection import RemoteFile, locked_file
 
 CONVERTED = "refs/convert/parquet"
-CARD = "CARD.md"  # not README.md: `load_dataset(folder)` would read the repository's paths out of it
 
 
 @dataclass(frozen=True)

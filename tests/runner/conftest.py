@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from scripts.lib.demo_repositories import DATASET, dataset_files, paragraphs
+from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
+from tests.support.models import tiny_model_files
 
 MANIFEST = f"""\
 format: 1
@@ -28,68 +29,6 @@ assets:
   numbers: {{dataset: acme/numbers}}
   notes: {{path: notes.txt}}
 """
-
-
-def _tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool) -> Any:
-    """A real tokenizer, trained on the demo's English."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    texts = (text for _, text in paragraphs()["train"])
-    symbols = list(dict.fromkeys(special.values()))
-    if wordpiece:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk_token"]))
-        tokenizer.normalizer = normalizers.BertNormalizer()
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=symbols))
-        ends = [(symbol, tokenizer.token_to_id(symbol)) for symbol in ("[CLS]", "[SEP]")]
-        tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-        # As published tokenizers often have it; neither may reach the prepared data.
-        tokenizer.enable_truncation(16)
-        tokenizer.enable_padding(length=16)
-    else:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=symbols))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
-def _model_files(folder: Path, kind: str) -> dict[str, bytes]:
-    """A model repository with random weights: `bert`, `headless` (a BERT without its masked-lm head) or `gpt2`."""
-    import torch
-    from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    if kind == "gpt2":
-        special = {"eos_token": "<|endoftext|>"}
-        tokenizer = _tokenizer(special, 1024, wordpiece=False)
-        model: Any = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(tokenizer),
-                n_positions=64,
-                n_embd=64,
-                n_layer=2,
-                n_head=2,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
-    else:
-        names = ("unk", "sep", "pad", "cls", "mask")
-        tokenizer = _tokenizer({f"{name}_token": f"[{name.upper()}]" for name in names}, 1024, wordpiece=True)
-        config = BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=128,
-            max_position_embeddings=128,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        model = BertModel(config) if kind == "headless" else BertForMaskedLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def _numbers() -> dict[str, bytes]:
@@ -115,7 +54,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with LoopbackHub(laptop / "hub") as hub:
         for kind in ("bert", "gpt2", "headless"):
             name = f"acme/{'tiny-' if kind != 'headless' else ''}{kind}{'-bert' if kind == 'headless' else ''}"
-            hub.repositories.commit("models", name, _model_files(tmp_path_factory.mktemp(kind), kind))
+            hub.repositories.commit("models", name, tiny_model_files(tmp_path_factory.mktemp(kind), kind))
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/numbers", _numbers())
         stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]

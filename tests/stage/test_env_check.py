@@ -18,7 +18,7 @@ import pytest
 
 from stage.digest import sha256_of_bytes
 from stage.environment.torch_builds import runs_on
-from stage.lockfile import LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
 from tests.stage.bundles import finish
 from tests.support.node import SHELLS, Node
 
@@ -276,7 +276,9 @@ def bundle(tmp_path: Path) -> Path:
         data = (root / path).read_bytes()
         name = Path(path).parent.name
         locked = LockedFile(path, len(data), sha256_of_bytes(data), None, path)
-        assets[name] = LockedAsset(name, kind, {"path": "x"}, Source("path", "x"), (locked,))
+        environment = LockedEnvironment(facts["platform"], {}, (), "0" * 64) if kind == "environment" else None
+        source = Source("path", "x")
+        assets[name] = LockedAsset(name, kind, {"path": "x"}, source, (locked,), environment=environment)
     finish(root, Lockfile("made", dict(sorted(assets.items()))), b"format: 1\n", ())
     return root
 

@@ -1,0 +1,67 @@
+"""A dataset's card, cut down to the configs and splits that travelled. Pure text work.
+
+`load_dataset` goes by the YAML at the top of README.md: `configs` says which files are which split, `dataset_info`
+which splits and features there must be (github.com/huggingface/datasets, `utils/metadata.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+CARD = "README.md"
+_FRONT_MATTER = re.compile(r"\A(?:﻿)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
+
+Configs = Mapping[str, Mapping[str, list[str]]]
+
+
+def card_of(original: str, configs: Configs) -> bytes:
+    """The card to serve.
+
+    Args:
+        original: the card as it was published; empty if there was none.
+        configs: config -> split -> files, as they are served.
+    """
+    metadata, text = _parts(original)
+    published = {entry.get("config_name", "default"): entry for entry in _entries(metadata.get("configs"))}
+    metadata["configs"] = [
+        {
+            **{k: v for k, v in published.get(config, {}).items() if k not in ("data_files", "data_dir")},
+            "config_name": config,
+            "data_files": [{"split": split, "path": files} for split, files in splits.items()],
+        }
+        for config, splits in configs.items()
+    ]
+    infos = [
+        _only(info, configs[config])
+        for info in _entries(metadata.pop("dataset_info", None))
+        if (config := info.get("config_name", "default")) in configs
+    ]
+    if infos:
+        metadata["dataset_info"] = infos
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{text}".encode()
+
+
+def _parts(card: str) -> tuple[dict[str, Any], str]:
+    match = _FRONT_MATTER.match(card)
+    if not match:
+        return {}, card
+    try:
+        metadata = yaml.safe_load(match[1])
+    except yaml.YAMLError:
+        metadata = None
+    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :]
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    several = value if isinstance(value, list) else [value]
+    return [dict(entry) for entry in several if isinstance(entry, dict)]
+
+
+def _only(info: dict[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any]:
+    if isinstance(info.get("splits"), list):
+        info["splits"] = [s for s in info["splits"] if isinstance(s, dict) and s.get("name") in splits]
+    return {key: value for key, value in info.items() if key not in ("download_size", "dataset_size")}

@@ -1,0 +1,147 @@
+"""The socket: HTTP/1.1 requests in, answers out, files by range. Nothing is written and nobody is logged in."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from stage.errors import UsageError
+from stage.serve import hub, packages
+from stage.serve.answers import Answer, FileBody, Question, refusal
+from stage.serve.catalogue import Catalogue
+
+LARGEST_BODY = 2**20  # bytes; clients post lists of paths
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class BundleServer(ThreadingHTTPServer):
+    """Serves one catalogue.
+
+    Args:
+        say: told, once each, of what was asked for and is not in the bundle.
+
+    Raises:
+        UsageError: the port is taken, or the address is not this machine's.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, catalogue: Catalogue, host: str, port: int, say: Callable[[str], None]) -> None:
+        self.catalogue, self._say = catalogue, say
+        self._said: set[str] = set()
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}, port {port}: {error.strerror}.", "Another port: --port 0 takes any free one."
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """What clients are given."""
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def mention(self, missing: str) -> None:
+        """Tells of something missing, the first time."""
+        if missing not in self._said:
+            self._said.add(missing)
+            self._say(f"asked for, not here: {missing}")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle is nobody's fault."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 60.0  # seconds a connection may idle
+
+    def do_GET(self) -> None:
+        server = cast(BundleServer, self.server)
+        try:
+            found = _answer(self._question(), server.catalogue)
+            if found.missing:
+                server.mention(found.missing)
+            self._send(found)
+        except ConnectionError:
+            self.close_connection = True
+
+    do_HEAD = do_POST = do_GET
+
+    def _question(self) -> Question:
+        url = urllib.parse.urlsplit(self.path)
+        length = self.headers.get("Content-Length", "0")
+        size = int(length) if length.isdecimal() else 0
+        body = self.rfile.read(size) if size <= LARGEST_BODY else b""
+        if size > LARGEST_BODY or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # what follows would be taken for the next request
+        query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return Question(self.command, urllib.parse.unquote(url.path), query, headers, body)
+
+    def _send(self, found: Answer) -> None:
+        size = found.body.size if isinstance(found.body, FileBody) else len(found.body)
+        first, last, status = 0, size - 1, found.status
+        headers = dict(found.headers)
+        if status == 200:
+            headers["Accept-Ranges"] = "bytes"
+            if span := _span(self.headers.get("Range"), size):
+                first, last = span
+                status = 206 if first < size else 416
+                headers["Content-Range"] = f"bytes {first}-{last}/{size}" if status == 206 else f"bytes */{size}"
+        count = 0 if status == 416 else last - first + 1
+        if isinstance(found.body, FileBody):
+            return self._send_file(found.body, status, headers, first, count)
+        self._send_head(status, headers, count)
+        if self.command != "HEAD":
+            self.wfile.write(found.body[first : first + count])
+        return None
+
+    def _send_file(self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int) -> None:
+        try:
+            file = open(body.path, "rb")  # noqa: SIM115 (an error here is an answer, one below is not)
+        except OSError as error:
+            return self._send(refusal(500, f"{body.path}: {error.strerror}. Run `stage verify` on the bundle."))
+        with file:
+            if file.seek(0, 2) != body.size:
+                message = f"{body.path}: not the size that was locked. Run `stage verify` on the bundle."
+                return self._send(refusal(500, message))
+            self._send_head(status, headers, count)
+            if self.command != "HEAD" and count:
+                self.wfile.flush()
+                self.connection.sendfile(file, first, count)
+        return None
+
+    def _send_head(self, status: int, headers: dict[str, str], count: int) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value.encode("ascii", "replace").decode())
+        self.send_header("Content-Length", str(count))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody wants a line a request; what is missing is told by `mention`."""
+
+
+def _answer(question: Question, catalogue: Catalogue) -> Answer:
+    return (
+        hub.answer(question, catalogue)
+        or packages.answer(question, catalogue)
+        or refusal(404, "This server has a bundle: /api/, /<repository>/resolve/, /simple/ and /conda/.")
+    )
+
+
+def _span(header: str | None, size: int) -> tuple[int, int] | None:
+    """First and last byte of a single range (RFC 9110, 14.1.2); None: send it whole."""
+    match = _RANGE.fullmatch(header or "")
+    if not match or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        return max(0, size - int(match[2])), size - 1
+    first, last = int(match[1]), min(int(match[2] or size - 1), size - 1)
+    return (first, last) if first <= last or first >= size else None
