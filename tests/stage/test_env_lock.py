@@ -118,7 +118,7 @@ def desk(first: Desk, tmp_path: Path) -> Iterator[Desk]:
     shutil.copytree(first.folder, tmp_path / "desk")
     files = dict(first.index.files)
     yield Desk(tmp_path / "desk", first.channel, first.index)
-    first.index.files = files
+    first.index.files, first.index.password = files, None
     for newer in first.channel.glob("noarch/greeter-1.2-*"):
         newer.unlink()
         index_channel(first.channel)
@@ -132,7 +132,7 @@ def test_the_lock_has_every_package_of_both_halves_with_its_digest(first: Desk) 
     assert {p.name for p in lock.of("conda")} == {"python", "pip", "greeter", "cudatoolkit"}
     assert lock.find("cudatoolkit", "conda").version == "12.4.1", "the newest that the profile's driver takes"  # type: ignore[union-attr]
     assert {"tool", "lib", "click", "pyyaml"} <= {p.name for p in lock.of("pip")}, "airlift's own are among them"
-    assert "greeter" not in {p.name for p in lock.of("pip")}
+    assert "greeter" not in {p.name for p in lock.of("pip")}, "conda provides it"
     for package in lock.of("conda"):
         path = Path(unquote(urlsplit(package.url).path))
         assert hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256
@@ -214,6 +214,14 @@ def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> N
     desk.index.requests.clear()
     desk.write("-e ../mine")
     assert "environment.yml:10" in desk.refused(3) and desk.index.requests == []
+
+
+def test_a_file_for_other_platforms_and_variables_that_stay_behind(desk: Desk) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(f"platforms: [osx-arm64]\n{text}")
+    assert "environment.yml:1: linux-64, which a800.yml is for" in desk.refused(2)
+    (desk.folder / "environment.yml").write_text(f"variables: {{A: b}}\nplatforms: [linux-64]\n{text}")
+    assert "environment.yml:1: `variables` do not travel" in desk.locked()
 
 
 def test_a_python_too_old_for_airlift(desk: Desk) -> None:
