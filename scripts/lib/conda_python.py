@@ -98,7 +98,9 @@ def _portable(path: str, source: Path, prefix: Path) -> File:
         # Python would fall back to the prefix compiled in, and a broken environment would seem to work.
         compiled_in = os.fsencode(prefix)
         content = _relative_run_path(path, source) if compiled_in in content else content
-        content = content.replace(compiled_in, b"/" + b"x" * (len(compiled_in) - 1))
+        # The linker lets a string be the end of another: "3.11.7" may be that of "/opt/3.11.7", so the end stays.
+        kept = b"/" + os.fsencode(prefix.name)
+        content = content.replace(compiled_in, b"/" + b"x" * (len(compiled_in) - len(kept) - 1) + kept)
     else:
         content = content.replace(os.fsencode(prefix), PLACEHOLDER.encode())
     return File(content, executable=os.access(source, os.X_OK))

@@ -10,6 +10,7 @@ Every file that a route reads is compared with `stage.lock` first. What fails le
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -192,14 +193,18 @@ def _by_conda(creation: Creation) -> None:
     locked = creation.packages()
     with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
         explicit = workshop / "explicit.txt"
-        addresses = [quote(str(creation.folder / package.path), safe="/!+=~,@") for package in locked.conda]
-        explicit.write_text(
-            "".join(["@EXPLICIT\n", *(f"file://{address}\n" for address in addresses)]), encoding="utf-8"
-        )
+        lines = [_explicit(creation.folder / package.path) for package in locked.conda]
+        explicit.write_text("".join(["@EXPLICIT\n", *lines]), encoding="utf-8")
         caches = {"CONDA_PKGS_DIRS": str(workshop / "packages"), "MAMBA_NO_BANNER": "1"}
         _run([conda, "create", "--yes", "--offline", "--prefix", creation.prefix, "--file", explicit], conda, **caches)
         _install_wheels(creation, workshop, creation.prefix / "bin/python")
     _done(creation, "made by conda: no tree digest is promised")
+
+
+def _explicit(package: Path) -> str:
+    """A line of an explicit list. Its md5 is all that every conda understands; the sha256 was compared before."""
+    md5 = hashlib.md5(package.read_bytes(), usedforsecurity=False)
+    return f"file://{quote(str(package), safe='/!+=~,@')}#{md5.hexdigest()}\n"
 
 
 def _as_venv(creation: Creation) -> None:

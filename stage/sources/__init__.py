@@ -5,6 +5,7 @@ resolve: a manifest's request -> a `LockedAsset`; bring: a `LockedFile` -> bytes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from stage.progress import Reporter
 from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from stage.sources.environment.private import PrivateAddresses
     from stage.sources.lookup import LookedUp
 
 
@@ -49,6 +51,8 @@ class Sources:
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
         self._reporter = reporter
+        self._private: PrivateAddresses | None = None
+        self._lock = threading.Lock()
         self.allow_pickle = allow_pickle
 
     @property
@@ -85,7 +89,16 @@ class Sources:
             case EnvironmentRequest():
                 from stage.sources.environment.assets import resolve_environment
 
-                return resolve_environment(name, request, manifest, self._downloader, self._reporter)
+                return resolve_environment(
+                    name, request, manifest, self._downloader, self._private_addresses(), self._reporter
+                )
+
+    def _private_addresses(self) -> PrivateAddresses:
+        from stage.sources.environment.private import PrivateAddresses
+
+        with self._lock:
+            self._private = self._private or PrivateAddresses()
+            return self._private
 
     def look_up(self, name: str) -> LookedUp:
         """Finds out whether a name is a model or a dataset.
@@ -147,7 +160,8 @@ class Sources:
         if asset.source.type == "environment":
             from stage.sources.environment.assets import bring_package
 
-            return bring_package(asset, file, manifest, self._downloader, target, progress)
+            private = self._private_addresses()
+            return bring_package(asset, file, manifest, self._downloader, private, target, progress)
         return self._from_hub(asset, file.origin, file.size, file.upstream, file.sha256, target, progress)
 
     def bring_ingredient(

@@ -46,11 +46,12 @@ def build_wheel(sdist: Path, package: Package, out: Path, reporter: Reporter) ->
     with tempfile.TemporaryDirectory(prefix="airlift-build-") as folder:
         pins = Path(folder, "build-constraints.txt")
         pins.write_text("".join(f"{pin}\n" for pin in BUILD_TOOLS), encoding="utf-8")
-        command = [uv(), "build", "--quiet", "--wheel", "--no-config", "--python", sys.executable]
+        command = [uv(), "build", "--wheel", "--no-config", "--python", sys.executable]
         command += [*index_options(), "--build-constraints", str(pins), "--out-dir", f"{folder}/out", str(sdist)]
         done = subprocess.run(command, env={**uv_environment(os.environ), **SETTINGS}, capture_output=True, cwd=folder)
         if done.returncode != 0:
-            words = done.stderr.decode(errors="replace").strip().splitlines()[-6:]
+            said = (line.strip() for line in done.stderr.decode(errors="replace").splitlines())
+            words = [line for line in said if line and not line.startswith("hint:")][-6:]
             raise IncompleteError(
                 f"{package.name} {package.version}: no wheel could be built from {sdist.name}: {' / '.join(words)}",
                 "Look whether another version has a wheel, or whether the build's own packages can be reached.",
