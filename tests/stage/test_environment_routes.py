@@ -65,10 +65,11 @@ def package(path: Path) -> Package:
     )
 
 
-def test_an_sdist_built_twice_is_the_same_wheel(tmp_path: Path) -> None:
+def test_an_sdist_built_twice_is_the_same_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sdist(tmp_path, "py3-none-any")
+    monkeypatch.chdir(tmp_path)
     with Reporter(quiet=True) as reporter:
-        first, second = (build_wheel(path, package(path), tmp_path / name, reporter) for name in "12")
+        first, second = (build_wheel(Path(path.name), package(path), Path(name), reporter) for name in "12")
     assert first.name == "made-1.0-py3-none-any.whl"
     assert first.read_bytes() == second.read_bytes()
 

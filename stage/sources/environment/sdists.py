@@ -47,7 +47,14 @@ def build_wheel(sdist: Path, package: Package, out: Path, reporter: Reporter) ->
         pins = Path(folder, "build-constraints.txt")
         pins.write_text("".join(f"{pin}\n" for pin in BUILD_TOOLS), encoding="utf-8")
         command = [uv(), "build", "--wheel", "--no-config", "--python", sys.executable]
-        command += [*index_options(), "--build-constraints", str(pins), "--out-dir", f"{folder}/out", str(sdist)]
+        command += [
+            *index_options(),
+            "--build-constraints",
+            str(pins),
+            "--out-dir",
+            f"{folder}/out",
+            str(sdist.absolute()),
+        ]
         done = subprocess.run(command, env={**uv_environment(os.environ), **SETTINGS}, capture_output=True, cwd=folder)
         if done.returncode != 0:
             said = (line.strip() for line in done.stderr.decode(errors="replace").splitlines())
