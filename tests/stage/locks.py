@@ -18,9 +18,11 @@ from stage.lockfile import (
     Ingredient,
     LeftOut,
     LockedAsset,
+    LockedEnvironment,
     LockedFile,
     LockedSplit,
     Lockfile,
+    PackageEntry,
     Part,
     Source,
 )
@@ -163,6 +165,15 @@ ingredients = st.builds(
 )
 
 
+environments = st.builds(
+    LockedEnvironment,
+    texts,
+    st.dictionaries(texts, texts, max_size=2),
+    st.lists(st.builds(PackageEntry, texts, texts, texts, texts), max_size=2).map(tuple),
+    st.none() | hexes[64],
+)
+
+
 @st.composite
 def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     kind = draw(st.sampled_from(sorted(FOLDERS)))
@@ -193,6 +204,7 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         if kind == "dataset"
         else {},
         made_from=tuple(draw(st.lists(ingredients, max_size=2))),
+        environment=draw(environments) if kind == "environment" else None,
         base=draw(st.none() | st.builds(Base, texts, texts)),
         base_of=tuple(draw(st.lists(texts, max_size=2))),
         code=tuple(
