@@ -154,7 +154,7 @@ def bootstrap(asset: str, facts: image.EnvironmentFacts, image_sha256: str) -> s
 
 def _needs(locked: LockedPackages, wheels: Mapping[Package, Path], indexes: Iterable[Mapping[str, Any]]) -> Needs:
     """What the environment needs of a machine, by the wheels that are really in it and conda's own words."""
-    packages = [replace(p, url=wheels[p].as_uri()) if p.is_sdist else p for p in locked.packages]
+    packages = [replace(p, url=wheels[p].absolute().as_uri()) if p.is_sdist else p for p in locked.packages]
     depends = [text for index in indexes for text in index.get("depends", ())]
     return Needs.of(packages, MACHINES[locked.platform], depends)
 

@@ -29,6 +29,7 @@ from stage.progress import Reporter
 from stage.sources.http import Connections, origin_of
 from stage.sources.rate import RateLimit
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
+from stage.sources.streams import Broken, ByteSource
 
 MAX_REDIRECTS = 8
 CHUNK = 1 << 20
@@ -49,6 +50,7 @@ class Download:
         redirects_expire: whether a refusal by another host means an address that expired (a CDN's), so ask again.
         token, login: sent to `url`'s own origin and to nobody else; `login` is `user:password`. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
+        source: where the bytes come from, if not by HTTP from `url`.
     """
 
     what: str
@@ -60,6 +62,7 @@ class Download:
     version: str | None = None
     redirects_expire: bool = True
     login: str | None = None
+    source: ByteSource | None = None
 
     def __repr__(self) -> str:
         return f"Download({self.what!r}, {self.size})"
@@ -115,8 +118,12 @@ class Downloader:
         patience = Patience(self._policy, self.stop, self._reporter)
         while True:
             try:
+                if download.source is not None:
+                    return download.source.probe()
                 with closing(self._open(download, 0)) as response:
                     return _announced(response)
+            except Broken as broken:
+                patience.wait(download.what, str(broken))
             except urllib3.exceptions.SSLError as error:
                 raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
@@ -133,7 +140,10 @@ class Downloader:
             while not partial.is_whole:
                 before = partial.size
                 try:
-                    self._receive(download, partial)
+                    if download.source is not None:
+                        self._receive_from(download.source, download, partial)
+                    else:
+                        self._receive(download, partial)
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
@@ -162,6 +172,26 @@ class Downloader:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(_in_words(error)) from None
+        partial.ended = True
+        if download.size is not None and partial.size < download.size:
+            raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
+    def _receive_from(self, source: ByteSource, download: Download, partial: _Partial) -> None:
+        """As `_receive`, from what speaks no HTTP."""
+        try:
+            with source.open(0 if download.size is None else partial.size, download.version) as stream:
+                if stream.offset != partial.size:
+                    partial.restart()
+                for piece in stream.pieces:
+                    if self.stop.is_set():
+                        raise Stopped
+                    if download.size is not None and partial.size + len(piece) > download.size:
+                        raise _Again(f"more than the {download.size} bytes announced")
+                    partial.append(piece)
+                    self.stop.wait(self._limit.delay(len(piece)))
+        except Broken as broken:
+            if not partial.is_whole or download.size is None:
+                raise _Again(str(broken)) from None
         partial.ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")

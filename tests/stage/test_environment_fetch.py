@@ -31,6 +31,9 @@ def test_the_bundle_is_sound_and_says_what_is_in_it(environment_laptop: Environm
     environment = lock["assets"]["small-env"]["environment"]
     assert environment["tree"] == json.loads((environment_laptop.asset / "env.json").read_text())["tree"]
     files = {file["path"]: file for file in lock["assets"]["small-env"]["files"]}
+    built = files["data/envs/small-env/wheels/made-1.0-py3-none-any.whl"]
+    assert built["made_by"] == "wheel"
+    assert built["origin"] == files["data/envs/small-env/sdists/made-1.0.tar.gz"]["origin"]
     for package in environment["packages"]:
         assert files[f"data/envs/small-env/{package['path']}"]["origin"].startswith("file://")
 
@@ -40,6 +43,7 @@ def test_everything_in_the_environment_runs_with_an_empty_environment(created: P
     assert run(created, "greet") == "hello from the environment 1.1"
     assert run(created, "mpirun") == f"orterun of {created}/bin/orterun"
     assert run(created, "stage", "--version").startswith("stage, version")
+    assert "made" in run(created, "python", "-c", "import made; print(made)")
 
 
 def test_nothing_is_left_that_says_the_placeholder(created: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,45 +15,9 @@ from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
 from stage.sources.environment.conda import write_lookalike
 from stage.sources.environment.sdists import build_wheel
-from tests.support.environments import EnvironmentLaptop, run
+from stage.workfolder import WORKSHOP, WorkFolder
+from tests.support.environments import EnvironmentLaptop, run, sdist
 from tests.support.staging import bundle_id
-
-BACKEND = """
-import os, time, zipfile
-
-def build_wheel(folder, settings=None, metadata=None):
-    if "{tag}" == "broken":
-        raise SystemExit("this sdist cannot be built")
-    name = "made-1.0-{tag}.whl"
-    date = time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))[:6]
-    files = {{
-        "made.py": repr(sorted({{"a", "b", "c", "d"}}, key=hash)),
-        "made-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n",
-        "made-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n",
-    }}
-    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
-        for path, text in files.items():
-            wheel.writestr(zipfile.ZipInfo(path, date), text)
-        wheel.writestr(zipfile.ZipInfo("made-1.0.dist-info/RECORD", date), "".join(f"{{p}},,\\n" for p in files))
-    return name
-"""
-
-
-def sdist(folder: Path, tag: str) -> Path:
-    """A source distribution whose build needs nothing, and gives a wheel of the given tag."""
-    files = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        '[project]\nname = "made"\nversion = "1.0"\n',
-        "backend.py": BACKEND.format(tag=tag),
-        "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n",
-    }
-    path = folder / "made-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"made-1.0/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
 
 
 def package(path: Path) -> Package:
@@ -94,6 +56,19 @@ def test_fetched_again_elsewhere_every_byte_is_the_same(environment_laptop: Envi
     done = environment_laptop.stage("fetch", "small.yaml", "--locked", "-o", tmp_path / "again")
     assert done.returncode == 0, done.stderr
     assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
+
+
+def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) -> None:
+    left = tmp_path / WORKSHOP / "small-env/made/root/lib"
+    left.mkdir(parents=True)
+    (tmp_path / "fetch.partial").touch()
+    (left / "libmpi.so").symlink_to("libmpi.so.40")
+    folder = WorkFolder.inspect(tmp_path)
+    folder.remove([])
+    assert [path.name for path in tmp_path.iterdir()] == ["fetch.partial"]
+    (tmp_path / "data").symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="a link or special file inside a bundle"):
+        WorkFolder.inspect(tmp_path)
 
 
 def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: EnvironmentLaptop) -> None:

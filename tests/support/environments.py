@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -64,6 +66,23 @@ def wheel_of_installed(name: str, folder: Path, tag: str | None = None) -> Path:
     return wheel
 
 
+def sdist(folder: Path, tag: str) -> Path:
+    """A source distribution whose build needs nothing, and gives a wheel of the given tag."""
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "made"\nversion = "1.0"\n',
+        "backend.py": _BACKEND.format(tag=tag),
+        "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n",
+    }
+    path = folder / "made-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"made-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
 def tools(folder: Path) -> dict[str, str]:
     """An index of the tools that travel along, in a folder; the environment variables that make uv use it alone."""
     wheel_of_installed("py-rattler", folder)
@@ -111,6 +130,27 @@ def _entry(name: str, version: str, manager: str, path: Path) -> dict[str, objec
         "category": "main",
         "optional": False,
     }
+
+
+_BACKEND = """
+import os, time, zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    if "{tag}" == "broken":
+        raise SystemExit("this sdist cannot be built")
+    name = "made-1.0-{tag}.whl"
+    date = time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))[:6]
+    files = {{
+        "made.py": repr(sorted({{"a", "b", "c", "d"}}, key=hash)),
+        "made-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n",
+        "made-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n",
+    }}
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(zipfile.ZipInfo(path, date), text)
+        wheel.writestr(zipfile.ZipInfo("made-1.0.dist-info/RECORD", date), "".join(f"{{p}},,\\n" for p in files))
+    return name
+"""
 
 
 @dataclass(frozen=True)
@@ -165,7 +205,9 @@ def environment_laptop(conda_channel: Path) -> EnvironmentLaptop:
         if not (folder / "fetched").exists():
             shutil.copytree(conda_channel, channel)
             laptop = new_laptop(folder / "laptop", channel, tools(folder / "tools"))
-            laptop.lock([*CONDA, *stand_ins(channel)], [wheel_of_installed("click", folder / "wheels")])
+            laptop.lock(
+                [*CONDA, *stand_ins(channel)], [wheel_of_installed("click", folder), sdist(folder, "py3-none-any")]
+            )
             done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
             assert done.returncode == 0, done.stderr
             (folder / "fetched").touch()
