@@ -103,11 +103,17 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         validation=_split(config, bundle, dataset, name, splits, validation) if validation else None,
         dataset_asset=dataset.name,
         dataset_config=name,
-        environment=_environment(config, bundle),
+        environment=environment_input(config, bundle),
     )
 
 
-def _environment(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
+def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
+    """The environment that the run file names; None: it names none.
+
+    Raises:
+        UsageError: no such asset, or no environment.
+        DamageError: its description is damaged.
+    """
     if config.environment is None:
         return None
     asset = bundle.asset(config.environment.asset)

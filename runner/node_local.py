@@ -4,7 +4,8 @@ A thousand ranks that import torch from one network disk bring it down: `import 
 names and opens 5,618 files. So one process a node unpacks the environment's image to the node's own disk
 (`node-local.sh` beside the image; later jobs find it there), and the ranks run its python.
 
-`decide` says whether, and why; `bring` does it with srun and returns the prefix; `arrange` is both.
+`foresee` says what to expect, before a job is queued; in the job, `decide` says whether, and why, `bring` does it with
+srun and returns the prefix, and `arrange` is both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from runner.batch import cpus_per_task, tasks_per_node
-from runner.errors import IncompleteError, StageError, UsageError, human_size
+from runner.errors import DamageError, IncompleteError, StageError, UsageError, human_count, human_size
 from runner.inputs import EnvironmentInput
 from runner.slurm import SlurmJobEnvironment
 
@@ -125,6 +126,26 @@ def require_running(environment: EnvironmentInput, prefix: Path = Path(sys.prefi
         )
 
 
+def foresee(wanted: bool | Literal["auto"], environment: EnvironmentInput, prefix: Path = Path(sys.prefix)) -> str:
+    """What can be known before a job is queued: a line on where the ranks' environment will come from.
+
+    Raises:
+        UsageError: the job would refuse to run from the environment that runs this.
+        DamageError: the environment cannot be unpacked.
+    """
+    if wanted is False or running_tree(prefix) == environment.tree:
+        require_running(environment, prefix)
+        where = prefix if wanted is False else f"{prefix}, or each node's own disk (node_local: {_spelled(wanted)})"
+    else:
+        where = f"each node's own disk (node_local: {_spelled(wanted)}; {prefix} is another environment)"
+    if wanted is not False:
+        for name in (SCRIPT, "bootstrap.sh", "image.tar.gz"):
+            if not (environment.path / name).is_file():
+                raise DamageError(f"{environment.path / name} is missing.", "stage verify the bundle.")
+    files = human_count(environment.files, "file")
+    return f"environment {environment.asset}: {where}; {files}, {human_size(environment.size)}"
+
+
 def command(job: SlurmJobEnvironment, environ: Mapping[str, str], script: Path, root: Path) -> list[str]:
     """The srun that runs node-local.sh once on each node, with all CPUs that the job has there. Pure."""
     return [
@@ -164,7 +185,7 @@ def bring(environment: EnvironmentInput, root: Path, environ: Mapping[str, str],
         )
     except FileNotFoundError:
         raise UsageError("srun is not on PATH inside this job.", "Load the site's Slurm module in setup.") from None
-    prefixes = done.stdout.split()
+    prefixes = done.stdout.splitlines()
     if done.returncode != 0 or len(prefixes) != job.num_nodes or len(set(prefixes)) != 1:
         arrived = (
             f"{len(prefixes)} of {job.num_nodes} nodes have it" if len(set(prefixes)) < 2 else " and ".join(prefixes)
@@ -181,13 +202,16 @@ def arrange(
     environment: EnvironmentInput,
     environ: Mapping[str, str],
     say: Callable[[str], None],
+    *,
+    prefix: Path = Path(sys.prefix),
+    mounts: Path = Path("/proc/self/mounts"),
 ) -> Path | None:
-    """Decides and does it, saying what and why; None: the ranks run the environment that runs this.
+    """Decides and does it, saying what and why; None: the ranks run the environment that runs this, at `prefix`.
 
     Raises:
         StageError: it was asked for and cannot be, or the ranks would run another environment than was asked for.
     """
-    decision = decide(wanted, environment, environ, _mounts())
+    decision = decide(wanted, environment, environ, mounts.read_text(encoding="utf-8", errors="replace"), prefix)
     if decision.root is not None:
         say(f"environment {environment.asset}: to each node's own disk ({decision.reason})")
         try:
@@ -197,13 +221,13 @@ def arrange(
                 raise
             say(f"environment {environment.asset}: {error.message} Going on from the shared disk (node_local: auto).")
     else:
-        say(f"environment {environment.asset}: {sys.prefix} for all ranks ({decision.reason})")
-    require_running(environment)
+        say(f"environment {environment.asset}: {prefix} for all ranks ({decision.reason})")
+    require_running(environment, prefix)
     return None
 
 
-def _mounts() -> str:
-    return Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+def _spelled(wanted: bool | str) -> str:
+    return str(wanted).lower()
 
 
 def _free(folder: Path) -> int | None:

@@ -49,6 +49,8 @@ class Run:
         """Refuses what cannot work."""
         for line in preflight.check(self.config, self.inputs, self.folder, world_size):
             say(line)
+        if self.config.environment is not None and self.inputs.environment is not None:
+            say(node_local.foresee(self.config.environment.node_local, self.inputs.environment))
 
     def write_config(self) -> None:
         """The run file as it was understood, into the run folder."""

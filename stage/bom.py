@@ -56,6 +56,9 @@ def _component(asset: LockedAsset) -> Component:
         "airlift:source": source.location,
         "airlift:revision": source.requested_revision,
         "airlift:parquet-commit": source.parquet_commit,
+        "airlift:base": asset.base.repository if asset.base else None,
+        "airlift:base-of": ", ".join(sorted(asset.base_of)) or None,
+        "airlift:code": ", ".join(sorted(f"{code.repository}@{code.commit}" for code in asset.code)) or None,
         "airlift:files": str(len(asset.files)),
         "airlift:bytes": str(asset.size),
     }

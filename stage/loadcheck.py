@@ -201,12 +201,22 @@ def _top(
     has_weights = any(re.fullmatch(r"model(-.*)?\.safetensors", name) for name in names)
     if has_weights and not {"config.json", "model_index.json", "modules.json"} & set(names):
         yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
-    adapter = texts.get(f"{asset.folder}/adapter_config.json")
-    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
-    if isinstance(base, str):
-        known = {name for other in lock.assets.values() for name in (other.source.location, *other.aliases)}
-        if base not in known:
-            unchecked.append(f"{asset.name}: its base model {base} is not in this bundle")
+    yield from _base(asset, texts.get(f"{asset.folder}/adapter_config.json"), lock, unchecked)
+
+
+def _base(asset: LockedAsset, adapter: Any, lock: Lockfile, unchecked: list[str]) -> Iterator[Finding]:
+    """An adapter is nothing without its base: a model of that name, with weights."""
+    name = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    if not isinstance(name, str):
+        return
+    base = next((a for a in lock.assets.values() if a.kind == "model" and name in a.names and a is not asset), None)
+    if base is None:
+        if asset.base:
+            yield _unloadable(asset.folder, f"its base model {name} in the bundle", "nothing")
+        else:
+            unchecked.append(f"{asset.name}: its base model {name} is not in this bundle")
+    elif not any(file.path.endswith(".safetensors") for file in base.files):
+        unchecked.append(f"{asset.name}: its base model {base.name} has no weights in this bundle")
 
 
 def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator[Finding]:
@@ -216,7 +226,9 @@ def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator
         unchecked.append(f"{asset.name}: whether its tokenizer loads: transformers is not installed here")
         return
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(root / asset.folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(root / asset.folder), local_files_only=True, trust_remote_code=False
+        )
         if len(tokenizer) == 0 or not tokenizer("Will it load?")["input_ids"]:
             yield _unloadable(asset.folder, "a tokenizer", "one without a vocabulary")
         for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
@@ -227,7 +239,9 @@ def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator
         unchecked.append(f"{asset.name}: whether its tokenizer loads: {_first_line(error)}")
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions; each becomes a finding or a note
         text = _first_line(error)
-        if re.search(r"(?i)unrecognized (model|configuration)|does not recognize this architecture", str(error)):
+        if asset.code and "trust_remote_code" in str(error):
+            unchecked.append(f"{asset.name}: whether its tokenizer loads: it is made of code, which is not run here")
+        elif re.search(r"(?i)unrecognized (model|configuration)|does not recognize this architecture", str(error)):
             unchecked.append(f"{asset.name}: whether its tokenizer loads: this transformers does not know it: {text}")
         else:
             yield _unloadable(asset.folder, "a tokenizer that transformers can load", text)

@@ -72,6 +72,20 @@ class LockedFile:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a file of a Hub dataset becomes: rows of one split.
+
+    Attributes:
+        convert: how it is read, one of `manifest.CONVERSIONS`.
+        separator: between the cells of a CSV, where the dataset's card names one.
+    """
+
+    split: str
+    convert: str
+    separator: str | None = None
+
+
+@dataclass(frozen=True)
 class Ingredient:
     """A file that does not travel itself, and that files of the bundle were made of: an archive, a CSV, a pickle.
 
@@ -79,12 +93,37 @@ class Ingredient:
         origin: its path at the source, or its address.
         size, sha256: None while unknown (an address without a digest, before the first fetch).
         upstream: the evidence published before the download, if any.
+        part: of a file of a Hub dataset, what it becomes.
     """
 
     origin: str
     size: int | None
     sha256: str | None
     upstream: Digest | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model an adapter was trained on, as its adapter_config.json names it."""
+
+    repository: str
+    revision: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Python code of a repository that loading the asset runs, by leave of the manifest (`allow_code`).
+
+    Attributes:
+        repository: the asset's own, or another that its config refers to.
+        files: payload paths.
+    """
+
+    repository: str
+    commit: str
+    licence: str | None
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -157,6 +196,9 @@ class LockedAsset:
         configs: for a dataset, config -> split -> `LockedSplit`.
         made_from: what files with a `made_by` were made of.
         environment: None but for an environment.
+        base: of an adapter, the model it needs; None also where that is no Hub repository.
+        base_of: the adapters it was brought for; empty if the manifest asks for it.
+        code: Python code among its files, by repository.
     """
 
     name: str
@@ -170,6 +212,14 @@ class LockedAsset:
     configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
     made_from: tuple[Ingredient, ...] = ()
     environment: LockedEnvironment | None = None
+    base: Base | None = None
+    base_of: tuple[str, ...] = ()
+    code: tuple[Code, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name of the repository: what a script may call it."""
+        return frozenset((self.source.location, *self.aliases))
 
     @property
     def folder(self) -> str:
@@ -255,9 +305,18 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
         ],
     }
     if asset.made_from:
-        document["made_from"] = [_ingredient_to_json(i) for i in sorted(asset.made_from, key=lambda i: i.origin)]
+        document["made_from"] = [_ingredient_to_json(i) for i in sorted(asset.made_from, key=_made_from_order)]
     if asset.aliases:
         document["aliases"] = sorted(asset.aliases)
+    if asset.base:
+        document["base"] = {"repository": asset.base.repository, "revision": asset.base.revision}
+    if asset.base_of:
+        document["base_of"] = sorted(asset.base_of)
+    if asset.code:
+        document["code"] = [
+            {"repository": c.repository, "commit": c.commit, "licence": c.licence, "files": sorted(c.files)}
+            for c in sorted(asset.code, key=lambda c: c.repository)
+        ]
     if asset.kind == "dataset":
         document["configs"] = {
             config: {name: _split_to_json(split) for name, split in splits.items()}
@@ -285,7 +344,15 @@ def _ingredient_to_json(ingredient: Ingredient) -> dict[str, Any]:
     }
     if ingredient.upstream is not None:
         document["upstream"] = {ingredient.upstream.algorithm: ingredient.upstream.value}
+    if (part := ingredient.part) is not None:
+        document |= {"split": part.split, "convert": part.convert}
+        if part.separator is not None:
+            document["separator"] = part.separator
     return document
+
+
+def _made_from_order(ingredient: Ingredient) -> tuple[str, str]:
+    return ingredient.origin, ingredient.part.split if ingredient.part else ""
 
 
 def _split_to_json(split: LockedSplit) -> dict[str, Any]:

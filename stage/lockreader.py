@@ -17,6 +17,8 @@ from stage.errors import PolicyError, UsageError
 from stage.lockfile import (
     FOLDERS,
     FORMAT,
+    Base,
+    Code,
     Column,
     Ingredient,
     LeftOut,
@@ -26,6 +28,7 @@ from stage.lockfile import (
     LockedSplit,
     Lockfile,
     PackageEntry,
+    Part,
     Source,
     newer_format,
 )
@@ -135,6 +138,30 @@ class _Reader:
             configs=self.configs(value, place) if kind == "dataset" else {},
             made_from=tuple(self.ingredient(m, f"{place}.made_from[{i}]") for i, m in enumerate(made_from)),
             environment=self.environment(value, place) if kind == "environment" else None,
+            base=self.base(value, f"{place}.base"),
+            base_of=tuple(self.text(a, f"{place}.base_of") for a in self.maybe(value, "base_of", list, place) or []),
+            code=tuple(
+                self.code(c, f"{place}.code[{i}]") for i, c in enumerate(self.maybe(value, "code", list, place) or [])
+            ),
+        )
+
+    def base(self, value: Mapping[str, Any], place: str) -> Base | None:
+        base = self.maybe(value, "base", dict, place.rpartition(".")[0])
+        if base is None:
+            return None
+        return Base(self.take(base, "repository", str, place), self.take(base, "revision", str, place))
+
+    def code(self, value: Any, place: str) -> Code:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        commit = self.take(value, "commit", str, place)
+        if not is_hex(commit, 40):
+            self.fail(f"{place}.commit", f"should be a commit (40 hex digits), found {_shown(commit)}")
+        return Code(
+            repository=self.take(value, "repository", str, place),
+            commit=commit,
+            licence=self.maybe(value, "licence", str, place),
+            files=tuple(self.text(f, f"{place}.files") for f in self.take(value, "files", list, place)),
         )
 
     def source(self, value: Mapping[str, Any], place: str) -> Source:
@@ -194,7 +221,16 @@ class _Reader:
             size=self.maybe(value, "size", int, place),
             sha256=self.sha256(value, place),
             upstream=self.upstream(value, place),
+            part=self.part(value, place),
         )
+
+    def part(self, value: Mapping[str, Any], place: str) -> Part | None:
+        if not value.keys() & {"split", "convert", "separator"}:
+            return None
+        split, convert = (self.take(value, key, str, place) for key in ("split", "convert"))
+        if not names.is_split_name(split):
+            self.fail(f"{place}.split", f"cannot name a split, found {_shown(split)}")
+        return Part(split, convert, self.maybe(value, "separator", str, place))
 
     def sha256(self, value: Mapping[str, Any], place: str) -> str | None:
         sha256 = self.maybe(value, "sha256", str, place)

@@ -8,21 +8,24 @@ asset is in place, so a file damaged later is made anew from ingredients fetched
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stage.convert import CONFIG, convert
-from stage.digest import FileDigests, hash_file
+from stage.convert import CONFIG, Split, convert, convert_splits
+from stage.digest import FileDigests, hash_file, sha256_of_bytes
 from stage.errors import DamageError, PolicyError
 from stage.lockfile import Ingredient, LockedAsset, LockedFile, LockedSplit
 from stage.manifest import Manifest, PathRequest, UrlRequest
 from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
+from stage.sources.code import made_local
 from stage.sources.environment.assets import make_environment
-from stage.sources.parquet_layout import splits_of_names
+from stage.sources.parquet_layout import natural, splits_of_names
+from stage.sources.together import together
 from stage.sources.web import file_name
 from stage.unpack import unpack
 from stage.workfolder import WORKSHOP, WorkFolder
@@ -37,10 +40,11 @@ def check_may_make(asset: LockedAsset, manifest: Manifest, sources: Sources) -> 
     Raises:
         PolicyError: the ingredients are pickles, and this run was not told `--allow-pickle`.
     """
-    if asset.source.type == "hub" and not sources.allow_pickle:
+    pickles = [i.origin for i in asset.made_from if _is_pickle(asset, i.origin)]
+    if pickles and not sources.allow_pickle:
         raise PolicyError(
             f"{manifest.place(asset.name)}: `{asset.name}`: its weights are made of pickles "
-            f"({asset.made_from[0].origin}), which have to be fetched again.",
+            f"({pickles[0]}), which have to be fetched again.",
             "Run with --allow-pickle: they are read with torch.load(weights_only=True) and travel as safetensors.",
         )
 
@@ -99,53 +103,105 @@ def _gather(
     asset: LockedAsset, bench: Path, manifest: Manifest, sources: Sources, progress: Progress
 ) -> tuple[dict[str, Path], tuple[Ingredient, ...]]:
     """Every ingredient: its path at the source -> where it lies here; and what is known of it now."""
-    inputs: dict[str, Path] = {}
-    known: list[Ingredient] = []
-    for ingredient in asset.made_from:
-        name = file_name(ingredient.origin, asset.name) if asset.source.type == "url" else ingredient.origin
-        check_path(name, asset.name)
-        target = bench / "originals" / name
-        path, digests = sources.bring_ingredient(asset, ingredient, manifest, target, progress)
-        inputs[name] = path
-        known.append(replace(ingredient, size=digests.size, sha256=digests.sha256))
-    return inputs, tuple(known)
+    wanted = {ingredient.origin: ingredient for ingredient in asset.made_from}  # a file may be in two splits
+
+    def bring(ingredient: Ingredient) -> tuple[Path, FileDigests]:
+        target = bench / "originals" / _workshop_name(asset, ingredient)
+        return sources.bring_ingredient(asset, ingredient, manifest, target, progress)
+
+    brought = dict(zip(wanted, together(bring, wanted.values(), sources.at_once, sources.stop), strict=True))
+    known = [replace(i, size=brought[i.origin][1].size, sha256=brought[i.origin][1].sha256) for i in asset.made_from]
+    named = {origin: file_name(origin, asset.name) if asset.source.type == "url" else origin for origin in wanted}
+    return {named[origin]: path for origin, (path, _) in brought.items()}, tuple(known)
+
+
+def _workshop_name(asset: LockedAsset, ingredient: Ingredient) -> str:
+    """Where an ingredient lies while it is needed: names in a Hub repository may be anything, or equal but for case."""
+    if asset.source.type == "hub":
+        endings = re.search(r"(\.[A-Za-z0-9]{1,10}){0,2}$", ingredient.origin)
+        return sha256_of_bytes(ingredient.origin.encode())[:24] + (endings[0] if endings else "")
+    name = file_name(ingredient.origin, asset.name) if asset.source.type == "url" else ingredient.origin
+    check_path(name, asset.name)
+    return name
 
 
 def _files(
     asset: LockedAsset, manifest: Manifest, inputs: dict[str, Path], out: Path
 ) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
     """The files made, each with where it will lie; their digests come later."""
-    request = manifest.requests[asset.name]
+    request = manifest.requests.get(asset.name)
     what = f"{manifest.place(asset.name)}: `{asset.name}`"
-    if not isinstance(request, UrlRequest | PathRequest):
-        from stage.weights import convert_pickles
-
-        made = convert_pickles(inputs, out, what)
-        return asset, [
-            (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
-            for name, origin in made.items()
-        ]
+    if asset.kind in ("model", "tokenizer"):
+        return asset, _model_files(asset, inputs, out, what)
+    if asset.source.type == "hub":
+        return _from_parts(asset, inputs, out / "parquet", what)
     if isinstance(request, UrlRequest) and request.unpack:
         archive = next(iter(inputs.values()))
         unpacked = out / "unpacked"
         inputs = {name: unpacked / name for name in unpack(archive, unpacked, what)}
-    if request.convert:
+    if isinstance(request, UrlRequest | PathRequest) and request.convert:
         splits = convert(request.convert, inputs, splits_of_names, out / "parquet", what)
-        folder = f"{asset.folder}/{CONFIG}"
-        files = [
-            (LockedFile(f"{folder}/{shard.name}", 0, None, None, split.origin, request.convert), shard)
-            for split in splits.values()
-            for shard in split.shards
-        ]
-        locked = {
-            name: LockedSplit(tuple(f"{folder}/{shard.name}" for shard in split.shards))
-            for name, split in splits.items()
-        }
-        return replace(asset, configs={CONFIG: locked}), files
+        return _as_config(asset, CONFIG, request.convert, splits)
     how = "unpack" if isinstance(request, UrlRequest) and request.unpack else "download"
     return asset, [
         (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path) for name, path in inputs.items()
     ]
+
+
+def _is_pickle(asset: LockedAsset, origin: str) -> bool:
+    return asset.kind == "model" and not origin.endswith(".json")
+
+
+def _model_files(asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what: str) -> list[tuple[LockedFile, Path]]:
+    """Weights out of pickles, and configs that refer to code beside them, no longer to another repository."""
+    from stage.weights import convert_pickles
+
+    pickles = {origin: path for origin, path in inputs.items() if _is_pickle(asset, origin)}
+    made = [
+        (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
+        for name, origin in (convert_pickles(pickles, out, what) if pickles else {}).items()
+    ]
+    for origin in inputs.keys() - pickles.keys():
+        target = out / origin
+        check_path(f"{asset.folder}/{origin}", what)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
+        made.append((LockedFile(f"{asset.folder}/{origin}", 0, None, None, origin, "auto_map"), target))
+    return made
+
+
+def _from_parts(
+    asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what: str
+) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
+    """The config of a Hub dataset, out of files whose splits were known when it was resolved."""
+    config = next(iter(asset.configs))
+    parts = [(ingredient.origin, part) for ingredient in asset.made_from if (part := ingredient.part)]
+    splits: dict[str, list[str]] = {}
+    for origin, part in sorted(parts, key=lambda pair: natural(pair[0])):
+        check_path(f"{asset.folder}/{config}/{part.split}.parquet", what)
+        splits.setdefault(part.split, []).append(origin)
+    how = parts[0][1]
+    return _as_config(asset, config, how.convert, convert_splits(how.convert, inputs, splits, out, what, how.separator))
+
+
+def _as_config(
+    asset: LockedAsset, config: str, how: str, splits: Mapping[str, Split]
+) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
+    folder = f"{asset.folder}/{config}"
+    before = asset.configs.get(config, {})
+    locked = {
+        name: LockedSplit(
+            tuple(f"{folder}/{shard.name}" for shard in split.shards),
+            declared_rows=before[name].declared_rows if name in before else None,
+        )
+        for name, split in splits.items()
+    }
+    files = [
+        (LockedFile(f"{folder}/{shard.name}", 0, None, None, split.origin, how), shard)
+        for split in splits.values()
+        for shard in split.shards
+    ]
+    return replace(asset, configs={config: locked}), files
 
 
 def _check_as_locked(before: LockedAsset, after: LockedAsset, manifest: Manifest) -> None:

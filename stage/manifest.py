@@ -22,13 +22,17 @@ CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config."""
+    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config.
+
+    `base`: whether the base model of an adapter comes too.
+    """
 
     repository: str
     revision: str = "main"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     allow_code: bool = False
+    base: bool = True
     tokenizer_only: bool = False
 
 
@@ -149,11 +153,13 @@ def as_lock_request(request: Request) -> dict[str, Any]:
     for key in ("config", "splits", "include", "exclude", "convert", "sha256", "unpack", "allow_code", "profile"):
         if value := getattr(request, key, None):
             document[key] = list(value) if isinstance(value, tuple) else value
+    if isinstance(request, ModelRequest) and not request.base:
+        document["base"] = False
     return document
 
 
 _KEYS = {
-    "model": ("model", "revision", "include", "exclude", "allow_code"),
+    "model": ("model", "revision", "include", "exclude", "allow_code", "base"),
     "tokenizer": ("tokenizer", "revision", "allow_code"),
     "dataset": ("dataset", "revision", "config", "splits"),
     "path": ("path", "include", "exclude", "convert"),
@@ -185,6 +191,7 @@ def _model(entry: _Entry) -> ModelRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         allow_code=entry.flag("allow_code"),
+        base=entry.flag("base", default=True),
     )
 
 
@@ -281,8 +288,8 @@ class _Entry:
             raise self.wrong(key, "should be a list of texts", value)
         return tuple(value)
 
-    def flag(self, key: str) -> bool:
-        value = self.data.get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.data.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "should be true or false", value)
         return value

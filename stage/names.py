@@ -7,6 +7,7 @@ bundle. The Hub accepts far more (field names with newlines, `~/.ssh`, case twin
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -86,6 +87,11 @@ def problem_with_asset_name(name: str) -> str | None:
     if name != unicodedata.normalize("NFC", name):
         return "it is not in Unicode normal form C"
     return None
+
+
+def is_split_name(name: str) -> bool:
+    """Whether `name` can name a split of a dataset: the rule of `datasets.naming`, whose splits name files."""
+    return re.fullmatch(r"\w+(\.\w+)*", name) is not None
 
 
 def folded(path: str) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage.bases import ALL, bases_of, unanswered_bases
 from stage.disk import human_count, human_size
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, as_lock_request
-from stage.names import check_collisions
+from stage.manifest import Manifest, ModelRequest, as_lock_request
+from stage.names import check_collisions, printable
 from stage.progress import Reporter
 from stage.sources import Sources
-
-ALL = "*"
+from stage.sources.selection import PICKLE_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
     have = lock.assets if lock else {}
     wanted = {name: as_lock_request(request) for name, request in manifest.requests.items()}
     changed = [name for name, request in wanted.items() if name not in have or dict(have[name].request) != request]
-    return changed + [name for name in have if name not in wanted]
+    return changed + [name for name in have if name not in wanted and not have[name].base_of]
 
 
 def resolve(
@@ -75,10 +75,11 @@ def resolve(
         PolicyError: a licence the manifest's policy does not allow; what the sources refuse.
     """
     updates = set(updates)
-    _check_updates(manifest, updates, locked)
+    _check_updates(manifest, previous, updates, locked)
     stale = set(stale_assets(manifest, previous))
-    if locked and (previous is None or stale):
-        problem = f"does not answer it: {', '.join(sorted(stale))}" if previous else "is not there"
+    unanswered = sorted(stale | set(unanswered_bases(previous, manifest.requests))) if previous else []
+    if locked and (previous is None or unanswered):
+        problem = f"does not answer it: {', '.join(unanswered)}" if previous else "is not there"
         raise UsageError(
             f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.", f"stage lock {manifest.path}"
         )
@@ -92,15 +93,41 @@ def resolve(
         else:
             assets[name] = sources.resolve(name, request, manifest)
             changed.append(name)
-            reporter.note(describe(assets[name]))
-            for left in assets[name].left_out:
-                reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
+            _tell(assets[name], reporter)
+
+    def resolve_base(name: str, request: ModelRequest, adapter: LockedAsset) -> LockedAsset:
+        what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
+        try:
+            asset = sources.resolve(name, request, manifest, what)
+        except (UsageError, PolicyError) as error:
+            raise type(error)(error.message, f"{error.remedy} Or do without the base model: `base: false`.") from None
+        resolved.add(name)
+        return asset
+
+    resolved: set[str] = set()
+    bases = bases_of(assets, previous, updates, resolve_base, reporter.note)
+    assets |= bases
+    for name in sorted(resolved & bases.keys()):
+        changed.append(name)
+        _tell(assets[name], reporter)
     lock = Lockfile(manifest.name, assets)
     if previous:
         lock = _keep_known_digests(lock, previous)
     check_collisions([file.path for file in lock.files], str(manifest.path))
     _check_licences(manifest, lock)
+    _check_leave(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def _tell(asset: LockedAsset, reporter: Reporter) -> None:
+    reporter.note(describe(asset))
+    for code in asset.code:
+        names = ", ".join(path.removeprefix(f"{asset.folder}/") for path in code.files)
+        reporter.note(
+            f"{asset.name}: with code, as the manifest allows: {names} of {code.repository}@{code.commit[:12]}"
+        )
+    for left in asset.left_out:
+        reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
 
 
 def describe(asset: LockedAsset) -> str:
@@ -117,10 +144,11 @@ def describe(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:
+def _check_updates(manifest: Manifest, previous: Lockfile | None, updates: set[str], locked: bool) -> None:
     if locked and updates:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
-    for name in updates - {ALL}:
+    bases = {name for name, asset in previous.assets.items() if asset.base_of} if previous else set()
+    for name in updates - {ALL} - bases:
         if name not in manifest.requests:
             raise UsageError(
                 f"--update {name}: {manifest.path} has no such asset.", f"It has: {', '.join(manifest.requests)}."
@@ -144,17 +172,46 @@ def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:
         old.left_out,
     ):
         return False
-    key = lambda f: (f.path, f.size, f.upstream, f.origin)  # noqa: E731
-    return sorted(map(key, new.files)) == sorted(map(key, old.files)) and new.source.type == "hub"
+    return new.source.type == "hub" and _as_published(new) == _as_published(old)
+
+
+def _as_published(asset: LockedAsset) -> tuple[object, ...]:
+    """What resolving alone knows of an asset: not the digests of small files, nor what is made of others."""
+    splits = {(c, s, split.declared_rows) for c, splits in asset.configs.items() for s, split in splits.items()}
+    return (
+        sorted((f.path, f.size, str(f.upstream), f.origin) for f in asset.files if not f.made_by),
+        sorted((i.origin, i.size or 0, str(i.upstream), str(i.part)) for i in asset.made_from),
+        sorted(splits, key=str),
+        (asset.aliases, asset.base, asset.base_of, asset.code),
+    )
 
 
 def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
     if manifest.licences is None:
         return
     for asset in lock.assets.values():
-        if asset.source.type == "hub" and asset.licence not in manifest.licences:
-            raise PolicyError(
-                f"{manifest.place(asset.name)}: `{asset.name}` has the licence {asset.licence or '(none stated)'}; "
-                f"the manifest's policy allows {', '.join(manifest.licences)}.",
-                "Use another repository, or add the licence to `policy: licences:` after reading it.",
-            )
+        stated = {"": asset.licence} if asset.source.type == "hub" else {}
+        stated |= {f": code of {c.repository}": c.licence for c in asset.code if c.repository != asset.source.location}
+        for whose, licence in stated.items():
+            if licence not in manifest.licences:
+                found = licence or "(none stated)"
+                raise PolicyError(
+                    f"{manifest.place(asset.name)}: `{asset.name}`{whose} has the licence {found}; "
+                    f"the manifest's policy allows {', '.join(manifest.licences)}.",
+                    "Use another repository, or add the licence to `policy: licences:` after reading it.",
+                )
+
+
+def _check_leave(manifest: Manifest, lock: Lockfile) -> None:
+    """Whatever an earlier lock says: no code without the manifest's leave, and no pickles."""
+    for asset in lock.assets.values():
+        if asset.kind not in ("model", "tokenizer"):
+            continue
+        for file in asset.files:
+            name = file.path.lower()
+            if name.endswith(PICKLE_SUFFIXES) or (name.endswith(".py") and not asset.request.get("allow_code")):
+                raise PolicyError(
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {manifest.lock_path.name} lists "
+                    f"{printable(file.path)}, which this manifest does not let in.",
+                    f"Resolve it anew: stage lock {manifest.path} --update {asset.name}",
+                )

@@ -48,6 +48,13 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         lines.append(
             f"  made     by {how} from {human_count(len(asset.made_from), 'file')}, {size} (named in stage.lock)"
         )
+    if asset.base:
+        lines.append(f"  adapter  of {asset.base.repository} ({asset.base.revision})")
+    if asset.base_of:
+        lines.append(f"  base of  {', '.join(asset.base_of)}")
+    for code in asset.code:
+        count = human_count(len(code.files), "file")
+        lines.append(f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded")
     if asset.aliases:
         lines.append(f"  also     {', '.join(asset.aliases)}")
     if source.type == "hub":
@@ -111,6 +118,9 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         "commit": asset.source.commit,
         "aliases": list(asset.aliases),
         "licence": asset.licence,
+        "base": asset.base.repository if asset.base else None,
+        "base_of": list(asset.base_of),
+        "code": [{"repository": c.repository, "commit": c.commit, "files": list(c.files)} for c in asset.code],
         "made_from": [{"origin": i.origin, "size": i.size, "sha256": i.sha256} for i in asset.made_from],
         "files": len(asset.files),
         "bytes": asset.size,

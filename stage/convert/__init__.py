@@ -7,11 +7,15 @@ pyarrow may give other bytes of the same rows). Nothing of the input is run: not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stage.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CONFIG = "default"
 _SUFFIXES = {
@@ -50,22 +54,49 @@ def convert(
         UsageError: nothing here of that format, or rows that do not fit together.
         DamageError, PolicyError: a file that is not what its name says; a pickle that wants to build something.
     """
-    from stage.convert import cifar, images, readers
+    if how == "cifar":
+        from stage.convert import cifar
+
+        return _write(how, cifar.splits(files, what), target)
+    return convert_splits(how, files, splits_of(_chosen(how, files, what)), target, what)
+
+
+def convert_splits(
+    how: str,
+    files: Mapping[str, Path],
+    splits: Mapping[str, list[str]],
+    target: Path,
+    what: str,
+    separator: str | None = None,
+) -> dict[str, Split]:
+    """Converts files that are known to be of a format, split by split.
+
+    Args:
+        splits: split -> paths in order.
+        separator: between the cells of a CSV; None: as the files' endings say.
+
+    Raises:
+        StageError: as for `convert`.
+    """
+    from stage.convert import images, readers
+
+    if how == "imagefolder":
+        return _write(how, images.parts(files, splits, what), target)
+    groups = {split: [(path, files[path]) for path in paths] for split, paths in splits.items()}
+    schema = readers.common_schema(how, [pair for group in groups.values() for pair in group], what, separator)
+    parts = {
+        split: (schema, readers.rows_of(how, group, schema, what, separator), [name for name, _ in group])
+        for split, group in groups.items()
+    }
+    return _write(how, parts, target)
+
+
+def _write(
+    how: str, parts: Mapping[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]], target: Path
+) -> dict[str, Split]:
     from stage.convert.writer import write_split
 
     target.mkdir(parents=True)
-    if how == "cifar":
-        parts = cifar.splits(files, what)
-    elif how == "imagefolder":
-        parts = images.splits(files, splits_of, what)
-    else:
-        chosen = _chosen(how, files, what)
-        groups = {split: [(p, files[p]) for p in paths] for split, paths in splits_of(chosen).items()}
-        schema = readers.common_schema(how, [pair for group in groups.values() for pair in group], what)
-        parts = {
-            split: (schema, readers.rows_of(how, group, schema, what), [name for name, _ in group])
-            for split, group in groups.items()
-        }
     made = {}
     for split, (schema, rows, paths) in parts.items():
         shards = write_split(schema, rows, target, split)
@@ -76,6 +107,8 @@ def convert(
 
 def _chosen(how: str, files: Mapping[str, Path], what: str) -> list[str]:
     """The files of the format asked for: by their suffixes; a single file is taken at its word."""
+    if how == "imagefolder":
+        return [path for path in sorted(files) if not _is_hidden(path)]
     if len(files) == 1:
         return list(files)
     found = [path for path in sorted(files) if _bare(path).endswith(_SUFFIXES[how]) and not _is_hidden(path)]

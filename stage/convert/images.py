@@ -1,89 +1,111 @@
-"""A folder of images, `<label>/x.png` or `<split>/<label>/x.png`, as a split with `image` and `label`.
+"""A folder of images as splits with an `image` column, and what is told of each: `datasets`' imagefolder.
 
-The columns are those of `datasets`' imagefolder, and so is the note in the schema that tells it to decode them. The
-images themselves stay the bytes they were.
+Where metadata files lie with the images (`stage.convert.metadata`), their rows are the rows. Else the folders are the
+labels, if there is more than one and all images lie equally deep; else there is `image` alone. The note in the schema
+tells `datasets` to decode them; the images themselves stay the bytes they were.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from stage.convert.kinds import METADATA_FILES, is_image
 from stage.disk import human_size
 from stage.errors import UsageError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_IMAGE = 256 * 2**20  # bytes
 BATCH_BYTES = 16 * 2**20
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 
+# split -> its schema, its rows, the paths they are made of
+Parts = dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]
+
 
 def image_schema(labels: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """`image` and label columns, with the note by which `datasets` knows them (its `Features` as JSON).
+    """`image` and label columns, with the note by which `datasets` knows them.
 
     Args:
         labels: label column -> the names of its classes.
     """
     classes = {column: {"names": list(names), "_type": "ClassLabel"} for column, names in labels.items()}
-    note = {"info": {"features": {"image": {"_type": "Image"}, **classes}}}
     columns = [pa.field("image", IMAGE), *(pa.field(column, pa.int64()) for column in labels)]
-    return pa.schema(columns, metadata={"huggingface": json.dumps(note)})
+    return with_features(pa.schema(columns), {"image": {"_type": "Image"}, **classes})
 
 
-def splits(
-    files: Mapping[str, Path], splits_of: Callable[[Sequence[str]], Mapping[str, list[str]]], what: str
-) -> dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]:
-    """Split -> its schema, its rows, and the paths they are made of. Labels are the names of the folders, sorted.
+def with_features(schema: pa.Schema, features: Mapping[str, Any]) -> pa.Schema:
+    """A schema with a note of what its columns mean to `datasets` (its `Features` as JSON)."""
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def read_image(path: str, file: Path, what: str) -> dict[str, bytes | str]:
+    """A value of an image column.
 
     Raises:
-        UsageError: no images; images beside and below folders of labels; a metadata file, which is not read.
+        UsageError: it is too large to be one.
     """
-    shown = [p for p in sorted(files) if not any(part.startswith((".", "__")) for part in p.split("/"))]
-    for path in shown:
-        if path.rpartition("/")[2] in ("metadata.csv", "metadata.jsonl", "metadata.parquet"):
-            raise UsageError(
-                f"{what}: `convert: imagefolder` does not read {path}, and its columns would be lost.",
-                "Make a parquet file with `datasets` (load_dataset('imagefolder', ...).to_parquet) and name that.",
-            )
-    images = [path for path in shown if path.lower().endswith(SUFFIXES)]
-    if not images:
-        raise UsageError(f"{what}: `convert: imagefolder`: no image in it.", f"Images end in {', '.join(SUFFIXES)}.")
-    parts = {split: paths for split, paths in splits_of(images).items() if paths}
-    found = {_label(path) for paths in parts.values() for path in paths}
-    labels = sorted(label for label in found if label is not None)
-    if None in found:
-        raise UsageError(
-            f"{what}: `convert: imagefolder`: images lie outside of any folder that could be their label.",
-            "Put them as <split>/<label>/x.png or <label>/x.png.",
-        )
-    schema = image_schema({"label": labels})
-    return {split: (schema, _rows(schema, labels, paths, files, what), paths) for split, paths in parts.items()}
+    size = file.stat().st_size
+    if size > MAX_IMAGE:
+        raise UsageError(f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.")
+    return {"bytes": file.read_bytes(), "path": path.rpartition("/")[2]}
 
 
-def _label(path: str) -> str | None:
-    parts = path.split("/")
-    return parts[-2] if len(parts) > 1 else None
+def parts(files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], what: str) -> Parts:
+    """The splits of a folder of images.
+
+    Args:
+        splits: split -> images and metadata files, relative POSIX paths.
+
+    Raises:
+        UsageError: no images; metadata that does not fit them.
+    """
+    images = {split: [path for path in paths if is_image(path)] for split, paths in splits.items()}
+    if not any(images.values()):
+        raise UsageError(f"{what}: `imagefolder`: no image in it.", "Images end in .png, .jpg, .webp and the like.")
+    if any(_is_metadata(path) for paths in splits.values() for path in paths):
+        from stage.convert import metadata
+
+        told = {split: [path for path in paths if _is_metadata(path)] for split, paths in splits.items()}
+        return metadata.parts(files, images, told, what)
+    every = [path for paths in images.values() for path in paths]
+    folders = sorted({_folder(path) for path in every})
+    has_labels = len(folders) > 1 and len({path.count("/") for path in every}) == 1
+    schema = image_schema({"label": folders} if has_labels else {})
+    numbers = {folder: number for number, folder in enumerate(folders)} if has_labels else None
+    return {
+        split: (schema, _rows(schema, numbers, paths, files, what), paths) for split, paths in images.items() if paths
+    }
+
+
+def _is_metadata(path: str) -> bool:
+    return path.rpartition("/")[2] in METADATA_FILES
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0].rpartition("/")[2]
 
 
 def _rows(
-    schema: pa.Schema, labels: Sequence[str], paths: Sequence[str], files: Mapping[str, Path], what: str
+    schema: pa.Schema, numbers: Mapping[str, int] | None, paths: Sequence[str], files: Mapping[str, Path], what: str
 ) -> Iterator[pa.RecordBatch]:
-    numbers = {label: number for number, label in enumerate(labels)}
     images: list[dict[str, bytes | str]] = []
-    classes: list[int] = []
+    labels: list[int] = []
     size = 0
+
+    def batch() -> pa.RecordBatch:
+        columns = [pa.array(images, IMAGE), *([] if numbers is None else [pa.array(labels, pa.int64())])]
+        return pa.record_batch(columns, schema=schema)
+
     for path in paths:
-        length = files[path].stat().st_size
-        if length > MAX_IMAGE:
-            raise UsageError(f"{what}: {path} has {human_size(length)}; an image may have {human_size(MAX_IMAGE)}.")
-        images.append({"bytes": files[path].read_bytes(), "path": path.rpartition("/")[2]})
-        classes.append(numbers[_label(path) or ""])
-        size += length
+        images.append(read_image(path, files[path], what))
+        labels += [] if numbers is None else [numbers[_folder(path)]]
+        size += len(images[-1]["bytes"])
         if size >= BATCH_BYTES:
-            yield pa.record_batch([pa.array(images, IMAGE), pa.array(classes, pa.int64())], schema=schema)
-            images, classes, size = [], [], 0
+            yield batch()
+            images, labels, size = [], [], 0
     if images:
-        yield pa.record_batch([pa.array(images, IMAGE), pa.array(classes, pa.int64())], schema=schema)
+        yield batch()

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
 
 from stage.disk import human_size
 from stage.errors import DamageError, UsageError
@@ -28,16 +29,20 @@ _READ = 1 << 20
 Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]
 
 
-def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str) -> pa.Schema:
+def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separator: str | None = None) -> pa.Schema:
     """The schema that holds every row of all these files.
+
+    Args:
+        separator: between the cells of a CSV; None: as the files' endings say.
 
     Raises:
         UsageError: there is none; names the file.
     """
     schema: pa.Schema | None = None
+    schema_of, _ = _reader(how, separator)
     for name, path in files:
         with _Words(what, name):
-            found = READERS[how][0](path)
+            found = schema_of(path)
             if schema is None:
                 schema = found
             elif how == "csv":
@@ -48,11 +53,18 @@ def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str) -> pa.
     return pa.schema([_settled(field) for field in schema], metadata=schema.metadata)
 
 
-def rows_of(how: str, files: Sequence[tuple[str, Path]], schema: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+def rows_of(
+    how: str, files: Sequence[tuple[str, Path]], schema: pa.Schema, what: str, separator: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of several files, one after the other."""
+    _, rows = _reader(how, separator)
     for name, path in files:
         with _Words(what, name):
-            yield from READERS[how][1](path, schema)
+            yield from rows(path, schema)
+
+
+def _reader(how: str, separator: str | None) -> Reader:
+    return _csv_reader(separator) if how == "csv" else READERS[how]
 
 
 class _Words:
@@ -86,8 +98,18 @@ def _settled(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.string()) if pa.types.is_null(field.type) else field
 
 
-def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+def _csv_reader(separator: str | None) -> Reader:
+    def schema_of(path: Path) -> pa.Schema:
+        return _csv_schema(path, separator)
+
+    def rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return _csv_rows(path, schema, separator)
+
+    return schema_of, rows
+
+
+def _open_csv(path: Path, options: csv.ConvertOptions, separator: str | None) -> csv.CSVStreamingReader:
+    delimiter = separator or ("\t" if ".tsv" in path.suffixes else ",")
     return csv.open_csv(
         pa.input_stream(str(path), compression="detect"),
         read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK),
@@ -96,8 +118,8 @@ def _open_csv(path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader
     )
 
 
-def _csv_names(path: Path) -> list[str]:
-    with _open_csv(path, csv.ConvertOptions()) as reader:
+def _csv_names(path: Path, separator: str | None) -> list[str]:
+    with _open_csv(path, csv.ConvertOptions(), separator) as reader:
         names = list(reader.schema.names)
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -119,13 +141,13 @@ def _merged_csv(one: pa.Schema, other: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _csv_schema(path: Path) -> pa.Schema:
+def _csv_schema(path: Path, separator: str | None) -> pa.Schema:
     """The narrowest of int64, float64, bool and text that holds every value of a column."""
-    names = _csv_names(path)
+    names = _csv_names(path, separator)
     as_text = csv.ConvertOptions(column_types={n: pa.string() for n in names}, strings_can_be_null=True)
     candidates = {name: [pa.int64(), pa.float64(), pa.bool_()] for name in names}
     is_empty = dict.fromkeys(names, True)
-    with _open_csv(path, as_text) as reader:
+    with _open_csv(path, as_text, separator) as reader:
         for batch in reader:
             for name in names:
                 column = batch.column(name).drop_null()
@@ -153,11 +175,11 @@ def _holds(type_: pa.DataType, column: pa.StringArray) -> bool:
     return True
 
 
-def _csv_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _csv_rows(path: Path, schema: pa.Schema, separator: str | None) -> Iterator[pa.RecordBatch]:
     options = csv.ConvertOptions(
         column_types={field.name: field.type for field in schema}, include_columns=schema.names
     )
-    with _open_csv(path, options) as reader:
+    with _open_csv(path, options, separator) as reader:
         for batch in reader:
             yield batch.select(schema.names)
 
@@ -302,10 +324,20 @@ def _arrow_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
 
+def _parquet_schema(path: Path) -> pa.Schema:
+    return pq.read_schema(path).remove_metadata()
+
+
+def _parquet_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS):
+            yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+
 READERS: dict[str, Reader] = {
-    "csv": (_csv_schema, _csv_rows),
     "json": _json_reader(_json_values),
     "jsonl": _json_reader(_json_lines),
     "text": (_text_schema, _text_rows),
     "arrow": (_arrow_schema, _arrow_rows),
+    "parquet": (_parquet_schema, _parquet_rows),
 }

@@ -136,6 +136,8 @@ def uv_conflict(
     if own and not all(canonicalize_name(re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0]) in asked for r in own):
         words.append(f"airlift itself, which is in every environment, needs {', '.join(own)}.")
     roots = [(r.text, r.place) for r in spec.pip.requirements if r.name in named]
+    if "was not found in any index" in proof:
+        words.append("(To uv an index that refuses, for want of the right password, is one that has nothing.)")
     return UsageError(
         f"{spec.path}: the Python packages cannot be had together for Python {python}: {' '.join(words)}",
         _where(roots, spec),

@@ -42,6 +42,7 @@ class EnvironmentSpec:
 
     Attributes:
         channels: in order of priority, `${NAME}` filled in, so perhaps with secrets: kept out of `repr`.
+        platforms: those it says it is for; empty: any.
         variables: `variables:` of conda, which are set by activation alone and so do not travel.
     """
 
@@ -50,6 +51,7 @@ class EnvironmentSpec:
     channels: tuple[str, ...] = field(repr=False)
     conda: tuple[CondaDependency, ...]
     pip: PipSection
+    platforms: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     lines: Lines
 
@@ -81,6 +83,7 @@ class EnvironmentSpec:
             channels=_channels(data, lines, variables),
             conda=tuple(conda),
             pip=read_pip_section(pip, path.parent, variables),
+            platforms=tuple(str(platform) for platform in data.get("platforms") or ()),
             variables=tuple(str(name) for name in data.get("variables") or ()),
             lines=lines,
         )

@@ -5,18 +5,20 @@ resolve: a manifest's request -> a `LockedAsset`; bring: a `LockedFile` -> bytes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage.digest import Digest, FileDigests, hash_file
 from stage.errors import UsageError
-from stage.lockfile import Ingredient, LockedAsset, LockedFile
+from stage.lockfile import Code, Ingredient, LockedAsset, LockedFile
 from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
 from stage.progress import Reporter
 from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from stage.sources.environment.private import PrivateAddresses
     from stage.sources.lookup import LookedUp
 
 
@@ -43,13 +45,16 @@ class Sources:
         from stage.sources.http import Connections
         from stage.sources.hub import Hub, timeout_s
         from stage.sources.rate import RateLimit
+        from stage.sources.xet import XetStore
 
         policy = RetryPolicy()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once)
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop)
-        self._reporter = reporter
-        self.allow_pickle = allow_pickle
+        self._reporter, self._xet = reporter, XetStore(timeout_s())
+        self._private: PrivateAddresses | None = None
+        self._lock = threading.Lock()
+        self.allow_pickle, self.at_once = allow_pickle, at_once
 
     @property
     def endpoint(self) -> str:
@@ -60,8 +65,11 @@ class Sources:
         """Ends all work under way soon; what came is kept for the next run."""
         self._downloader.stop.set()
 
-    def resolve(self, name: str, request: Request, manifest: Manifest) -> LockedAsset:
+    def resolve(self, name: str, request: Request, manifest: Manifest, what: str | None = None) -> LockedAsset:
         """Finds out exactly what one entry of a manifest means today.
+
+        Args:
+            what: how to call it in messages; None: by its place in the manifest.
 
         Raises:
             StageError: of the kind that fits; see `sources.hub`, `sources.selection`, `sources.local`.
@@ -69,13 +77,21 @@ class Sources:
         from stage.sources.datasets import resolve_dataset
         from stage.sources.local import resolve_path
         from stage.sources.models import resolve_model
+        from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
 
-        self._refuse_what_comes_later(name, request, manifest)
-        what = f"{manifest.place(name)}: `{name}`"
+        if isinstance(request, EnvironmentRequest):
+            raise UsageError(
+                f"{manifest.place(name, 'environment')}: asset `{name}`: this version does not do `environment` yet.",
+                "Take the entry out for now.",
+            )
+        what = what or f"{manifest.place(name)}: `{name}`"
         match request:
             case ModelRequest():
-                return resolve_model(name, request, self._hub, what, allow_pickle=self.allow_pickle)
+                small = SmallFiles(self._hub, self._downloader)
+                return resolve_model(
+                    name, request, self._hub, small, self._reporter, what, allow_pickle=self.allow_pickle
+                )
             case DatasetRequest():
                 return resolve_dataset(name, request, self._hub, self._reporter, what)
             case PathRequest():
@@ -85,7 +101,16 @@ class Sources:
             case EnvironmentRequest():
                 from stage.sources.environment.assets import resolve_environment
 
-                return resolve_environment(name, request, manifest, self._downloader, self._reporter)
+                return resolve_environment(
+                    name, request, manifest, self._downloader, self._private_addresses(), self._reporter
+                )
+
+    def _private_addresses(self) -> PrivateAddresses:
+        from stage.sources.environment.private import PrivateAddresses
+
+        with self._lock:
+            self._private = self._private or PrivateAddresses()
+            return self._private
 
     def look_up(self, name: str) -> LookedUp:
         """Finds out whether a name is a model or a dataset.
@@ -147,8 +172,10 @@ class Sources:
         if asset.source.type == "environment":
             from stage.sources.environment.assets import bring_package
 
-            return bring_package(asset, file, manifest, self._downloader, target, progress)
-        return self._from_hub(asset, file.origin, file.size, file.upstream, file.sha256, target, progress)
+            private = self._private_addresses()
+            return bring_package(asset, file, manifest, self._downloader, private, target, progress)
+        code = next((code for code in asset.code if file.path in code.files), None)
+        return self._from_hub(asset, file.origin, file.size, file.upstream, file.sha256, target, progress, code)
 
     def bring_ingredient(
         self,
@@ -169,9 +196,9 @@ class Sources:
 
         if asset.source.type == "path":
             return unchanged(asset, ingredient, manifest, progress)
-        if ingredient.sha256 and target.is_file():  # an earlier run got this far
-            digests = hash_file(target)
-            if digests.sha256 == ingredient.sha256:
+        if target.is_file():  # an earlier run got this far
+            digests = _as_announced(target, ingredient)
+            if digests is not None:
                 progress(digests.size)
                 return target, digests
             target.unlink()
@@ -192,26 +219,31 @@ class Sources:
         sha256: str | None,
         target: Path,
         progress: Callable[[int], None],
+        code: Code | None = None,
     ) -> FileDigests:
+        from stage.sources.xet import is_for_xet
+
         evidence = [upstream] if upstream else []
         if sha256:
             evidence.append(Digest("sha256", sha256))
-        commit = asset.source.commit or ""
+        id, commit = asset.source.repository, asset.source.commit or ""
         if asset.source.parquet_commit and origin.endswith(".parquet"):
             commit = asset.source.parquet_commit
+        if code is not None:
+            id, commit = code.repository, code.commit
         kind = "dataset" if asset.kind == "dataset" else "model"
         what = f"{asset.name}: {origin}"
-        download = self._hub.download(what, kind, asset.source.repository, commit, origin, size, *evidence)
+        download = self._hub.download(what, kind, id, commit, origin, size, *evidence)
+        if is_for_xet(size):
+            download = self._hub.through_xet(download, kind, id, commit, size, self._xet)
         return self._downloader.fetch(download, target, progress)
 
-    @staticmethod
-    def _refuse_what_comes_later(name: str, request: Request, manifest: Manifest) -> None:
-        later = {
-            "allow_code": bool(getattr(request, "allow_code", False)),
-        }
-        for key, asked in later.items():
-            if asked:
-                raise UsageError(
-                    f"{manifest.place(name, key)}: asset `{name}`: this version does not do `{key}` yet.",
-                    "Take the entry out for now.",
-                )
+
+def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:
+    """The digests of a file that is here, if it is the one locked; None if it is another, or nobody can tell."""
+    upstream = ingredient.upstream
+    if not (ingredient.sha256 or upstream):
+        return None
+    digests = hash_file(path, git=upstream is not None and upstream.algorithm == "git-sha1")
+    is_right = ingredient.sha256 in (None, digests.sha256) and (upstream is None or digests.matches(upstream))
+    return digests if is_right else None

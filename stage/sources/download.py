@@ -29,6 +29,7 @@ from stage.progress import Reporter
 from stage.sources.http import Connections, origin_of
 from stage.sources.rate import RateLimit
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, Stopped, asked_delay
+from stage.sources.streams import Broken, ByteSource
 
 MAX_REDIRECTS = 8
 CHUNK = 1 << 20
@@ -47,8 +48,9 @@ class Download:
         version: what a server says of this version of the file (an ETag), where there is no evidence: what is here of
             another version is not gone on with, nor is anything without evidence or version.
         redirects_expire: whether a refusal by another host means an address that expired (a CDN's), so ask again.
-        token: sent to `url`'s own origin and to nobody else. Kept out of `repr`.
+        token, login: sent to `url`'s own origin and to nobody else; `login` is `user:password`. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
+        source: where the bytes come from, if not by HTTP from `url`.
     """
 
     what: str
@@ -59,6 +61,8 @@ class Download:
     token: str | None = None
     version: str | None = None
     redirects_expire: bool = True
+    login: str | None = None
+    source: ByteSource | None = None
 
     def __repr__(self) -> str:
         return f"Download({self.what!r}, {self.size})"
@@ -114,8 +118,12 @@ class Downloader:
         patience = Patience(self._policy, self.stop, self._reporter)
         while True:
             try:
+                if download.source is not None:
+                    return download.source.probe()
                 with closing(self._open(download, 0)) as response:
                     return _announced(response)
+            except Broken as broken:
+                patience.wait(download.what, str(broken))
             except urllib3.exceptions.SSLError as error:
                 raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
@@ -132,7 +140,10 @@ class Downloader:
             while not partial.is_whole:
                 before = partial.size
                 try:
-                    self._receive(download, partial)
+                    if download.source is not None:
+                        self._receive_from(download.source, download, partial)
+                    else:
+                        self._receive(download, partial)
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
@@ -165,6 +176,26 @@ class Downloader:
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
 
+    def _receive_from(self, source: ByteSource, download: Download, partial: _Partial) -> None:
+        """As `_receive`, from what speaks no HTTP."""
+        try:
+            with source.open(0 if download.size is None else partial.size, download.version) as stream:
+                if stream.offset != partial.size:
+                    partial.restart()
+                for piece in stream.pieces:
+                    if self.stop.is_set():
+                        raise Stopped
+                    if download.size is not None and partial.size + len(piece) > download.size:
+                        raise _Again(f"more than the {download.size} bytes announced")
+                    partial.append(piece)
+                    self.stop.wait(self._limit.delay(len(piece)))
+        except Broken as broken:
+            if not partial.is_whole or download.size is None:
+                raise _Again(str(broken)) from None
+        partial.ended = True
+        if download.size is not None and partial.size < download.size:
+            raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
+
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Asks for the bytes from `offset` on, following redirects; the token stays with its own origin."""
         url = download.url
@@ -177,6 +208,8 @@ class Downloader:
             at_home = origin_of(url) == origin_of(download.url)
             if download.token and at_home:
                 headers["Authorization"] = f"Bearer {download.token}"
+            elif download.login and at_home:
+                headers |= urllib3.make_headers(basic_auth=download.login)
             response = self._connections.get(url, headers)
             location = response.headers.get("Location")
             if response.status in (301, 302, 303, 307, 308) and location:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, is_offline_mode, set_client_factory
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, is_offline_mode, set_client_factory
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import HfFileMetadata
 from huggingface_hub.hf_api import KernelInfo, RepoFile
 
 from stage import __version__
@@ -34,6 +35,7 @@ from stage.sources.download import Download, untrusted
 from stage.sources.http import tls_context, without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
+from stage.sources.xet import XetFile, XetStore
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
@@ -128,6 +130,32 @@ class Hub:
             token=self._token,
             refused=lambda status, code: self._refused(what, kind, id, path, status, code),
         )
+
+    def through_xet(self, download: Download, kind: str, id: str, commit: str, size: int, store: XetStore) -> Download:
+        """The same file out of the Xet store, if this Hub announces that it lies there (mirrors do not).
+
+        Raises:
+            StageError: as for `repository`.
+        """
+        token = self._token or False
+
+        def ask() -> HfFileMetadata:
+            return get_hf_file_metadata(download.url, token=token, timeout=timeout_s(), endpoint=self.endpoint)
+
+        announced = self._call(download.what, kind, id, commit, ask).xet_file_data
+        if announced is None:
+            return download
+        self._reporter.note(f"{download.what}: from the Hub's Xet store: larger than it serves over HTTP")
+        source = XetFile(
+            store,
+            download.what,
+            announced.file_hash,
+            size,
+            announced.refresh_route,
+            self.endpoint,
+            self._token,
+        )
+        return replace(download, source=source, version=announced.file_hash)
 
     @property
     def name(self) -> str:

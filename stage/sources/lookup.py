@@ -8,6 +8,7 @@ from stage.errors import UsageError
 from stage.sources import parquet_layout
 from stage.sources.datasets import CONVERTED
 from stage.sources.hub import Hub, Repository
+from stage.sources.original_layout import loading_script, originals
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class LookedUp:
     Attributes:
         kind: `model` or `dataset`.
         repository: its name today.
-        configs: of a dataset, those that are there as parquet.
+        configs: of a dataset, those that can be fetched.
         default_config: the one a person means who names none; None if that is not to be known.
         also: whether a dataset has this name besides a model.
     """
@@ -64,7 +65,7 @@ def _find(hub: Hub, kind: str, id: str) -> Repository | UsageError:
 
 
 def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None]:
-    """Configs published as parquet, then those that only the Hub's conversion has; and the default."""
+    """Configs published as parquet or converted by the Hub, and those that `fetch` can convert; and the default."""
     declared = dataset.card.get("configs")
     paths = [file.path for file in hub.files(dataset.id, dataset)]
     layout = parquet_layout.from_card(declared, paths) if declared else parquet_layout.from_names(paths)
@@ -73,7 +74,10 @@ def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None
     if converted is not None:
         files = [file.path for file in hub.files(dataset.id, converted)]
         layout = {**parquet_layout.from_conversion(files, dataset.id, ""), **layout}
-    return tuple(sorted(layout)), parquet_layout.default_config(declared, layout)
+    own = {} if loading_script(dataset.id, paths) else originals(declared, paths)
+    own = {config: found for config, found in own.items() if found.problem is None}
+    every = {**own, **layout} if declared or not layout else layout
+    return tuple(sorted(every)), parquet_layout.default_config(declared, every)
 
 
 def _find_converted(hub: Hub, dataset: Repository) -> Repository | None:

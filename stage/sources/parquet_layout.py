@@ -21,7 +21,7 @@ _KEYWORDS = {
 }
 _SEPARATORS = r"[-._ 0-9]"
 _SHARDED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-_NUMBERED = re.compile(r"(.*?)[-_.](\d{5,})-of-(\d{5,})(?:-[0-9a-f]+)?\.parquet")
+_NUMBERED = re.compile(r"(.*?)[-_.](\d{5,})-of-(\d{5,})(?:-[0-9a-f]+)?(?:\.\w+)+")
 
 
 def from_card(configs: Any, paths: Sequence[str]) -> Layout:
@@ -32,30 +32,48 @@ def from_card(configs: Any, paths: Sequence[str]) -> Layout:
             list of patterns, or a list of `{split, path}` (huggingface.co/docs/hub/datasets-manual-configuration).
     """
     layout: Layout = {}
-    for entry in configs if isinstance(configs, list) else []:
-        if not isinstance(entry, dict):
-            continue
-        base = str(entry.get("data_dir") or "").strip("/")
-        splits: dict[str, list[str]] = {}
-        for split, patterns in _declared(entry.get("data_files")):
-            found = sorted(
-                {p for pattern in patterns for p in paths if _glob(_join(base, pattern)).fullmatch(p)}, key=_natural
-            )
-            splits.setdefault(split, []).extend(p for p in found if p not in splits.get(split, []))
-        if "data_files" not in entry:
-            splits = _splits_in(f"{base}/" if base else "", _visible(paths), sharded_in="data/")
-        splits = {split: found for split, found in splits.items() if found}
+    for entry in entries(configs):
+        splits = declared_splits(entry, paths, _visible(paths))
         if splits and all(p.endswith(".parquet") for found in splits.values() for p in found):
-            layout[str(entry.get("config_name") or "default")] = splits
+            layout[config_name(entry)] = splits
     return layout
 
 
-def default_config(configs: Any, layout: Layout) -> str | None:
+def entries(configs: Any) -> list[dict[str, Any]]:
+    """The configs a card declares; what makes no sense among them is passed over."""
+    return [entry for entry in configs if isinstance(entry, dict)] if isinstance(configs, list) else []
+
+
+def config_name(entry: Mapping[str, Any]) -> str:
+    """What a card's entry calls its config."""
+    return str(entry.get("config_name") or "default")
+
+
+def declared_splits(entry: Mapping[str, Any], paths: Sequence[str], visible: Sequence[str]) -> dict[str, list[str]]:
+    """Split -> paths, of one entry of a card's `configs`; splits without files are left out.
+
+    Args:
+        paths: what its patterns may mean.
+        visible: what names are looked at of, where it has no patterns.
+    """
+    base = str(entry.get("data_dir") or "").strip("/")
+    if "data_files" not in entry:
+        return _splits_in(f"{base}/" if base else "", visible, sharded_in="data/")
+    splits: dict[str, list[str]] = {}
+    for split, patterns in _declared(entry["data_files"]):
+        found = sorted(
+            {p for pattern in patterns for p in paths if _glob(_join(base, pattern)).fullmatch(p)}, key=natural
+        )
+        splits.setdefault(split, []).extend(p for p in found if p not in splits.get(split, []))
+    return {split: found for split, found in splits.items() if found}
+
+
+def default_config(configs: Any, layout: Mapping[str, Any]) -> str | None:
     """The config a person means who names none: the only one, the one marked `default: true`, or `default`."""
     if len(layout) == 1:
         return next(iter(layout))
-    for entry in configs if isinstance(configs, list) else []:
-        if isinstance(entry, dict) and entry.get("default") is True and entry.get("config_name") in layout:
+    for entry in entries(configs):
+        if entry.get("default") is True and entry.get("config_name") in layout:
             return str(entry["config_name"])
     return "default" if "default" in layout else None
 
@@ -86,7 +104,7 @@ def from_conversion(paths: Sequence[str], what: str, config: str | None) -> Layo
         UsageError: the config asked for was converted only in part (the Hub stops at 5 GB).
     """
     layout: Layout = {}
-    for path in sorted(paths, key=_natural):
+    for path in sorted(paths, key=natural):
         parts = path.split("/")
         if len(parts) != 3 or not path.endswith(".parquet"):
             continue
@@ -136,7 +154,7 @@ def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
         missing = sorted(set(range(total)) - found)
         if missing and total <= 100_000:
             raise UsageError(
-                f"{what}: {stem} has {len(found)} of {total} parquet files; number {missing[0]} is missing.",
+                f"{what}: {stem} has {len(found)} of {total} files; number {missing[0]} is missing.",
                 "The upload is not whole: try another revision, or tell its owner.",
             )
 
@@ -188,7 +206,7 @@ def _splits_by_name(paths: Sequence[str], *, sharded_in: str) -> dict[str, list[
     Args:
         paths: relative to the config's folder.
     """
-    paths = sorted(paths, key=_natural)
+    paths = sorted(paths, key=natural)
     rules: tuple[Callable[[str], list[str]], ...] = (
         lambda path: _sharded_split(path, sharded_in),
         lambda path: _keyword_splits(path.split("/")[:-1], last=False),
@@ -213,8 +231,12 @@ def _splits_in(base: str, paths: Sequence[str], *, sharded_in: str) -> dict[str,
 
 def _visible(paths: Iterable[str]) -> list[str]:
     """The parquet files that no folder hides (`.x`, `__x`)."""
-    parquet = [path for path in paths if path.endswith(".parquet")]
-    return [path for path in parquet if not any(part.startswith((".", "__")) for part in path.split("/"))]
+    return [path for path in paths if path.endswith(".parquet") and not is_hidden(path)]
+
+
+def is_hidden(path: str) -> bool:
+    """Whether `datasets` passes over a path that nobody names."""
+    return any(part.startswith((".", "__")) for part in path.split("/"))
 
 
 def _sharded_split(path: str, folder: str) -> list[str]:
@@ -232,6 +254,6 @@ def _keyword_splits(names: Sequence[str], *, last: bool) -> list[str]:
     ]
 
 
-def _natural(path: str) -> list[tuple[int, int, str]]:
+def natural(path: str) -> list[tuple[int, int, str]]:
     """Sorts `part-2` before `part-10`."""
     return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", path) if t]

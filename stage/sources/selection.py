@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from stage.digest import Digest
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import LeftOut, LockedFile
+from stage.lockfile import Ingredient, LeftOut, LockedFile
 from stage.names import printable
 
 
@@ -40,6 +40,7 @@ _OTHER_WEIGHTS = {
     ".mlmodel": "a Core ML copy",
     ".mlpackage": "a Core ML copy",
 }
+CODE = "code of the repository"
 _OTHER_FRAMEWORK = "weights of another framework"
 _FOREIGN_REASONS = frozenset({*_OTHER_WEIGHTS.values(), _OTHER_FRAMEWORK})
 _INDEX_ALONE = "an index of shards not taken"
@@ -58,7 +59,12 @@ _INDEX = re.compile(_WEIGHT_NAMES + r"\.safetensors\.index\.json")
 
 
 def select_by_patterns(
-    files: Sequence[RemoteFile], include: Sequence[str], exclude: Sequence[str], what: str
+    files: Sequence[RemoteFile],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    what: str,
+    *,
+    allow_code: bool = False,
 ) -> tuple[list[RemoteFile], list[LeftOut]]:
     """The files that match a person's own patterns (fnmatch as on the Hub: `*` matches `/` too; `x/` means all in x).
 
@@ -82,7 +88,7 @@ def select_by_patterns(
         elif not (any(matches(file.path, pattern) for pattern in include) or _is_document(file.path)):
             left_out.append(LeftOut(file.path, file.size, "not in the manifest's `include`"))
         else:
-            _refuse_code_and_pickles(file.path, what)
+            _refuse_code_and_pickles(file.path, what, allow_code=allow_code)
             taken.append(file)
     return taken, left_out
 
@@ -198,7 +204,7 @@ def _reason_against(path: str, name: str, weights: frozenset[str]) -> str | None
     if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
         return _OTHER_WEIGHTS.get(suffix, _OTHER_FRAMEWORK)
     if suffix == ".py":
-        return "code of the repository"
+        return CODE
     if name.startswith("."):
         return "the Hub's own housekeeping"
     if suffix in _TEXT_SUFFIXES or _DOCUMENTS.fullmatch(name):
@@ -253,16 +259,16 @@ def _is_document(path: str) -> bool:
     return _DOCUMENTS.fullmatch(path) is not None and not path.lower().endswith((*PICKLE_SUFFIXES, ".py"))
 
 
-def _refuse_code_and_pickles(path: str, what: str) -> None:
+def _refuse_code_and_pickles(path: str, what: str, *, allow_code: bool) -> None:
     if path.lower().endswith(PICKLE_SUFFIXES):
         raise PolicyError(
             f"{what}: `include` asks for {printable(path)}, a pickle, which can run code when loaded.",
             "Ask for the safetensors instead.",
         )
-    if path.lower().endswith(".py"):
+    if path.lower().endswith(".py") and not allow_code:
         raise PolicyError(
             f"{what}: `include` asks for {printable(path)}: code of the repository would run on the cluster.",
-            "Leave it out of `include`.",
+            "Leave it out of `include`; or, after reading it, `allow_code: true`.",
         )
 
 
@@ -270,6 +276,12 @@ def locked_file(file: RemoteFile, path: str) -> LockedFile:
     """A listed file as the lock records it: for an LFS file the Hub's word is our sha256 already."""
     known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
     return LockedFile(path, file.size, known, file.evidence, file.path)
+
+
+def ingredient_of(file: RemoteFile) -> Ingredient:
+    """A listed file that others will be made of, as the lock records it."""
+    known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
+    return Ingredient(file.path, file.size, known, file.evidence)
 
 
 def matches(path: str, pattern: str) -> bool:

@@ -1,4 +1,4 @@
-"""Web addresses: one file at an http or https address becomes an asset, as it is, unpacked or converted.
+"""Addresses: one file at an http, https or ftp address becomes an asset, as it is, unpacked or converted.
 
 What the lock pins is the file at the address (size, sha256); what travels is made of it by `stage.making`. Without a
 `sha256` in the manifest the first fetch pins what it got.
@@ -15,7 +15,9 @@ from stage.lockfile import Ingredient, LockedAsset, Source
 from stage.manifest import Manifest, UrlRequest, as_lock_request
 from stage.names import check_path
 from stage.sources.download import Download, Downloader
+from stage.sources.ftp import FtpFile
 from stage.sources.http import without_credentials
+from stage.sources.hub import timeout_s
 
 
 def resolve_url(name: str, request: UrlRequest, downloader: Downloader, manifest: Manifest) -> LockedAsset:
@@ -28,11 +30,6 @@ def resolve_url(name: str, request: UrlRequest, downloader: Downloader, manifest
     """
     what = f"{manifest.place(name, 'url')}: `{name}`"
     parts = urlsplit(request.url)
-    if parts.scheme == "ftp":
-        raise UsageError(
-            f"{what}: ftp is not supported: it can neither encrypt nor say what it sent.",
-            "Most ftp servers offer the same file at an https address; or fetch it yourself and name it with `path:`.",
-        )
     if parts.username or parts.password:
         raise UsageError(
             f"{what}: the address has a user name or password in it, and would travel in the bundle.",
@@ -78,6 +75,7 @@ def download_of(name: str, ingredient: Ingredient, downloader: Downloader | None
         evidence=evidence,
         refused=lambda status, code: _refused(what, ingredient.origin, status),
         redirects_expire=False,
+        source=FtpFile(ingredient.origin, what, timeout_s()) if urlsplit(ingredient.origin).scheme == "ftp" else None,
     )
     if downloader is not None and (not evidence or download.size is None):
         size, version = downloader.probe(download)

@@ -51,7 +51,14 @@ older() {
 
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 
-gib() { echo "$(($1 / 1048576)).$(($1 % 1048576 * 10 / 1048576)) GiB"; }
+# KiB in words.
+amount() {
+    if [ "$1" -lt 1048576 ]; then
+        echo "$(($1 / 1024)) MiB"
+    else
+        echo "$(($1 / 1048576)).$(($1 % 1048576 * 10 / 1048576)) GiB"
+    fi
+}
 
 check_machine() {
     needs=$(field platform)
@@ -79,8 +86,9 @@ check_gpu() {
     fi
     look_for_gpu
     if [ -z "$cuda" ]; then
+        partition=$(gpu_partitions | sed -n '1s/ .*//p')
         note "CUDA $needs in the environment, and no GPU that answers on this node: not checked" \
-            "On a node with one: srun -p PARTITION --gres=gpu:1 -t 5 sh $0 --environment $environment"
+            "On a node with one: srun -p ${partition:-PARTITION} --gres=gpu:1 -t 5 sh $0 --environment $environment"
         return 0
     fi
     if [ "${needs%%.*}" -gt "${cuda%%.*}" ]; then
@@ -169,11 +177,11 @@ check_room() {
     size=$((${size:-0} / 1024)) files=$((${files:-0} + ${modules:-0}))
     free=$(df_column 2 "$1" -Pk)
     if ! is_number "$free"; then
-        note "$(gib "$size") are needed at $1, which does not say how much is free"
+        note "$(amount "$size") are needed at $1, which does not say how much is free"
     elif [ "$free" -lt "$size" ]; then
-        bad "$(gib "$free") are free at $1; the environment takes $(gib "$size")" "Free some, or choose another disk."
+        bad "$(amount "$free") are free at $1; the environment takes $(amount "$size")" "Free some, or choose another disk."
     else
-        ok "$(gib "$size") are needed at $1, $(gib "$free") are free"
+        ok "$(amount "$size") are needed at $1, $(amount "$free") are free"
     fi
     free=$(df_column 2 "$1" -Pi)
     if is_number "$free" && [ "$free" -gt 0 ] && [ "$free" -lt "$files" ]; then # network disks say 0 for unknown
@@ -200,7 +208,7 @@ check_quota() {
     set -- "$1" $(quota_of "$1" | tr -d '*[]')
     [ $# -ge 9 ] || return 0
     if left "$3" "$4" "$5" "$size"; then
-        bad "$(gib "$left") are left of your quota at $1; $(gib "$size") are needed" \
+        bad "$(amount "$left") are left of your quota at $1; $(amount "$size") are needed" \
             "Free some, ask for more, or choose another disk."
     elif left "$7" "$8" "$9" "$files"; then
         bad "$left files are left of your quota at $1; $files are needed" \
@@ -234,7 +242,7 @@ check_temporary() {
     rm -rf "$place/.env-check.$$"
     free=$(df_column 2 "$place" -Pk)
     if is_number "$free" && [ "$free" -lt 1048576 ]; then
-        note "only $(gib "$free") are free in $place" "export TMPDIR to a larger folder on the node's own disk"
+        note "only $(amount "$free") are free in $place" "export TMPDIR to a larger folder on the node's own disk"
     else
         ok "temporary files go to $place"
     fi

@@ -114,6 +114,7 @@ cuda_of_driver() {
         57[0-4]) echo 12.8 ;;
         57[5-9]) echo 12.9 ;;
         58?) echo 13.0 ;;
+        59?) echo 13.1 ;;
     esac
 }
 
@@ -139,7 +140,7 @@ look_for_gpu() {
     gpu='' driver='' cuda='' capability='' others=''
     # What hangs or fails once is not asked again.
     if have nvidia-smi && said=$(limited smi 20 nvidia-smi); then
-        cuda=$(printf '%s\n' "$said" | sed -n 's/^.*CUDA Version: *\([0-9][0-9]*\.[0-9][0-9]*\).*$/\1/p' | sed -n 1p)
+        cuda=$(printf '%s\n' "$said" | sed -n 's/^.*CUDA [A-Z ]*Version: *\([0-9][0-9]*\.[0-9][0-9]*\).*$/\1/p' | sed -n 1p)
         rows=$(limited query 20 nvidia-smi --query-gpu=driver_version,compute_cap,name --format=csv,noheader |
             grep '^[0-9][0-9.]*, [0-9]*\.[0-9]*, ' | sort -u)
         if [ -z "$rows" ]; then

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runner import launch, node_local
+from runner import inputs, launch, node_local
 from runner.config import RunConfig
-from runner.errors import IncompleteError, UsageError
+from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
 from runner.slurm import SlurmJobEnvironment
+from stage.bundle import Bundle
+from tests.stage.bundles import make_bundle
 
 TREE = "ab" * 32
 JOB = {
@@ -150,6 +153,47 @@ def test_unless_every_node_has_it_no_rank_starts(
         node_local.arrange(True, environment, environ, print)
     assert said in str(caught.value)
     assert "node_local: false" in str(caught.value)
+
+
+def test_auto_goes_on_from_the_shared_disk_and_says_so(
+    tmp_path: Path, environment: EnvironmentInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... if that is the environment asked for; else it is refused like any other."""
+    environ = {**srun(tmp_path / "bin", "exit 5"), "AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    monkeypatch.setenv("PATH", environ["PATH"])
+    mounts = tmp_path / "mounts"
+    mounts.write_text(disks("lustre", "xfs", tmp_path))
+    said: list[str] = []
+    prefix = prefix_of(tmp_path)
+    small = replace(environment, size=0)
+    assert node_local.arrange("auto", small, environ, said.append, prefix=prefix, mounts=mounts) is None
+    assert "0 of 2 nodes have it" in said[-1]
+    assert "Going on from the shared disk (node_local: auto)" in said[-1]
+    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+        node_local.arrange("auto", small, environ, said.append, prefix=tmp_path, mounts=mounts)
+
+
+def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
+    tmp_path: Path, environment: EnvironmentInput
+) -> None:
+    right, wrong = prefix_of(tmp_path / "right"), prefix_of(tmp_path / "wrong", "cd" * 32)
+    assert str(right) in node_local.foresee(False, environment, right)
+    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+        node_local.foresee(False, environment, wrong)
+    with pytest.raises(DamageError, match=r"node-local\.sh is missing"):
+        node_local.foresee("auto", environment, wrong)
+    environment.path.mkdir()
+    for name in ("node-local.sh", "bootstrap.sh", "image.tar.gz"):
+        (environment.path / name).touch()
+    assert "is another environment" in node_local.foresee(True, environment, wrong)
+    assert "or each node's own disk (node_local: auto); 9 files, " in node_local.foresee("auto", environment, right)
+
+
+def test_a_run_whose_environment_is_none_or_damaged_is_told_so(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    config = load(tmp_path, "environment: {asset: notes}")
+    with pytest.raises(UsageError, match="is a files, not an environment"):
+        inputs.environment_input(config, Bundle.open(root))
 
 
 def test_another_environment_than_the_one_asked_for_is_refused(tmp_path: Path, environment: EnvironmentInput) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from stage.bundle import Bundle
 from stage.digest import sha256_of_bytes
+from stage.environment.profile import Profile
 from stage.lockfile import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
 from tests.site.conftest import RUN, RUNNER, Site
 from tests.site.test_train_on_slurm import log, losses
@@ -126,3 +127,18 @@ def test_a_node_that_cannot_have_it_stops_the_run_with_what_to_do(site: Site, as
     assert "1 of 2 nodes have it" in text
     assert "environment.node_local: false" in text
     assert not (output / "metrics.jsonl").exists()
+
+
+def test_a_login_node_names_the_srun_that_reaches_a_gpu(site: Site) -> None:
+    """env-probe.sh with a real sinfo; and run by that srun it answers for the node."""
+    probe = site.home / "env-probe.sh"
+    probe.write_bytes((TEMPLATES / "env-probe.sh").read_bytes())
+    probe.chmod(0o644)
+    asked = site.run("sh", str(probe))
+    command = f"srun -p batch --gres=gpu:1 -t 5 sh {probe}"
+    assert command in asked.stderr
+    answered = site.run(*command.split())
+    assert "# Profile of n1, by env-probe.sh" in answered.stdout
+    path = site.folder / "printed.yml"
+    path.write_text(answered.stdout)
+    assert Profile.load(path).glibc == os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")

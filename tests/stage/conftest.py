@@ -1,8 +1,33 @@
-"""Properties are checked the same way on a busy machine as on an idle one: no deadline."""
+"""Properties are checked the same way on a busy machine as on an idle one: no deadline. `stage` as a test runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
+
+from stage.cli import main
+from tests.support.hubs import TestHub
 
 settings.register_profile("airlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("airlift")
+
+
+@pytest.fixture
+def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `stage` against the Hub in a folder of its own; no traceback whatever happens."""
+    (tmp_path / "laptop").mkdir()
+    monkeypatch.chdir(tmp_path / "laptop")
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, list(arguments))
+        assert done.exit_code == code, done.output
+        assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
+        return done
+
+    return run

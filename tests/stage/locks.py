@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from stage.digest import Digest
 from stage.lockfile import (
     FOLDERS,
+    Base,
+    Code,
     Column,
+    Ingredient,
     LeftOut,
     LockedAsset,
     LockedEnvironment,
@@ -20,6 +23,7 @@ from stage.lockfile import (
     LockedSplit,
     Lockfile,
     PackageEntry,
+    Part,
     Source,
 )
 from stage.names import collisions, problem_with_asset_name, problem_with_path
@@ -81,6 +85,39 @@ def every_kind() -> Lockfile:
     return Lockfile("every-kind", {asset.name: asset for asset in (model, tokenizer, dataset, files)})
 
 
+def brought_and_made() -> Lockfile:
+    """A complete lock with an adapter, its base, code of another repository, and a dataset that was converted."""
+    config, made = "data/models/lora/config.json", "data/datasets/raw/default/train-00000-of-00001.parquet"
+    lora = LockedAsset(
+        name="lora",
+        kind="model",
+        request={"model": "acme/lora", "revision": "main", "allow_code": True},
+        source=Source("hub", "acme/lora", "main", COMMIT),
+        files=(LockedFile(config, 5, "d" * 64, None, "config.json", "auto_map"), locked_file("data/models/lora/m.py")),
+        made_from=(Ingredient("config.json", 9, "c" * 64, Digest("git-sha1", COMMIT)),),
+        base=Base("acme/base", "v1"),
+        code=(Code("acme/code", COMMIT, "mit", ("data/models/lora/m.py",)),),
+    )
+    base = LockedAsset(
+        name="base",
+        kind="model",
+        request={"model": "acme/base", "revision": "v1"},
+        source=Source("hub", "acme/base", "v1", COMMIT),
+        files=(locked_file("data/models/base/config.json"),),
+        base_of=("lora",),
+    )
+    raw = LockedAsset(
+        name="raw",
+        kind="dataset",
+        request={"dataset": "acme/raw", "revision": "main"},
+        source=Source("hub", "acme/raw", "main", COMMIT),
+        files=(LockedFile(made, 5, "d" * 64, None, "csv: a.csv", "csv"),),
+        configs={"default": {"train": LockedSplit((made,), 1, (Column("x", "int64"),))}},
+        made_from=(Ingredient("a.csv", 5, "c" * 64, Digest("git-sha1", COMMIT), Part("train", "csv", ";")),),
+    )
+    return Lockfile("brought", {asset.name: asset for asset in (lora, base, raw)})
+
+
 def document(lock: Lockfile | None = None) -> dict[str, Any]:
     """A lock's JSON as plain data, to be edited."""
     parsed: dict[str, Any] = json.loads((lock or every_kind()).to_json())
@@ -97,10 +134,20 @@ def canonical(lock: Lockfile) -> Lockfile:
                 files=tuple(sorted(lock.assets[name].files, key=lambda f: f.path)),
                 left_out=tuple(sorted(lock.assets[name].left_out, key=lambda o: o.path)),
                 aliases=tuple(sorted(lock.assets[name].aliases)),
+                made_from=tuple(sorted(lock.assets[name].made_from, key=_made_from_order)),
+                base_of=tuple(sorted(lock.assets[name].base_of)),
+                code=tuple(
+                    replace(code, files=tuple(sorted(code.files)))
+                    for code in sorted(lock.assets[name].code, key=lambda code: code.repository)
+                ),
             )
             for name in sorted(lock.assets)
         },
     )
+
+
+def _made_from_order(ingredient: Ingredient) -> tuple[str, str]:
+    return ingredient.origin, ingredient.part.split if ingredient.part else ""
 
 
 hexes = {n: st.text("0123456789abcdef", min_size=n, max_size=n) for n in (40, 64)}
@@ -112,6 +159,19 @@ sizes = st.integers(0, 2**50)
 digests = st.one_of(
     st.builds(Digest, st.just("lfs-sha256"), hexes[64]), st.builds(Digest, st.just("git-sha1"), hexes[40])
 )
+parts = st.builds(Part, st.text("abé_", min_size=1, max_size=5), texts, st.none() | texts)
+ingredients = st.builds(
+    Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests, st.none() | parts
+)
+
+
+def _environments(paths: list[str], folder: str) -> st.SearchStrategy[LockedEnvironment]:
+    """Environments whose packages are files of the asset."""
+    inside = st.sampled_from([path.removeprefix(folder) for path in paths]) if paths else st.nothing()
+    packages = st.lists(st.builds(PackageEntry, texts, texts, texts, inside), max_size=2).map(tuple)
+    return st.builds(
+        LockedEnvironment, texts, st.dictionaries(texts, texts, max_size=2), packages, st.none() | hexes[64]
+    )
 
 
 @st.composite
@@ -129,19 +189,9 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
     shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
     splits = st.builds(LockedSplit, shards, st.none() | sizes, columns, st.none() | sizes)
-    environments = st.builds(
-        LockedEnvironment,
-        texts,
-        st.dictionaries(texts, texts, max_size=2),
-        st.lists(st.builds(PackageEntry, texts, texts, texts, _inside(paths, folder)), max_size=2).map(tuple)
-        if paths
-        else st.just(()),
-        st.none() | hexes[64],
-    )
     return LockedAsset(
         name=name,
         kind=kind,
-        environment=draw(environments) if kind == "environment" else None,
         request=draw(st.dictionaries(texts, texts | st.booleans() | st.lists(texts, max_size=2), max_size=3)),
         source=source,
         files=tuple(files),
@@ -153,11 +203,20 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
         if kind == "dataset"
         else {},
+        made_from=tuple(draw(st.lists(ingredients, max_size=2))),
+        environment=draw(_environments(paths, folder)) if kind == "environment" else None,
+        base=draw(st.none() | st.builds(Base, texts, texts)),
+        base_of=tuple(draw(st.lists(texts, max_size=2))),
+        code=tuple(
+            draw(
+                st.lists(
+                    st.builds(Code, texts, hexes[40], st.none() | texts, st.lists(texts, max_size=2).map(tuple)),
+                    max_size=2,
+                    unique_by=lambda code: code.repository,
+                )
+            )
+        ),
     )
-
-
-def _inside(paths: list[str], folder: str) -> st.SearchStrategy[str]:
-    return st.sampled_from([path.removeprefix(folder) for path in paths])
 
 
 @st.composite

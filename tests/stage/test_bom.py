@@ -15,7 +15,7 @@ from stage.bundle import manifest_text, parse_manifest
 from stage.lockfile import Lockfile
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
-from tests.stage.locks import canonical, every_kind, locks
+from tests.stage.locks import COMMIT, brought_and_made, canonical, every_kind, locks
 from tests.support.staging import Laptop
 
 BOM = "bom.cdx.json"
@@ -38,6 +38,13 @@ def test_the_bill_names_licence_commit_and_weights_and_nothing_volatile() -> Non
     assert [c["name"] for c in model["components"]] == ["data/models/bert/model.safetensors"]
     assert bill["metadata"]["component"]["version"] == every_kind().id
     assert "serialNumber" not in bill and "timestamp" not in bill["metadata"]
+
+
+def test_the_bill_names_bases_and_whose_code_runs() -> None:
+    components = json.loads(bom_text(brought_and_made()))["components"]
+    facts = {c["name"]: {p["name"]: p["value"] for p in c["properties"]} for c in components}
+    assert facts["lora"]["airlift:base"] == "acme/base" and facts["base"]["airlift:base-of"] == "lora"
+    assert facts["lora"]["airlift:code"] == f"acme/code@{COMMIT}" and "airlift:code" not in facts["base"]
 
 
 @pytest.mark.parametrize("change", ["edit", "remove"])

@@ -135,16 +135,96 @@ def test_arrow_files_and_streams(converted: Callable[..., dict[str, pa.Table]], 
 
 
 def test_a_folder_of_images_becomes_images_with_labels(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    names = ["train/dog/2.png", "train/cat/1.PNG", "test/cat/3.png"]
+    tables = converted("imagefolder", {**dict.fromkeys(names, picture(1)), "train/dog/.DS_Store": b"x"})
+    assert tables["train"]["label"].to_pylist() == [0, 1] and tables["test"]["label"].to_pylist() == [0]
+    assert tables["train"]["image"][0].as_py() == {"bytes": picture(1), "path": "1.PNG"}
+    features = json.loads(tables["train"].schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == ["cat", "dog"] and features["image"] == {"_type": "Image"}
+
+
+def picture(color: int) -> bytes:
     from PIL import Image
 
     sink = io.BytesIO()
-    Image.new("RGB", (3, 2), (1, 2, 3)).save(sink, "PNG")
-    names = ["train/dog/2.png", "train/cat/1.PNG", "test/cat/3.png"]
-    tables = converted("imagefolder", {**dict.fromkeys(names, sink.getvalue()), "train/dog/.DS_Store": b"x"})
-    assert tables["train"]["label"].to_pylist() == [0, 1] and tables["test"]["label"].to_pylist() == [0]
-    assert tables["train"]["image"][0].as_py() == {"bytes": sink.getvalue(), "path": "1.PNG"}
-    features = json.loads(tables["train"].schema.metadata[b"huggingface"])["info"]["features"]
-    assert features["label"]["names"] == ["cat", "dog"] and features["image"] == {"_type": "Image"}
+    Image.new("RGB", (3, 2), (color, 2, 3)).save(sink, "PNG")
+    return sink.getvalue()
+
+
+IMAGE_FOLDERS: dict[str, dict[str, bytes]] = {
+    "labels": {"train/dog/2.png": picture(1), "train/cat/1.png": picture(2), "test/cat/3.png": picture(3)},
+    "one folder": {"pictures/1.png": picture(1), "pictures/2.png": picture(2)},
+    "at the top": {"1.png": picture(1), "2.PNG": picture(2)},
+    "folders of several depths": {"a/1.png": picture(1), "b/c/2.png": picture(2), "3.png": picture(3)},
+    "metadata.csv": {
+        "metadata.csv": b"caption,file_name,n\nzwei,a/2.png,2\neins,1.png,1\n",
+        "1.png": picture(1),
+        "a/2.png": picture(2),
+        "not-told-of.png": picture(9),
+    },
+    "metadata.jsonl in every split": {
+        "train/metadata.jsonl": b'{"file_name": "1.png", "boxes": [[1, 2]]}\n{"file_name": "2.png", "boxes": []}\n',
+        "train/1.png": picture(1),
+        "train/2.png": picture(2),
+        "test/metadata.jsonl": b'{"file_name": "3.png", "boxes": [[3, 4]]}\n',
+        "test/3.png": picture(3),
+    },
+    "two images a row": {
+        "metadata.csv": b"before_file_name,after_file_name\n1.png,2.png\n",
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+    "a list of images": {
+        "metadata.jsonl": b'{"file_names": ["1.png", "2.png"], "t": "x"}\n{"file_names": ["2.png"], "t": "y"}\n',
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_FOLDERS)
+def test_a_folder_of_images_is_what_it_is_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The same rows, columns and features as `load_dataset` makes of the folder itself."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "in"
+    for path, data in IMAGE_FOLDERS[name].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    files = {path: folder / path for path in IMAGE_FOLDERS[name]}
+    made = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
+    expected = datasets.load_dataset(str(folder))
+    assert set(made) == set(expected)
+    for split, part in made.items():
+        ours = datasets.Dataset.from_parquet([str(s) for s in part.shards], cache_dir=str(tmp_path / "own"))
+        assert str(ours.features) == str(expected[split].features).replace("large_string", "string")  # pandas' word
+        assert sorted(map(str, _pixels(ours))) == sorted(map(str, _pixels(expected[split])))
+
+
+def _pixels(rows: Any) -> list[dict[str, Any]]:
+    """Rows with each image as its pixels, and where it came from forgotten."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return value.tobytes() if hasattr(value, "tobytes") else value
+
+    return [{name: plain(value) for name, value in row.items()} for row in rows]
+
+
+def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    (tmp_path / "metadata.csv").write_text("file_name,n\n" + "".join(f"{i}.png,{i}\n" for i in range(9)))
+    for i in range(9):
+        (tmp_path / f"{i}.png").write_bytes(noise.randbytes(9_000_000))
+    files = {path.name: path for path in tmp_path.iterdir()}
+    (shard,) = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")["train"].shards
+    table = pq.read_table(shard)
+    assert table["n"].to_pylist() == list(range(9)) and pq.ParquetFile(shard).num_row_groups > 1
+    assert all(row["bytes"] == (tmp_path / row["path"]).read_bytes() for row in table["image"].to_pylist())
 
 
 def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:
@@ -214,8 +294,37 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     "arrow that is none": ("arrow", {"x.arrow": b"ARROW1\0\0 nothing"}, "x.arrow"),
     "stream that is none": ("arrow", {"x.arrow": b"\xff\xff\xff\xff\xff\xff\xff\x7f"}, "x.arrow"),
     "no such files": ("csv", {"x.parquet": b"", "y.parquet": b""}, "none of the 2 files"),
-    "images without labels": ("imagefolder", {"x.png": b""}, "label"),
-    "images with metadata": ("imagefolder", {"a/x.png": b"", "a/metadata.csv": b""}, "metadata.csv"),
+    "metadata that says nothing": ("imagefolder", {"x.png": b"", "metadata.csv": b"name\nx.png\n"}, "`file_name`"),
+    "metadata of what is not there": (
+        "imagefolder",
+        {"a/x.png": b"", "metadata.csv": b"file_name\nx.png\n"},
+        "metadata.csv: row 1: it names the image 'x.png'",
+    ),
+    "metadata that leads out": (
+        "imagefolder",
+        {"x.png": b"", "a/y.png": b"", "a/metadata.jsonl": b'{"file_name": "../x.png"}\n'},
+        "not below the metadata file",
+    ),
+    "metadata with an empty name": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"file_name,a\n,1\nx.png,2\n"},
+        "row 1: it names the image ''",
+    ),
+    "metadata of two kinds": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"file_name\nx.png\n", "a/metadata.jsonl": b'{"file_name": "x"}\n'},
+        "both metadata.csv and metadata.jsonl",
+    ),
+    "metadata in one split of two": (
+        "imagefolder",
+        {"train/x.png": b"", "train/metadata.csv": b"file_name\nx.png\n", "test/y.png": b""},
+        "split `test` has images and no metadata.csv",
+    ),
+    "metadata with an image column": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"file_name,image\nx.png,a\n"},
+        "two columns `image`",
+    ),
     "no images": ("imagefolder", {"a/x": b""}, "no image"),
     "half a cifar": ("cifar", {"batches.meta": b"", "data_batch_1": b""}, "data_batch_2"),
 }

@@ -181,7 +181,7 @@ echo "    {used}  {soft} {hard} - {files} {soft_files} {hard_files} -"
     ("numbers", "said"),
     [
         ({"used": 95 << 20, "hard": 100 << 20}, "5.0 GiB are left of your quota"),
-        ({"used": f"{101 << 20}*", "soft": 100 << 20}, "0.0 GiB are left of your quota"),
+        ({"used": f"{101 << 20}*", "soft": 100 << 20}, "0 MiB are left of your quota"),
         ({"files": 170000, "soft_files": 190000, "hard_files": 200000}, "30000 files are left of your quota"),
     ],
 )

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
-import yaml
 
 from scripts.lib.conda_channel import index as index_channel
 from scripts.lib.conda_channel import write_package
@@ -116,7 +118,10 @@ def desk(first: Desk, tmp_path: Path) -> Iterator[Desk]:
     shutil.copytree(first.folder, tmp_path / "desk")
     files = dict(first.index.files)
     yield Desk(tmp_path / "desk", first.channel, first.index)
-    first.index.files = files
+    first.index.files, first.index.password = files, None
+    for newer in first.channel.glob("noarch/greeter-1.2-*"):
+        newer.unlink()
+        index_channel(first.channel)
 
 
 def test_the_lock_has_every_package_of_both_halves_with_its_digest(first: Desk) -> None:
@@ -127,7 +132,7 @@ def test_the_lock_has_every_package_of_both_halves_with_its_digest(first: Desk) 
     assert {p.name for p in lock.of("conda")} == {"python", "pip", "greeter", "cudatoolkit"}
     assert lock.find("cudatoolkit", "conda").version == "12.4.1", "the newest that the profile's driver takes"  # type: ignore[union-attr]
     assert {"tool", "lib", "click", "pyyaml"} <= {p.name for p in lock.of("pip")}, "airlift's own are among them"
-    assert "greeter" not in {p.name for p in lock.of("pip")}
+    assert "greeter" not in {p.name for p in lock.of("pip")}, "conda provides it"
     for package in lock.of("conda"):
         path = Path(unquote(urlsplit(package.url).path))
         assert hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256
@@ -211,6 +216,14 @@ def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> N
     assert "environment.yml:10" in desk.refused(3) and desk.index.requests == []
 
 
+def test_a_file_for_other_platforms_and_variables_that_stay_behind(desk: Desk) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(f"platforms: [osx-arm64]\n{text}")
+    assert "environment.yml:1: linux-64, which a800.yml is for" in desk.refused(2)
+    (desk.folder / "environment.yml").write_text(f"variables: {{A: b}}\nplatforms: [linux-64]\n{text}")
+    assert "environment.yml:1: `variables` do not travel" in desk.locked()
+
+
 def test_a_python_too_old_for_airlift(desk: Desk) -> None:
     text = (desk.folder / "environment.yml").read_text()
     (desk.folder / "environment.yml").write_text(text.replace("python=3.11", "python=3.9"))
@@ -268,35 +281,67 @@ def test_conda_lock_installs_what_we_locked(desk: Desk) -> None:
     assert ran.stdout.split() == [str(prefix.resolve()), "1.1", "1.0"]
 
 
-def test_a_channels_password_is_nowhere_in_the_lock(desk: Desk) -> None:
-    """Served over HTTP with a token in its address, as private channels are."""
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-    from threading import Thread
+@pytest.fixture
+def private_channel(desk: Desk) -> Iterator[str]:
+    """The channel over HTTP, behind a token in its address, as private channels are; its address without the token."""
 
-    class Quiet(SimpleHTTPRequestHandler):
+    class Guarded(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            inside = path.removeprefix("/t/tk-s3cret")
+            return super().translate_path(inside if inside != path else "/nowhere")
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-        def translate_path(self, path: str) -> str:
-            return super().translate_path(path.removeprefix("/t/tk-s3cret") if "/t/tk-s3cret/" in path else "/gone")
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(desk.channel.parent)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(desk.channel.parent)))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        clean = f"http://127.0.0.1:{server.server_address[1]}/{desk.channel.name}"
-        text = (desk.folder / "environment.yml").read_text()
-        secret = clean.replace(f"/{desk.channel.name}", f"/t/${{CHANNEL_TOKEN}}/{desk.channel.name}")
-        (desk.folder / "environment.yml").write_text(text.replace(desk.channel.as_uri(), f'"{secret}"'))
-        desk.lock_path.unlink()
-        said = desk.locked(CHANNEL_TOKEN="tk-s3cret")
+        yield f"http://127.0.0.1:{server.server_address[1]}/{desk.channel.name}"
     finally:
         server.shutdown()
         server.server_close()
-    assert "s3cret" not in said + desk.lock_path.read_text()
-    assert desk.lock.channels == (clean,)
-    assert all(p.url.startswith(f"{clean}/") for p in desk.lock.of("conda"))
-    assert yaml.safe_load(desk.lock_path.read_text())["version"] == 1
+
+
+def test_passwords_are_asked_with_and_never_kept(
+    desk: Desk, private_channel: str, environment_laptop: EnvironmentLaptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a channel and of an index: when locking, when asking for sizes, when bringing the files."""
+    from stage.lockreader import read_lock
+    from stage.manifest import Manifest
+    from stage.progress import Reporter
+    from stage.sources import Sources
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+    desk.index.password = "member:w%20rd-s3cret"
+    secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
+    secrets["UV_DEFAULT_INDEX"] = desk.index.url.replace("://", f"://member:{secrets['WORD']}@")  # for the tools
+    host, _, channel = private_channel.rpartition("/")
+    text = (desk.folder / "environment.yml").read_text()
+    text = text.replace(desk.channel.as_uri(), f'"{host}/t/${{CHANNEL_TOKEN}}/{channel}"')
+    text = text.replace(desk.index.url, desk.index.url.replace("://", "://member:${WORD}@"))
+    (desk.folder / "environment.yml").write_text(text)
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    desk.lock_path.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "small.yaml"], cwd=desk.folder, capture_output=True, text=True,
+        timeout=120, env=desk.environment(**secrets), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lock_text = (desk.folder / "small.lock").read_text()
+    assert "s3cret" not in done.stdout + done.stderr + lock_text + desk.lock_path.read_text()
+    assert desk.lock.channels == (private_channel,)
+    for name in ("CHANNEL_TOKEN", "WORD"):
+        monkeypatch.setenv(name, secrets[name])
+    manifest, locked = Manifest.load(desk.folder / "small.yaml"), read_lock(lock_text.encode(), "small.lock")
+    asset = locked.assets["small-env"]
+    with Reporter(quiet=True) as reporter:
+        sources = Sources(None, reporter)
+        for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
+            (file,) = [file for file in asset.files if file.path.endswith(ending)]
+            target = desk.folder / file.path
+            assert sources.bring(asset, file, manifest, target, lambda _: None).sha256 == file.sha256
 
 
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(

@@ -155,8 +155,9 @@ def test_a_password_is_used_and_never_kept(tmp_path: Path, index: Index) -> None
     (package,) = lock_pip(request)
     assert package.url == f"http://127.0.0.1:{index.port}/files/mine-1.0-py3-none-any.whl"
     assert "s3cret" not in repr(request)
-    for kind, line in ((UsageError, "mine==9"), (UsageError, "absent")):
-        assert "s3cret" not in refusal(kind, asked(tmp_path, line, index=index))
+    for line in ("mine==9", "absent"):
+        assert "s3cret" not in refusal(UsageError, asked(tmp_path, line, index=index))
+    assert "for want of the right password" in refusal(UsageError, asked(tmp_path, f"--index-url {index.url}", "mine"))
 
 
 def test_an_index_that_does_not_answer_can_be_tried_again(
@@ -165,6 +166,16 @@ def test_an_index_that_does_not_answer_can_be_tried_again(
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     words = refusal(IncompleteError, asked(tmp_path, "--index-url http://u:s3cret@127.0.0.1:1/simple", "a"))
     assert "cannot be reached" in words and "s3cret" not in words
+
+
+def test_the_files_own_index_goes_before_the_one_uv_is_set_up_with(
+    tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
+    index.add(wheel("a", "1.0"))
+    assert names(lock_pip(asked(tmp_path, "a", index=index))) == {"a": "1.0"}
+    assert "cannot be reached" in refusal(IncompleteError, asked(tmp_path, "a"))
 
 
 def test_digests_in_the_spec_hold(tmp_path: Path, index: Index) -> None:

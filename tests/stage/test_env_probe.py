@@ -61,6 +61,7 @@ def test_any_shell_prints_the_whole_profile(node: Node, shell: Sequence[str]) ->
         ("NVIDIA GeForce RTX 3090", "495.46", None, "CUDA Version: 11.5", "11.5", "8.6", "rtx"),
         ("NVIDIA L40S", "525.60.13", "8.9", "CUDA Version: 12.0", "12.0", "8.9", "l40s"),
         ("NVIDIA B200", "580.65.06", "10.0", "CUDA Version: 13.0", "13.0", "10.0", "b200"),
+        ("NVIDIA B200", "595.10", "10.0", "CUDA UMD Version: 13.2", "13.2", "10.0", "b200"),
         ("NVIDIA A800 80GB PCIe", "520.61.05", "8.0", "", "11.8", "8.0", "a800"),
     ],
 )

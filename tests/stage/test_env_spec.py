@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from stage.environment.lockfile import LockedPackage
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec, content_hash
 from stage.errors import PolicyError, StageError, UsageError
+from stage.sources.environment.conda import with_sha256
 from stage.sources.environment.indexes import Indexes
 from stage.sources.environment.private import address_to_ask
 from stage.sources.environment.uv import uv_platform
@@ -173,6 +175,22 @@ def test_a_glibc_that_uv_does_not_know_is_rounded_down() -> None:
     ]
     with pytest.raises(UsageError, match="older than any wheel"):
         uv_platform("x86_64", "2.12")
+
+
+def test_a_conda_package_without_sha256_is_hashed_if_it_lies_here_and_else_refused(tmp_path: Path) -> None:
+    spec = load(tmp_path, "channels: [c]\ndependencies: [python]\n")
+    (tmp_path / "a b-1-0.conda").write_bytes(b"package")
+
+    def package(url: str) -> LockedPackage:
+        return LockedPackage(
+            name="a", version="1", manager="conda", platform="linux-64", url=url, sha256="", md5="0" * 32
+        )
+
+    here = with_sha256(package((tmp_path / "a b-1-0.conda").as_uri()), spec)
+    assert here.sha256 == hashlib.sha256(b"package").hexdigest()
+    with pytest.raises(UsageError, match="md5 alone proves nothing") as refused:
+        with_sha256(package("https://me:s3cret@h.example/noarch/a-1-0.conda"), spec)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_an_sdist_is_known_by_its_name() -> None:

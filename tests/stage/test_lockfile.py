@@ -17,7 +17,7 @@ from stage.digest import sha256_of_bytes
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
-from tests.stage.locks import canonical, document, every_kind, locks
+from tests.stage.locks import COMMIT, brought_and_made, canonical, document, every_kind, locks
 
 GOLDEN_ID = "d6263835fd734f93846e238eec9cc894044cfa4cd043f1df7256b1713d7c308b"
 
@@ -266,3 +266,30 @@ def test_twenty_thousand_files_are_read() -> None:
     many = tuple(replace(file, path=f"data/models/tok/{i // 100}/{i}.json") for i in range(20_000))
     lock = lock.with_asset(replace(asset, files=many))
     assert len(read_lock(lock.to_json(), "x.lock").files) == 20_000 + 6
+
+
+def test_what_is_brought_and_made_is_read_back() -> None:
+    assert read(document(brought_and_made())) == brought_and_made() and brought_and_made().is_complete
+
+
+@pytest.mark.parametrize(
+    ("asset", "key", "value", "said"),
+    [
+        ("lora", "base", "acme/base", "a mapping"),
+        ("lora", "base", {"repository": "acme/base"}, "base.revision` is missing"),
+        ("base", "base_of", "lora", "a list"),
+        ("base", "base_of", [7], "should be text"),
+        ("lora", "code", [{"repository": "r", "commit": "main", "files": []}], "a commit"),
+        ("lora", "code", [{"repository": "r", "commit": COMMIT}], "files` is missing"),
+        ("lora", "code", ["x"], "a mapping"),
+        ("raw", "made_from", [{"origin": "a", "split": "../../x", "convert": "csv"}], "cannot name a split"),
+        ("raw", "made_from", [{"origin": "a", "split": "train"}], "convert` is missing"),
+        ("raw", "made_from", [{"origin": "a", "separator": ";"}], "split` is missing"),
+    ],
+)
+def test_what_a_lock_says_of_what_is_brought_and_made_is_checked(asset: str, key: str, value: Any, said: str) -> None:
+    parsed = document(brought_and_made())
+    parsed["assets"][asset][key] = value
+    with pytest.raises(UsageError, match=said) as refusal:
+        read(parsed)
+    assert f"assets.{asset}" in refusal.value.message

@@ -131,6 +131,7 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("model: a/b\ninclude: [1]"), 5, "`include` should be a list of texts"),
         (asset("model: a/b\ninclude: {a: b}"), 5, "`include` should be a list of texts"),
         (asset("model: a/b\nallow_code: 'yes'"), 5, "should be true or false"),
+        (asset("model: a/b\nbase: other/base"), 5, "should be true or false"),
         (asset("dataset: a/b\nsplits: ''"), 5, "`splits` should be a list"),
         (asset("path: x\nconvert: xml"), 5, "`convert` should be one of csv, json"),
         (asset("url: file:///etc/passwd"), 4, "should begin with https://"),

@@ -255,7 +255,7 @@ def test_the_rows_a_card_declares(info: Any, expected: dict[str, int]) -> None:
     [
         (
             ["d/train-00000-of-00003.parquet", "d/train-00002-of-00003.parquet"],
-            "d/train has 2 of 3 parquet files; number 1",
+            "d/train has 2 of 3 files; number 1",
         ),
         (["train-00001-of-00002-0123abcd.parquet"], "number 0 is missing"),
     ],

@@ -291,3 +291,31 @@ def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
     lfs = locked_file(RemoteFile("x/model.safetensors", 5, SHA), "data/models/a/x/model.safetensors")
     assert (lfs.sha256, lfs.upstream, lfs.origin, lfs.size) == ("b" * 64, SHA, "x/model.safetensors", 5)
     assert locked_file(RemoteFile("config.json", 5, GIT), "data/models/a/config.json").sha256 is None
+
+
+# as quantised models are published, with exports and the authors' own format beside
+COPIES = """
+config.json model.safetensors llama.Q4_K_M.gguf gguf/llama.Q8_0.gguf onnx/model.onnx onnx/model.onnx_data model.onnx
+original/consolidated.safetensors original/params.json original/tokenizer.model consolidated.safetensors
+"""
+
+
+def test_gguf_onnx_and_original_copies_stay_unless_asked_for() -> None:
+    taken, stay = selected(COPIES)
+    assert taken == {"config.json", "model.safetensors"}
+    assert stay["llama.Q4_K_M.gguf"] == "a GGUF copy" and stay["model.onnx"] == "an ONNX copy"
+    assert stay["consolidated.safetensors"] == "another copy of the weights"
+    assert {stay[path] for path in stay if "/" in path} == {"in a folder that from_pretrained does not read"}
+
+
+@pytest.mark.parametrize(
+    ("include", "expected"),
+    [
+        (["config.json", "*Q4*.gguf"], {"config.json", "llama.Q4_K_M.gguf"}),
+        (["onnx/"], {"onnx/model.onnx", "onnx/model.onnx_data"}),
+        (["original/"], {"original/consolidated.safetensors", "original/params.json", "original/tokenizer.model"}),
+    ],
+)
+def test_a_copy_that_is_asked_for_travels_alone(include: list[str], expected: set[str]) -> None:
+    taken, _ = select_by_patterns(listing(COPIES), include, [], WHAT)
+    assert {file.path for file in taken} == expected

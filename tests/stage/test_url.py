@@ -155,7 +155,9 @@ def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
 
 
 REFUSED = {
-    "ftp://host/f.tar": (2, "ftp is not supported"),
+    "ftp://me:secret@host/f.tar": (2, "password"),
+    "ftp://host/a%0D%0ADELE%20x/f.tar": (2, "no address that an ftp server understands"),
+    "ftp:///f.tar": (2, "no address that an ftp server understands"),
     "https://me:secret@host/f": (2, "password"),
     "https://host/folder/": (2, "ends in `/`"),
     "https://host/..": (3, "`..`"),

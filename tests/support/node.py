@@ -12,7 +12,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "stage" / "templates"
 
 SHELLS = [
     command
-    for command in (["dash"], ["bash", "--posix"], ["bash"], ["busybox", "sh"], ["ksh"], ["zsh", "--emulate", "sh"])
+    for command in (["dash"], ["bash"], ["busybox", "sh"], ["ksh"], ["zsh", "--emulate", "sh"])
     if shutil.which(command[0])
 ]
 TOOLS = (

@@ -9,7 +9,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version as installed_version
@@ -130,7 +130,8 @@ def serve_index() -> Iterator[Index]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                with suppress(ConnectionError):  # who only asked for the size goes away
+                    self.wfile.write(body)
 
         do_HEAD = do_GET
 

@@ -23,6 +23,7 @@ from stage.manifest import EnvironmentRequest, Manifest, as_lock_request
 from stage.progress import Reporter
 from stage.sources.download import Downloader, copy_hashed
 from stage.sources.environment.lock import is_stale, lock_environment
+from stage.sources.environment.private import Asked, PrivateAddresses
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
 from stage.sources.web import download_of
@@ -31,7 +32,12 @@ _AT_ONCE = 8
 
 
 def resolve_environment(
-    name: str, request: EnvironmentRequest, manifest: Manifest, downloader: Downloader, reporter: Reporter
+    name: str,
+    request: EnvironmentRequest,
+    manifest: Manifest,
+    downloader: Downloader,
+    private: PrivateAddresses,
+    reporter: Reporter,
 ) -> LockedAsset:
     """Reads the lock beside the environment file, which is made now if none there answers it.
 
@@ -61,7 +67,9 @@ def resolve_environment(
     )
     addresses = {package.path: (package.url, package.sha256) for package in locked.packages}
     addresses |= {f"tools/{tool.file}": (tool.url, tool.sha256) for tool in lock_tools(locked.platform, reporter)}
-    sizes = _sizes({url: f"{name}: {_shown(url)}" for url, _ in addresses.values()}, downloader)
+    spec = manifest.path.parent / request.environment
+    asked = {url: (f"{name}: {_shown(url)}", private.of(url, spec)) for url, _ in addresses.values()}
+    sizes = _sizes(asked, downloader)
     files = [
         LockedFile(f"{asset.folder}/{path}", sizes[url], sha256, None, url) for path, (url, sha256) in addresses.items()
     ]
@@ -125,6 +133,7 @@ def bring_package(
     file: LockedFile,
     manifest: Manifest,
     downloader: Downloader,
+    private: PrivateAddresses,
     target: Path,
     progress: Callable[[int], None],
 ) -> FileDigests:
@@ -137,7 +146,9 @@ def bring_package(
     """
     if urlsplit(file.origin).scheme in ("http", "https"):
         ingredient = Ingredient(file.origin, file.size, file.sha256)
-        return downloader.fetch(download_of(asset.name, ingredient, None), target, progress)
+        asked = private.of(file.origin, manifest.path.parent / asset.source.location)
+        download = replace(download_of(asset.name, ingredient, None), url=asked.url, login=asked.login)
+        return downloader.fetch(download, target, progress)
     if file.origin.startswith("file:"):
         source = _local(file.origin)
     else:
@@ -190,21 +201,22 @@ def _tell(asset: LockedAsset, locked: LockedPackages, done: Assembly, reporter: 
         reporter.warn(f"{asset.name}: {note}")
 
 
-def _sizes(addresses: dict[str, str], downloader: Downloader) -> dict[str, int]:
+def _sizes(addresses: dict[str, tuple[str, Asked]], downloader: Downloader) -> dict[str, int]:
     """Bytes of the file at each address.
 
     Args:
-        addresses: address -> how to call it in messages.
+        addresses: address -> how to call it in messages, and how to ask for it.
     """
 
-    def size(address: tuple[str, str]) -> int:
-        url, what = address
+    def size(address: tuple[str, tuple[str, Asked]]) -> int:
+        url, (what, asked) = address
         if url.startswith("file:"):
             path = _local(url)
             if not path.is_file():
                 raise UsageError(f"{what}: {path} is not there.", "Lock the environment again.")
             return path.stat().st_size
-        found, _ = downloader.probe(download_of(what, Ingredient(url, None, None), None, what))
+        download = download_of(what, Ingredient(url, None, None), None, what)
+        found, _ = downloader.probe(replace(download, url=asked.url, login=asked.login))
         if found is None:
             raise IncompleteError(f"{what}: {_shown(url)}: the server does not say how large it is.", "Try a mirror.")
         return found

@@ -91,7 +91,7 @@ def lock_conda(
         packages = _solve(spec, profile, solver.executable, dependencies, [])
     else:
         packages = _solve_pinned(spec, profile, solver.executable, kept, reporter)
-    return [_complete(package, spec) for package in packages]
+    return [with_sha256(package, spec) for package in packages]
 
 
 def _with_pip(spec: EnvironmentSpec) -> list[str]:
@@ -203,8 +203,12 @@ def _read(path: Path) -> list[LockedPackage]:
     return sorted(packages, key=lambda p: p.name)
 
 
-def _complete(package: LockedPackage, spec: EnvironmentSpec) -> LockedPackage:
-    """With a sha256, and without secrets in its address."""
+def with_sha256(package: LockedPackage, spec: EnvironmentSpec) -> LockedPackage:
+    """A solved package with its sha256, and without secrets in its address.
+
+    Raises:
+        UsageError: its channel publishes none, and it does not lie on this machine.
+    """
     sha256 = package.sha256
     parts = urlsplit(package.url)
     if not sha256 and parts.scheme == "file":

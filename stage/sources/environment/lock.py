@@ -121,6 +121,11 @@ def lock_environment(
     spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
     path, solver = output or spec.lock_path, choose_solver(conda, os.environ)
     before = EnvironmentLock.load(path) if path.exists() else None
+    if spec.platforms and profile.platform not in spec.platforms:
+        raise UsageError(
+            f"{spec.place('platforms')}: {profile.platform}, which {profile.path} is for, is not among them.",
+            f"Add {profile.platform} to `platforms`, or take the list out.",
+        )
     if spec.variables:
         reporter.warn(f"{spec.place('variables')}: `variables` do not travel: set them in the run file's slurm.setup")
     _check_updates(updates, before, spec)
@@ -187,7 +192,7 @@ def _resolve(
         addresses=addresses,
     )
     pip_packages = lock_pip(request)
-    _tell(in_conda, pip_packages, reporter)
+    _tell(in_conda, [*conda_packages, *pip_packages], reporter)
     return EnvironmentLock(
         platform=profile.platform,
         content_hash=content_hash(spec, profile, own),
@@ -213,11 +218,11 @@ def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: 
     return version
 
 
-def _tell(in_conda: Sequence[Provided], pip_packages: Sequence[LockedPackage], reporter: Reporter) -> None:
-    sdists = [f"{p.name} {p.version}" for p in pip_packages if p.is_sdist]
+def _tell(in_conda: Sequence[Provided], packages: Sequence[LockedPackage], reporter: Reporter) -> None:
+    sdists = [f"{p.name} {p.version}" for p in packages if p.is_sdist]
     if sdists:
         reporter.note(f"from source, a wheel of which `stage fetch` builds: {', '.join(sdists)}")
-    here = [p.name for p in pip_packages if p.url.startswith("file:")]
+    here = [p.name for p in packages if p.url.startswith("file:")]
     if here:
         listed = ", ".join(here[:5]) + (f" and {len(here) - 5} more" if len(here) > 5 else "")
         reporter.note(f"from a folder of this machine, so that this lock is good here alone: {listed}")

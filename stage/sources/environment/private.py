@@ -5,13 +5,61 @@ A lock has none. They stand in `environment.yml` (best as `${NAME}`), or in what
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable
-from urllib.parse import urlsplit, urlunsplit
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from stage.environment.addresses import userinfo, without_secrets
 from stage.environment.spec import EnvironmentSpec
-from stage.sources.environment.indexes import Indexes
+from stage.sources.environment.indexes import Indexes, choose_indexes
 from stage.sources.http import origin_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to ask for a file: an address, perhaps with a channel's token in it, and `user:password`. Never shown."""
+
+    url: str
+    login: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Asked({without_secrets(self.url)!r})"
+
+
+class PrivateAddresses:
+    """The addresses to ask, for the packages of several environment files; each file is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[EnvironmentSpec, Indexes] | None] = {}
+        self._lock = threading.Lock()
+
+    def of(self, url: str, spec_path: Path) -> Asked:
+        """How to ask for a package of an environment. Where its file is not at hand, nothing is put back.
+
+        Raises:
+            UsageError: the file cannot be read, or names a variable that is not set.
+        """
+        with self._lock:
+            if spec_path not in self._known:
+                self._known[spec_path] = _read(spec_path)
+            known = self._known[spec_path]
+        if known is None:
+            return Asked(url)
+        asked = address_to_ask(url, *known)
+        login = userinfo(asked)
+        parts = urlsplit(asked)
+        bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return Asked(bare, unquote(login) if login else None)
+
+
+def _read(spec_path: Path) -> tuple[EnvironmentSpec, Indexes] | None:
+    if not spec_path.is_file():
+        return None
+    spec = EnvironmentSpec.load(spec_path)
+    return spec, choose_indexes(spec.pip, os.environ)
 
 
 def address_to_ask(url: str, spec: EnvironmentSpec, indexes: Indexes) -> str:

@@ -31,6 +31,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+
 GLIBC_OF_UV = (17, 28, *range(31, 41))
 """The minors of glibc 2 that `uv --python-platform` knows; others are rounded down, so that what is chosen fits."""
 
@@ -132,6 +134,8 @@ class Uv:
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         environment = uv_environment(os.environ)
+        if self._request.spec.pip.index_url:  # the file's own index; to uv, a variable would go before it
+            environment = {name: v for name, v in environment.items() if name not in _INDEX_VARIABLES}
         return subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False)
 
     def _failure(self, said: str) -> StageError:
