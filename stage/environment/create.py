@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from stage.bundle import Bundle
 from stage.digest import hash_file
+from stage.disk import human_count
 from stage.environment import image, relocate
 from stage.environment.needs import Needs
 from stage.environment.packages import LOCK_NAME, LockedPackages, read_packages
@@ -99,7 +100,7 @@ def create(root: Path, name: str, prefix: Path, route: str, say: Callable[[str],
         raise UsageError(f"{root}: `{name}` is no environment, but a {asset.kind}.", f"Environments in it: {there}.")
     creation = Creation((root / asset.folder).absolute(), asset, prefix.absolute(), say)
     _check_files(root, asset, route)
-    {"image": _from_image, "packages": _from_packages, "conda": _by_conda, "venv": _as_venv}[route](creation)
+    {"image": _bootstrap, "packages": _from_packages, "conda": _by_conda, "venv": _as_venv}[route](creation)
 
 
 def _check_files(root: Path, asset: LockedAsset, route: str) -> None:
@@ -120,10 +121,6 @@ def _check_files(root: Path, asset: LockedAsset, route: str) -> None:
             f"{root}: {problems[0]}{more}. Nothing was created.",
             f"stage verify {root} names all damage, and how to carry only that.",
         )
-
-
-def _from_image(creation: Creation) -> None:
-    _bootstrap(creation)
 
 
 def _bootstrap(creation: Creation, *options: str) -> None:
@@ -217,7 +214,8 @@ def _as_venv(creation: Creation) -> None:
             f"Load the module that has it (module load python/{minor}), or use --route image.",
         )
     others = [package.name for package in locked.conda if package.name != "python"]
-    creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; {len(others)} conda packages are not in it")
+    not_in_it = human_count(len(others), "conda package")
+    creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; not in it: {not_in_it}")
     _bootstrap(creation, "--place")
     with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
         uv = _uv(creation, workshop)
