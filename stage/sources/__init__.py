@@ -80,11 +80,6 @@ class Sources:
         from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
 
-        if isinstance(request, EnvironmentRequest):
-            raise UsageError(
-                f"{manifest.place(name, 'environment')}: asset `{name}`: this version does not do `environment` yet.",
-                "Take the entry out for now.",
-            )
         what = what or f"{manifest.place(name)}: `{name}`"
         match request:
             case ModelRequest():
