@@ -33,6 +33,13 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleConfig:
+    """Whether a run may read a bundle that `stage verify` did not find sound here, or that changed since."""
+
+    verified: Literal["optional", "required"] = setting("optional", "what is known of it is told, not demanded")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model, and whether its weights are taken or drawn anew."""
 
@@ -155,6 +162,7 @@ class RunConfig:
     format: int = setting()
     name: str = setting("auto", "the run file's name")
     task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
+    bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig = setting()
     sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)

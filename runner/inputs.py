@@ -1,21 +1,24 @@
 """Asset names -> local paths: the one place where `runner` looks into a bundle.
 
 A run file names assets; out come folders and files on this disk, with the digests that say exactly which they are.
-Nothing of the payload is read here.
+Nothing of the payload is read here; `verification` tells whether somebody read it all and found it sound.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.config import RunConfig
 from runner.errors import DamageError, UsageError
 from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
+from stage.receipts import find as find_receipt
+from stage.receipts import state_folder
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,13 @@ class Inputs:
     environment: EnvironmentInput | None = None
 
 
+class Verification(NamedTuple):
+    """Whether `stage verify` vouches for a bundle as it lies here now; and what to say of it."""
+
+    holds: bool
+    words: str
+
+
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     """Finds a run's model and dataset in a bundle.
 
@@ -133,6 +143,14 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
         raise DamageError(
             f"{folder / 'env.json'}: not what `stage fetch` wrote.", f"stage verify {bundle.root}"
         ) from None
+
+
+def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
+    """What this user's receipts say of a bundle. Looks at the `stat` of every payload file; reads none."""
+    receipt = find_receipt(state_folder(environ), bundle)
+    if isinstance(receipt, str):
+        return Verification(False, receipt)
+    return Verification(True, f"{receipt.in_words(time.time())}, unchanged since")
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
 
 from runner.config import RunConfig
 from runner.data.prepare import frame, load_tokenizer, recipes
-from runner.errors import IncompleteError, UsageError, human_size
-from runner.inputs import Inputs, ModelInput
+from runner.errors import IncompleteError, PolicyError, UsageError, human_size
+from runner.inputs import Inputs, ModelInput, verification
 from runner.plan import STATE_BYTES, ModelShape, check_batch, sequence_length, state_bytes
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
@@ -32,8 +33,10 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
 
     Raises:
         UsageError: what cannot work, with what would; a checkpoint of another run.
+        PolicyError: the bundle has to be verified, and is not.
         IncompleteError: the disk is too small for the checkpoints.
     """
+    verified = _check_verified(config, inputs)
     model = inputs.model
     shape = ModelShape.of(model.settings, count_parameters(model))
     length, _ = sequence_length(config, shape)
@@ -51,6 +54,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
+        verified,
         f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, "
         f"init {config.model.init}",
         f"data {inputs.dataset_asset}/{inputs.dataset_config}: {inputs.train.rows:,} rows to train on, "
@@ -65,6 +69,17 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
             f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
         )
     return [*lines, resumed] if resumed else lines
+
+
+def _check_verified(config: RunConfig, inputs: Inputs) -> str:
+    known = verification(inputs.bundle, os.environ)
+    if not known.holds and config.bundle.verified == "required":
+        raise PolicyError(
+            f"{config.path}: `bundle.verified: required`, and {inputs.bundle} is not: {known.words}.",
+            f"stage verify {inputs.bundle}",
+        )
+    told = known.words if known.holds else f"{known.words} (stage verify {inputs.bundle} reads every byte)"
+    return f"bundle {inputs.bundle_id[:12]}: {told}"
 
 
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:

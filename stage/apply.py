@@ -24,7 +24,7 @@ from stage.disk import human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
 from stage.lockfile import LockedFile, Lockfile
 from stage.lockreader import read_lock
-from stage.names import printable
+from stage.names import PARTIAL_SUFFIX, printable
 from stage.patchfile import Content, Plan, check_pieces, find_volumes
 from stage.progress import Reporter
 from stage.verify import verify
@@ -242,6 +242,8 @@ class _Apply:
                 raise UsageError(f"{path}: the patch has a file that no bundle has.", "Make it anew.")
             _make_real_folder(self.root, (self.root / path).parent)
             write_atomically(self.root / path, self.store.tag(path))
+            for left in (self.root / path).parent.glob(f"{Path(path).name}.*{PARTIAL_SUFFIX}"):
+                left.unlink()  # of an apply that was killed just here
 
     def _require_sound(self) -> None:
         with self.reporter.bytes_bar("verify", self.lock.size) as progress:
@@ -249,6 +251,12 @@ class _Apply:
         if report.ok and report.bundle_id == self.plan.target:
             return
         told = "; ".join(str(finding) for finding in report.findings[:3])
+        if report.bundle_id == self.plan.target and all(finding.problem == "extra" for finding in report.findings):
+            self.store.remove()
+            raise DamageError(
+                f"{self.root}: all of the bundle is sound with the patch; what is extra is not of it: {told}.",
+                f"Move that out of the folder. Then: stage verify {self.root}",
+            )
         raise DamageError(
             f"{self.root}: the patch is in place, but {len(report.findings)} findings are left: {told}.",
             f"stage verify {self.root} --report FILE, and stage patch with that; move out what is extra.",

@@ -1,16 +1,19 @@
 """The bill of materials: lock -> `bom.cdx.json`, a CycloneDX 1.6 document (ML-BOM): what came from where.
 
 One component an asset, with licence, revision and package URL; inside a model, one for each file of weights with its
-sha256. Every other byte is the lock's business, which the document names by digest. It is made of the lock alone, and
+sha256; as its ancestors, what was converted or unpacked to make it. Every other byte is the lock's business, which the
+document names by digest. It is made of the lock alone, and
 has no serial number or date, so that the same lock gives the same text.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from stage.lockfile import LockedAsset, LockedFile, Lockfile
+from stage.licences import identifiers
+from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile
 
 if TYPE_CHECKING:
     from cyclonedx.model import HashType
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors",)
 _CARDS = ("README.md", "CARD.md")
+_MANY = 100  # ingredients (a folder of images has thousands): more are counted, not named
 
 
 def bom_text(lock: Lockfile) -> bytes:
@@ -45,11 +49,12 @@ def bom_text(lock: Lockfile) -> bytes:
 def _component(asset: LockedAsset) -> Component:
     from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
-    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.component import Component, ComponentType, Pedigree
     from packageurl import PackageURL
 
     source = asset.source
     cards = [file.path for file in asset.files if file.path in {f"{asset.folder}/{card}" for card in _CARDS}]
+    ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()  # some are of two splits
     facts = {
         "airlift:kind": asset.kind,
         "airlift:path": asset.folder,
@@ -61,6 +66,7 @@ def _component(asset: LockedAsset) -> Component:
         "airlift:code": ", ".join(sorted(f"{code.repository}@{code.commit}" for code in asset.code)) or None,
         "airlift:files": str(len(asset.files)),
         "airlift:bytes": str(asset.size),
+        "airlift:made-from": _made_from(ancestors),
     }
     namespace, _, name = source.location.rpartition("/")
     purl = None
@@ -72,9 +78,14 @@ def _component(asset: LockedAsset) -> Component:
         name=asset.name,
         version=source.commit,
         bom_ref=f"asset:{asset.name}",
-        licenses=[LicenseFactory().make_from_string(asset.licence)] if asset.licence else None,
+        licenses=[LicenseFactory().make_from_string(word) for word in identifiers(asset.licence)]
+        if asset.licence
+        else None,
         purl=purl,
         components=[_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)],
+        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
+        if 0 < len(ancestors) <= _MANY
+        else None,
         external_references=[
             ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(card)) for card in cards
         ],
@@ -88,6 +99,27 @@ def _weights(file: LockedFile) -> Component:
     return Component(
         type=ComponentType.FILE, name=file.path, bom_ref=f"file:{file.path}", hashes=[_sha256(file.sha256 or "")]
     )
+
+
+def _ancestor(ingredient: Ingredient, asset: str) -> Component:
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+    from cyclonedx.model.component import Component, ComponentType
+
+    fetched = ingredient.origin.startswith(("http://", "https://", "ftp://"))
+    return Component(
+        type=ComponentType.FILE,
+        name=ingredient.origin,
+        bom_ref=f"made-from:{asset}:{ingredient.origin}",
+        hashes=[_sha256(ingredient.sha256)] if ingredient.sha256 else None,
+        external_references=[ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(ingredient.origin))]
+        if fetched
+        else None,
+    )
+
+
+def _made_from(ingredients: Collection[Ingredient]) -> str | None:
+    size = sum(ingredient.size or 0 for ingredient in ingredients)
+    return f"{len(ingredients)} files, {size} bytes" if ingredients else None
 
 
 def _sha256(value: str) -> HashType:

@@ -7,14 +7,12 @@ then the tag files, `tagmanifest-sha256.txt` last, so its presence means the bun
 
 from __future__ import annotations
 
-import difflib
 import errno
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-from stage.bom import bom_text
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
@@ -78,6 +76,8 @@ class Bundle:
         """
         if name in self.lock.assets:
             return self.lock.assets[name]
+        import difflib
+
         nearest = difflib.get_close_matches(name, self.lock.assets, n=1)
         hint = f"Did you mean `{nearest[0]}`? " if nearest else ""
         raise UsageError(
@@ -137,12 +137,22 @@ def parse_manifest(data: bytes) -> dict[str, str]:
 
 def payload_manifest(lock: Lockfile) -> bytes:
     """The text of `manifest-sha256.txt` for a complete lock."""
-    return manifest_text({file.path: file.sha256 or "" for file in lock.files})
+    return "".join(f"{file.sha256 or ''}  {file.path}\n" for file in lock.files).encode()
 
 
 def payload_oxum(lock: Lockfile) -> str:
     """BagIt's O(1) check: `<payload bytes>.<payload files>` (RFC 8493, 2.2.2)."""
     return f"{lock.size}.{len(lock.files)}"
+
+
+def announced_size(root: Path) -> int:
+    """Payload bytes as `bag-info.txt` has them, for a display of progress; 0 where that cannot be read."""
+    try:
+        text = (root / BAG_INFO).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^Payload-Oxum: (\d{1,18})\.", text, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def blocks_path(sha256: str) -> str:
@@ -175,6 +185,8 @@ def write_blocks(root: Path, sha256: str, blocks: Iterable[str]) -> None:
 
 def verifier_text() -> bytes:
     """The text of `stage-verify.py`."""
+    from importlib import resources
+
     return resources.files("stage").joinpath(f"templates/{VERIFIER}").read_bytes()
 
 
@@ -187,6 +199,8 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     """
     if not lock.is_complete:
         raise AssertionError("a bundle is finished only with a complete lock")
+    from stage.bom import bom_text
+
     (root / PAYLOAD).mkdir(exist_ok=True)
     texts = {
         BAGIT: BAGIT_TEXT,

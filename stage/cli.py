@@ -6,6 +6,7 @@ Each command imports what it needs inside itself, so that `stage verify --help` 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +143,7 @@ def fetch(
     from stage.fetch import fetch_manifest
     from stage.progress import Reporter
     from stage.sources.rate import parse_rate
+    from stage.store import store_from
 
     with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
         outcome = fetch_manifest(
@@ -156,6 +158,7 @@ def fetch(
             reporter=reporter,
             allow_pickle=allow_pickle,
             offline_check=offline_check,
+            store=store_from(os.environ),
         )
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
@@ -178,5 +181,5 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
         say(describe(bundle, signers))
 
 
-for _command in (verify, patch, apply, env, serve, cli_carry.init, cli_carry.push, cli_carry.sign):
+for _command in (verify, patch, apply, env, serve, cli_carry.init, cli_carry.push, cli_carry.sign, cli_carry.gc):
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""The commands round the carrying of a bundle: sign, push, init. Parses and prints, as `stage.cli` does.
+"""The commands round the carrying of a bundle: init, sign, push, gc. Parses and prints, as `stage.cli` does.
 
 `stage.cli` adds them to its group; each imports what it needs inside itself.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.errors import DamageError, UsageError, as_shown
+from stage.terminal import json_option, quiet_option, say
 
 if TYPE_CHECKING:
     from stage.push import PushOutcome
@@ -126,16 +128,37 @@ def _print_push(outcome: PushOutcome) -> None:
 
 
 def _damaged_there(outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str) -> DamageError:
-    """What to do about findings that sending again did not mend."""
     from stage.disk import human_count
+    from stage.mending import mending
 
-    findings = outcome.report["findings"]
-    again = ["stage", "push", str(bundle), str(outcome.target), *(["--ssh", ssh] if ssh != "ssh" else [])]
-    extra = all(finding["problem"] == "extra" for finding in findings)
-    remedy = (
-        f"Files are there that the bundle does not have. To remove them: {shlex.join([*again, '--delete'])}"
-        if extra
-        else f"Sent twice and still damaged: the disk or its file system there is to be looked at. Then: "
-        f"{shlex.join(again)}"
-    )
-    return DamageError(f"{outcome.target}: {human_count(len(findings), 'finding')}, written to {report}.", remedy)
+    findings = human_count(len(outcome.report["findings"]), "finding")
+    what_to_do = mending(outcome, bundle, report or Path("FILE"), ssh)
+    return DamageError(f"{outcome.target}: {findings}, written to {report}.", "\n     ".join(what_to_do))
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be freed.")
+@quiet_option
+@json_option
+def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
+    """Free what no bundle on this machine uses any more of the store that bundles share.
+
+    The store is $AIRLIFT_STORE, by default a folder in your cache folder. Bundles are not touched.
+    """
+    from stage.disk import human_count, human_size
+    from stage.gc import collect
+    from stage.store import store_from
+
+    store = store_from(os.environ)
+    if store is None:
+        raise UsageError("There is no store (AIRLIFT_STORE=none).", "Name it: AIRLIFT_STORE=FOLDER stage gc")
+    done = collect(store, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(done.to_json(), indent=1))
+    elif not quiet:
+        for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
+            click.echo(f"  {human_size(size):>9}  sha256 {sha256}")
+        would = "would free" if dry_run else "freed"
+        dropped = f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
+        kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"
+        say(f"{store.root}: {would} {dropped}; {kept} in use")

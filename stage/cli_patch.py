@@ -49,11 +49,11 @@ def patch(
     from stage.progress import Reporter
 
     size = _parse_size(volume_size) if volume_size else None
-    with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("patch", 0) as progress:
+    with Reporter(quiet=quiet or as_json) as reporter:
         if report is not None and since is None:
-            outcome = patch_damage(bundle, read_report(report), output, size, progress)
+            outcome = patch_damage(bundle, read_report(report), output, size, reporter)
         elif since is not None and report is None:
-            outcome = patch_since(bundle, since, output, size, progress)
+            outcome = patch_since(bundle, since, output, size, reporter)
         else:
             raise UsageError("Either --report or --since.", "stage patch --help")
     for path in outcome.left:

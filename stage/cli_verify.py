@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,8 @@ from stage.errors import DamageError, UsageError
 from stage.terminal import json_option, quiet_option, say, signers_option
 
 if TYPE_CHECKING:
-    from stage.findings import VerificationReport
+    from stage.findings import Shard, VerificationReport
+    from stage.progress import Reporter
     from stage.sign import Trust
 
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
 @click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
 @click.option("--deep", is_flag=True, help="Also load configs, weights' headers, tokenizers and parquet footers.")
-@click.option("--jobs", type=click.IntRange(1, 256), help="Threads that read. Default: one a core.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes that read. Default: one a core.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     metavar="I/N",
     help="Read only the I-th of N parts (from 1). `auto`: this task's part of a Slurm step.",
 )
+@click.option(
+    "--no-resume", is_flag=True, help="Read everything, also what an interrupted verification found sound today."
+)
 @click.option("--merge", is_flag=True, help="Take the reports of all shards instead of BUNDLE; give the verdict.")
 @signers_option
 @quiet_option
@@ -46,6 +53,7 @@ def verify(
     jobs: int | None,
     report: Path | None,
     shard_text: str | None,
+    no_resume: bool,
     merge: bool,
     signers: Path | None,
     quiet: bool,
@@ -61,12 +69,8 @@ def verify(
                     stage verify --merge part-*.json
     """
     from stage.disk import write_atomically
-    from stage.findings import read_report
     from stage.progress import Reporter
-    from stage.shards import merge as merge_reports
     from stage.shards import parse_shard, report_path
-    from stage.sign import Trust
-    from stage.verify import verify as verify_bundle
 
     if deep and (fast or merge or shard_text):
         raise UsageError(
@@ -74,9 +78,9 @@ def verify(
             "Leave one of them out.",
         )
     shard = parse_shard(shard_text, os.environ) if shard_text else None
-    if merge and (shard or fast or signers):
+    if merge and (shard or fast or signers or no_resume):
         raise UsageError(
-            "--merge: takes reports, so it goes without --shard, --fast and --signers.",
+            "--merge: takes reports, so it goes without --shard, --fast, --no-resume and --signers.",
             "stage verify BUNDLE --fast --signers FILE checks the signature.",
         )
     if not merge and len(paths) > 1:
@@ -85,20 +89,16 @@ def verify(
         report = report_path(report, shard)
     if report is not None:
         _check_report_path(report, None if merge else paths[0])
-    trust = None
-    if merge:
-        result = merge_reports([(path, read_report(path)) for path in paths])
-    else:
-        with Reporter(quiet=quiet or as_json) as reporter, reporter.bytes_bar("verify", 0) as bar:
-            trust = Trust.check(paths[0], signers)
-            result = verify_bundle(paths[0], "fast" if fast else "full", jobs=jobs, shard=shard, progress=bar)
-            if deep:
-                from stage.loadcheck import verify_deep
-
-                result, unchecked = verify_deep(result)
-                for said in unchecked:
-                    reporter.note(f"not checked: {said}")
-        trust = trust.with_findings(paths[0], result.findings)
+    with Reporter(quiet=quiet or as_json) as reporter:
+        if merge:
+            result, trust = _merged(paths), None
+        else:
+            trust = _trust(paths[0], signers)
+            level = "deep" if deep else "fast" if fast else "full"
+            result = _verified(paths[0], level, jobs, shard, not no_resume, reporter)
+            trust = trust and trust.with_findings(paths[0], result.findings)
+        if not result.ok or trust is None or trust.error is None:  # who demanded a signature got none to believe
+            _leave_receipt(result, reporter)
     text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
     if report is not None:
         write_atomically(report, text.encode())
@@ -110,6 +110,68 @@ def verify(
         sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
+
+
+def _merged(paths: Sequence[Path]) -> VerificationReport:
+    from stage.findings import read_report
+    from stage.shards import merge
+
+    return merge([(path, read_report(path)) for path in paths])
+
+
+def _trust(bundle: Path, signers: Path | None) -> Trust | None:
+    if signers is None:
+        return None
+    from stage.sign import Trust
+
+    return Trust.check(bundle, signers)
+
+
+def _verified(
+    bundle: Path, level: str, jobs: int | None, shard: Shard | None, resume: bool, reporter: Reporter
+) -> VerificationReport:
+    from stage.bundle import announced_size
+    from stage.journal import Journal
+    from stage.receipts import state_folder
+    from stage.verify import verify
+
+    if level == "fast":
+        with _no_collections():
+            return verify(bundle, "fast", shard=shard)
+    journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
+    to_read = announced_size(bundle) // (shard.count if shard else 1)
+    with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
+        report = verify(bundle, "full", jobs=jobs, shard=shard, progress=bar, journal=journal)
+    if level == "deep":
+        from stage.loadcheck import verify_deep
+
+        with reporter.at_work("load"):
+            report, unchecked = verify_deep(report)
+        for said in unchecked:
+            reporter.note(f"not checked: {said}")
+    return report
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A lock is many objects without a cycle: going through them again and again takes long and frees nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
+    """A verdict is worth having without a receipt: where that cannot be written, say so and go on."""
+    from stage.receipts import record, state_folder
+
+    try:
+        why_not = record(state_folder(os.environ), report)
+    except OSError as error:
+        why_not = f"no receipt for `runner`: {error.filename}: {error.strerror}"
+    if why_not:
+        reporter.note(why_not)
 
 
 def _check_report_path(report: Path, bundle: Path | None) -> None:
@@ -146,6 +208,8 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
 def _what_to_do(result: VerificationReport, report: Path | None) -> str:
     if any(finding.problem == "unloadable" for finding in result.findings):
         return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
+    if all(finding.problem == "extra" for finding in result.findings):
+        return "Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder."
     carry = report or "FILE"
     return (
         f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"

@@ -17,6 +17,7 @@ BLOCK_SIZE = 16 * 2**20
 BLOCKS_ABOVE = 64 * 2**20
 READ_SIZE = 4 * 2**20
 
+_HEX = re.compile(r"[0-9a-f]+").fullmatch
 _LENGTHS = {"sha256": 64, "lfs-sha256": 64, "git-sha1": 40}
 
 
@@ -43,7 +44,7 @@ class Digest:
 
 def is_hex(value: object, length: int) -> bool:
     """Whether `value` is text of exactly `length` lowercase hex digits."""
-    return isinstance(value, str) and len(value) == length and re.fullmatch(r"[0-9a-f]+", value) is not None
+    return isinstance(value, str) and len(value) == length and _HEX(value) is not None
 
 
 @dataclass(frozen=True)

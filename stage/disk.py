@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from stage.errors import IncompleteError
@@ -46,6 +45,8 @@ def check_space(folder: Path, needed: int) -> None:
     Raises:
         IncompleteError: saying how much is missing.
     """
+    import shutil  # slow to import, and `stage verify` has to begin at once
+
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -54,7 +55,8 @@ def check_space(folder: Path, needed: int) -> None:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
             f"{human_size(needed - free)} are missing. Nothing was downloaded.",
-            f"Free {human_size(needed - free)} there, or choose another folder with -o.",
+            f"Free {human_size(needed - free)} there (`stage gc` drops what no bundle uses from the shared store), or "
+            "choose another folder with -o.",
         )
 
 
@@ -71,3 +73,11 @@ def human_size(size: int | float) -> str:
 def human_count(number: int, noun: str) -> str:
     """`1 file`, `1,234 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def age_in_words(seconds: float) -> str:
+    """`40 s`, `12 min`, `5 h`, `3 days`."""
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"

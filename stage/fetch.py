@@ -11,8 +11,9 @@ import platform
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from stage import bundle as layout
 from stage.digest import FileDigests, hash_file
 from stage.disk import check_space, human_count, human_size, write_atomically
 from stage.errors import DamageError
+from stage.fetchplan import FetchOutcome, plan, was_made
 from stage.inspect import parquet_footer
 from stage.loadcheck import require_loads
 from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
@@ -29,8 +31,10 @@ from stage.manifest import Manifest
 from stage.names import check_collisions
 from stage.progress import Reporter
 from stage.resolve import Resolution, read_previous, resolve
+from stage.sharing import Sharing
 from stage.sources import Sources
 from stage.sources.retry import Stopped
+from stage.store import Store
 from stage.verify import verify
 from stage.workfolder import WorkFolder, alone_in
 
@@ -39,33 +43,7 @@ ROOM_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside th
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class FetchOutcome:
-    """What a fetch did, or would do (`dry_run`). Sizes in bytes; `bundle_id` is None in a dry run."""
-
-    bundle: Path
-    lock_path: Path
-    bundle_id: str | None
-    files: int
-    size: int
-    fetched_files: int
-    fetched_size: int
-    dry_run: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "bundle": str(self.bundle),
-            "bundle_id": self.bundle_id,
-            "lock": str(self.lock_path),
-            "files": self.files,
-            "bytes": self.size,
-            "fetched_files": self.fetched_files,
-            "fetched_bytes": self.fetched_size,
-            "dry_run": self.dry_run,
-        }
+Pair = tuple[LockedAsset, LockedFile]
 
 
 def fetch_manifest(
@@ -81,8 +59,12 @@ def fetch_manifest(
     max_rate: float | None = None,
     allow_pickle: bool = False,
     offline_check: bool = True,
+    store: Store | None = None,
 ) -> FetchOutcome:
     """`stage fetch`: resolves or follows the lock, then makes `root` the bundle it describes.
+
+    Args:
+        store: where contents that this machine has already are looked for, and kept; None: nowhere.
 
     Raises:
         StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
@@ -94,9 +76,10 @@ def fetch_manifest(
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:
-            return _plan(resolution, root, folder, reporter)
+            given_up = folder.given_up({file.path for file in resolution.lock.files})
+            return plan(resolution, root, folder, Sharing(store, root, reporter, given_up), reporter)
         write_lock(resolution.lock, manifest, previous)
-        return _Fetch(resolution, root, folder, sources, jobs, reporter, offline_check).run(previous)
+        return _Fetch(resolution, root, folder, sources, jobs, reporter, offline_check, store).run(previous)
 
 
 def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[str], reporter: Reporter) -> Resolution:
@@ -133,9 +116,12 @@ class _Fetch:
         jobs: int,
         reporter: Reporter,
         offline_check: bool,
+        store: Store | None,
     ) -> None:
         self.manifest, self.lock = resolution.manifest, resolution.lock
         self.root, self.folder, self.sources, self.jobs, self.reporter = root, folder, sources, jobs, reporter
+        wanted = {file.path for file in self.lock.files}
+        self.sharing = Sharing(store, root, reporter, folder.given_up(wanted))
         self.offline_check = offline_check
         self.digests: dict[str, FileDigests] = {}
 
@@ -144,19 +130,22 @@ class _Fetch:
         files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
         stale = self.folder.stale({file.path for _, file in files})
         here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
-        absent = [pair for pair in files if pair not in here]
-        check_space(self.root, self._bytes_to_come(absent))
+        absent = [(asset, file) for asset, file in files if self.folder.size_of(file.path) != file.size]
+        check_space(self.root, self._bytes_to_come([pair for pair in absent if not self.sharing.is_free(pair[1])]))
         if here:
             size = sum(file.size for _, file in here)
             self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
             damaged = self._each("check", here, self._check)
             absent += [pair for pair, is_damaged in zip(here, damaged, strict=True) if is_damaged]
+        shared = self._take_shared([pair for pair in absent if self.sharing.has(pair[1])])
+        absent = [(asset, file) for asset, file in absent if file.path not in shared]
         to_make = self._to_make(absent)
         if not absent and not to_make and not stale and self._is_finished():
             self.reporter.note(f"{self.root}: complete already; nothing to do")
         else:
             self._bring_and_finish(absent, to_make, stale)
             write_lock(self.lock, self.manifest, previous)
+        self.sharing.keep(self.digests)
         remade = [file for name in to_make for file in self.lock.assets[name].files if file.made_by]
         fetched = [file for _, file in absent if not file.made_by] + remade
         size, count = sum(file.size for file in fetched), len(self.lock.files)
@@ -164,13 +153,38 @@ class _Fetch:
             f"{self.root}: {human_count(count, 'file')}, {human_size(self.lock.size)}, {human_size(size)} fetched"
         )
         return FetchOutcome(
-            self.root, self.manifest.lock_path, self.lock.id, count, self.lock.size, len(fetched), size, False
+            self.root,
+            self.manifest.lock_path,
+            self.lock.id,
+            count,
+            self.lock.size,
+            len(fetched),
+            size,
+            len(shared),
+            sum(shared.values()),
+            False,
         )
+
+    def _take_shared(self, known: list[Pair]) -> dict[str, int]:
+        """Brings what the store has; path and size of what came so."""
+        if not known:
+            return {}
+        self.folder.mark_unfinished({file.path for file in self.lock.files})
+        came = self._each("store", known, self._take)
+        taken = {file.path: file.size for (_, file), is_here in zip(known, came, strict=True) if is_here}
+        self.sharing.report_taken()
+        return taken
+
+    def _take(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
+        digests = self.sharing.take(file, partial(_is_as_locked, file=file), progress)
+        if digests is not None:
+            self.digests[file.path] = digests
+        return digests is not None
 
     def _to_make(self, absent: list[tuple[LockedAsset, LockedFile]]) -> list[str]:
         """Assets with files that are made here and are not here, or were never made."""
         names = {asset.name for asset, file in absent if file.made_by}
-        names |= {asset.name for asset in self.lock.assets.values() if asset.made_from and not _was_made(asset)}
+        names |= {asset.name for asset in self.lock.assets.values() if asset.made_from and not was_made(asset)}
         for name in sorted(names):
             check_may_make(self.lock.assets[name], self.manifest, self.sources)
         return sorted(names)
@@ -184,8 +198,7 @@ class _Fetch:
             write_lock(self.lock, self.manifest, before)
 
         asset = self.lock.assets[name]
-        with self.reporter.bytes_bar(f"make {name}", sum(i.size or 0 for i in asset.made_from)) as add:
-            made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin, add)
+        made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin)
         self.digests.update(digests)
         self.lock = self.lock.with_asset(made)
         check_collisions([file.path for file in self.lock.files], str(self.manifest.path))
@@ -206,7 +219,8 @@ class _Fetch:
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
         self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
         if self.offline_check:
-            require_loads(self.root, self.lock, self.reporter)
+            with self.reporter.at_work("load"):
+                require_loads(self.root, self.lock, self.reporter)
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
 
     def _is_finished(self) -> bool:
@@ -219,7 +233,7 @@ class _Fetch:
 
     def _bytes_to_come(self, absent: list[tuple[LockedAsset, LockedFile]]) -> int:
         partial = self.folder.partial_size
-        made = {asset.name: asset for asset in self.lock.assets.values() if asset.made_from and not _was_made(asset)}
+        made = {asset.name: asset for asset in self.lock.assets.values() if asset.made_from and not was_made(asset)}
         made |= {asset.name: asset for asset, file in absent if file.made_by}
         to_make = sum(i.size or 0 for a in made.values() if a.source.type != "path" for i in a.made_from)
         environments = [asset for asset in made.values() if asset.environment is not None]
@@ -251,18 +265,18 @@ class _Fetch:
 
         The first failure ends the others soon, and is the one that is raised.
         """
-        with (
-            self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as add,
-            ThreadPoolExecutor(max_workers=self.jobs) as pool,
-        ):
+        with self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as add:
+            pool, waited = ThreadPoolExecutor(max_workers=self.jobs), False
             order = sorted(range(len(pairs)), key=lambda i: -pairs[i][1].size)
             futures: dict[int, Future[T]] = {i: pool.submit(work, *pairs[i], add) for i in order}
             try:
                 wait(futures.values(), return_when=FIRST_EXCEPTION)
+                waited = True
             finally:
                 if any(not f.done() or f.cancelled() or f.exception() for f in futures.values()):
                     self.sources.stop()
-                    pool.shutdown(wait=True, cancel_futures=True)
+                # Ctrl-C waits for no server that says nothing: what came is on the disk, and the process ends.
+                pool.shutdown(wait=waited, cancel_futures=True)
             _raise_first(futures.values())
             return [futures[i].result() for i in range(len(pairs))]
 
@@ -278,10 +292,6 @@ def _raise_first(futures: Iterable[Future[Any]]) -> None:
 
 def _wants_git(file: LockedFile) -> bool:
     return file.upstream is not None and file.upstream.algorithm == "git-sha1"
-
-
-def _was_made(asset: LockedAsset) -> bool:
-    return any(file.made_by for file in asset.files)
 
 
 def _is_as_locked(digests: FileDigests, file: LockedFile) -> bool:
@@ -331,24 +341,3 @@ def _facts(endpoint: str) -> list[tuple[str, str]]:
         ("Airlift-Endpoint", endpoint),
         ("Airlift-Host", platform.node() or "unknown"),
     ]
-
-
-def _plan(resolution: Resolution, root: Path, folder: WorkFolder, reporter: Reporter) -> FetchOutcome:
-    """What a fetch would do, by name and size alone."""
-    lock = resolution.lock
-    missing = [file for file in lock.files if folder.size_of(file.path) != file.size]
-    for file in lock.files:
-        state = "fetch" if file in missing else "here"
-        reporter.note(f"  {state:5} {human_size(file.size):>9}  {file.path}")
-    to_make = [asset for asset in lock.assets.values() if asset.made_from and not _was_made(asset)]
-    for asset in to_make:
-        size = sum(i.size or 0 for i in asset.made_from)
-        reporter.note(f"  make  {human_size(size):>9}  {asset.folder}/ from {asset.source.location}")
-    stale = folder.stale({file.path for file in lock.files})
-    for path in stale:
-        reporter.note(f"  drop             {path}")
-    size = sum(file.size for file in missing) + sum(i.size or 0 for asset in to_make for i in asset.made_from)
-    count = human_count(len(missing) + sum(len(asset.made_from) for asset in to_make), "file")
-    reporter.note(f"would fetch {count}, {human_size(size)} of {human_size(lock.size)}, into {root}")
-    check_space(root, max(0, size - folder.partial_size))
-    return FetchOutcome(root, resolution.lock_path, None, len(lock.files), lock.size, len(missing), size, True)

@@ -14,6 +14,7 @@ from typing import Any
 from stage.digest import is_hex
 from stage.errors import UsageError, as_shown
 from stage.names import printable
+from stage.stamp import Stamp
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -69,13 +70,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What a verification looked at and found. `ok` means: nothing.
+    """What a verification looked at and found. `ok` means: nothing. Two are equal that say the same of a bundle.
 
     Attributes:
         files, size: of the whole bundle, as the lock counts them.
         shard: None for a whole verification.
         seal: sha256 of the tag manifest of what was verified; None if it is missing. Tells whether shards belong
             together.
+        began: when the first byte was read, in seconds since 1970; of one gone on with, the interrupted one's.
+        stamp: of the payload files that were read; None unless all are sound and had been still for a while.
     """
 
     root: Path
@@ -86,6 +89,8 @@ class VerificationReport:
     findings: tuple[Finding, ...] = field(default=())
     shard: Shard | None = None
     seal: str | None = None
+    began: float | None = field(default=None, compare=False)
+    stamp: Stamp | None = field(default=None, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -104,7 +109,10 @@ class VerificationReport:
             "bytes": self.size,
             "findings": [finding.to_json() for finding in self.findings],
         }
-        return {**document, "shard": str(self.shard), "seal": self.seal} if self.shard else document
+        if self.shard is None:
+            return document
+        stamp = self.stamp._asdict() if self.stamp else None
+        return {**document, "shard": str(self.shard), "seal": self.seal, "began": self.began, "stamp": stamp}
 
 
 class Found:
@@ -203,7 +211,13 @@ def _from_json(document: Any) -> VerificationReport:
     number, count = (int(part) for part in _typed(document["shard"], str).split("/"))
     if not 1 <= number <= count:
         raise ValueError
-    return replace(report, shard=Shard(number, count))
+    began, stamp = document.get("began"), document.get("stamp")
+    return replace(
+        report,
+        shard=Shard(number, count),
+        began=None if began is None else float(began),
+        stamp=None if stamp is None else Stamp(**{key: _typed(value, int) for key, value in stamp.items()}),
+    )
 
 
 def _finding(value: Any) -> Finding:

@@ -5,6 +5,7 @@ What the Hub says (model or dataset, licence, configs) becomes entries and comme
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from stage.errors import UsageError, as_shown
+from stage.licences import identifiers
 from stage.manifest import FORMAT
 from stage.names import folded, problem_with_asset_name
 from stage.sources.lookup import LookedUp
@@ -21,15 +23,17 @@ _SHOWN_CONFIGS = 12
 
 def manifest_text(path: Path, found: Sequence[LookedUp]) -> str:
     """The text of a manifest with one entry for each repository."""
-    bundle = path.stem
+    names = asset_names(item.repository for item in found)
+    bundle = names[0] if path.stem == "manifest" else path.stem
+    stated = dict.fromkeys(word for item in found for word in identifiers(item.licence))
     lines = [
-        f"# Next: stage fetch {_comment(path.name)} -o {_comment(bundle)}-bundle   (--dry-run first shows the sizes)",
+        f"# Next: stage fetch {_comment(path.name)} -o bundle   (--dry-run first shows the sizes)",
         f"format: {FORMAT}",
         f"name: {_scalar(bundle)}",
-        "# policy: {licences: [apache-2.0, mit]}   # refuses others",
+        f"# policy: {{licences: [{', '.join(_flow(_comment(word)) for word in stated)}]}}   # refuses others",
         "assets:",
     ]
-    for name, repository in zip(asset_names(item.repository for item in found), found, strict=True):
+    for name, repository in zip(names, found, strict=True):
         lines += [f"  {_scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
     return "\n".join(lines) + "\n"
 
@@ -41,7 +45,11 @@ def _entry(found: LookedUp) -> list[str]:
     if found.also:
         notes.append("a dataset has this name too: `dataset:` in place of `model:`")
     lines = [f"# {_comment('; '.join(notes))}", f"{found.kind}: {_scalar(found.repository)}"]
-    lines.append("# revision: main   # or a tag or a commit; the .lock pins the commit")
+    lines.append(
+        f"revision: {_scalar(found.revision)}"
+        if found.revision
+        else "# revision: main   # or a tag or a commit; the .lock pins the commit"
+    )
     if found.kind == "model":
         lines.append('# include: ["*.safetensors", "*.json"]   # by default, what from_pretrained needs')
         return lines
@@ -81,6 +89,11 @@ def _scalar(text: str) -> str:
     if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
         return text
     return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
+
+
+def _flow(text: str) -> str:
+    """Text as a member of a YAML list in brackets."""
+    return text if re.fullmatch(r"[\w. ()-]+", text) and text[0].isalnum() else json.dumps(text, ensure_ascii=False)
 
 
 def _comment(text: str) -> str:

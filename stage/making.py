@@ -57,7 +57,6 @@ def make(
     sources: Sources,
     reporter: Reporter,
     pin: Callable[[LockedAsset], None],
-    progress: Progress,
 ) -> tuple[LockedAsset, Digests]:
     """Makes the files of an asset that do not travel as published, and puts them in place.
 
@@ -77,15 +76,19 @@ def make(
         shutil.rmtree(out)
     if asset.environment is not None:
         out.mkdir(parents=True)
-        made, files = make_environment(asset, root / asset.folder, out, reporter)
+        with reporter.at_work(f"make {asset.name}"):
+            made, files = make_environment(asset, root / asset.folder, out, reporter)
     else:
-        inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
+        with reporter.bytes_bar(f"fetch {asset.name}", sum(i.size or 0 for i in asset.made_from)) as progress:
+            inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
         pinned = replace(asset, made_from=ingredients)
         if pinned != asset:
             pin(pinned)
         reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
-        made, files = _files(pinned, manifest, inputs, out)
-    digests = {file.path: hash_file(path) for file, path in files}
+        with reporter.at_work(f"make {asset.name}"):
+            made, files = _files(pinned, manifest, inputs, out)
+    with reporter.bytes_bar(f"hash {asset.name}", sum(path.stat().st_size for _, path in files)) as hashed:
+        digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
     complete = replace(
         made,
         files=tuple(f for f in asset.files if not f.made_by)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from stage import names
 from stage.digest import is_hex
-from stage.errors import UsageError
+from stage.errors import PolicyError, UsageError
 from stage.yamlfile import Lines, Where, check_keys, load_yaml_with_lines
 
 FORMAT = 1
@@ -34,6 +34,7 @@ class ModelRequest:
     allow_code: bool = False
     base: bool = True
     tokenizer_only: bool = False
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class DatasetRequest:
     revision: str = "main"
     config: str | None = None
     splits: tuple[str, ...] = ()
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class PathRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     convert: str | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class UrlRequest:
     sha256: str | None = None
     unpack: bool = False
     convert: str | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,12 @@ class Manifest:
         if not assets:
             raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
         requests = {str(name): _request(str(name), assets[name], lines) for name in assets}
-        names.check_collisions(requests, f"{path}: assets")
+        for first, second in names.collisions(requests):
+            raise PolicyError(
+                f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be one folder on a disk "
+                "that ignores case or normalises Unicode.",
+                "Rename one of them.",
+            )
         return Manifest(
             path=path,
             text=path.read_bytes(),
@@ -134,6 +143,20 @@ class Manifest:
             lines=lines,
             licences=_licences(entry, lines),
         )
+
+
+_OPTIONAL = (
+    "config",
+    "splits",
+    "include",
+    "exclude",
+    "convert",
+    "sha256",
+    "unpack",
+    "allow_code",
+    "profile",
+    "licence",
+)
 
 
 def as_lock_request(request: Request) -> dict[str, Any]:
@@ -150,7 +173,7 @@ def as_lock_request(request: Request) -> dict[str, Any]:
             document = {"url": request.url}
         case EnvironmentRequest():
             document = {"environment": request.environment}
-    for key in ("config", "splits", "include", "exclude", "convert", "sha256", "unpack", "allow_code", "profile"):
+    for key in _OPTIONAL:
         if value := getattr(request, key, None):
             document[key] = list(value) if isinstance(value, tuple) else value
     if isinstance(request, ModelRequest) and not request.base:
@@ -159,11 +182,11 @@ def as_lock_request(request: Request) -> dict[str, Any]:
 
 
 _KEYS = {
-    "model": ("model", "revision", "include", "exclude", "allow_code", "base"),
-    "tokenizer": ("tokenizer", "revision", "allow_code"),
-    "dataset": ("dataset", "revision", "config", "splits"),
-    "path": ("path", "include", "exclude", "convert"),
-    "url": ("url", "sha256", "unpack", "convert"),
+    "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
+    "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
+    "dataset": ("dataset", "revision", "config", "splits", "licence"),
+    "path": ("path", "include", "exclude", "convert", "licence"),
+    "url": ("url", "sha256", "unpack", "convert", "licence"),
     "environment": ("environment", "profile"),
 }
 
@@ -192,6 +215,7 @@ def _model(entry: _Entry) -> ModelRequest:
         exclude=entry.texts("exclude"),
         allow_code=entry.flag("allow_code"),
         base=entry.flag("base", default=True),
+        licence=entry.optional("licence"),
     )
 
 
@@ -200,6 +224,7 @@ def _tokenizer(entry: _Entry) -> ModelRequest:
         repository=entry.repository("tokenizer"),
         revision=entry.text("revision", default="main"),
         allow_code=entry.flag("allow_code"),
+        licence=entry.optional("licence"),
         tokenizer_only=True,
     )
 
@@ -210,6 +235,7 @@ def _dataset(entry: _Entry) -> DatasetRequest:
         revision=entry.text("revision", default="main"),
         config=entry.text("config", default="") or None,
         splits=entry.texts("splits"),
+        licence=entry.optional("licence"),
     )
 
 
@@ -219,6 +245,7 @@ def _path(entry: _Entry) -> PathRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
+        licence=entry.optional("licence"),
     )
 
 
@@ -234,6 +261,7 @@ def _url(entry: _Entry) -> UrlRequest:
         sha256=sha256.lower() if sha256 else None,
         unpack=entry.flag("unpack"),
         convert=entry.choice("convert", CONVERSIONS),
+        licence=entry.optional("licence"),
     )
 
 
@@ -256,7 +284,13 @@ def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
         return None
     policy = entry.mapping("policy")
     check_keys(policy, ("licences",), ("policy",), lines)
-    return _Entry(policy, ("policy",), lines).texts("licences")
+    licences = _Entry(policy, ("policy",), lines).texts("licences")
+    if not licences:
+        raise UsageError(
+            f"{lines.place('policy', 'licences')}: `policy` names no licence, so nothing could be fetched.",
+            "List those you allow: `policy: {licences: [apache-2.0, mit]}`; or leave `policy` out.",
+        )
+    return licences
 
 
 @dataclass(frozen=True)
@@ -280,6 +314,9 @@ class _Entry:
                 f'Put it in quotes, as you mean it: {key}: "..."',
             )
         raise self.wrong(key, "should be text", value)
+
+    def optional(self, key: str) -> str | None:
+        return self.text(key) if key in self.data else None
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.data.get(key, [])

@@ -23,6 +23,7 @@ from stage.findings import Ranges, VerificationReport
 from stage.lockfile import LockedFile
 from stage.lockreader import read_lock
 from stage.patchfile import Content, Piece, Plan, in_volumes, write_volume
+from stage.progress import Reporter
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PatchOutcome:
 
 
 def patch_damage(
-    root: Path, report: VerificationReport, output: Path, volume_size: int | None, progress: Callable[[int], None]
+    root: Path, report: VerificationReport, output: Path, volume_size: int | None, reporter: Reporter
 ) -> PatchOutcome:
     """Writes what mends the damage a report names.
 
@@ -88,7 +89,7 @@ def patch_damage(
             "Move what is extra out of the bundle." if left else "There is nothing to do.",
         )
     plan = maker.plan("repair", bundle.id, repair)
-    return PatchOutcome(output, maker.write(plan, output, volume_size, progress), left)
+    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter), left)
 
 
 def _tags_to_mend(bundle: Bundle, paths: set[str]) -> list[str]:
@@ -105,9 +106,7 @@ def _seal_files(bundle: Bundle) -> list[str]:
     return [name for name in names if (bundle.root / name).is_file()]
 
 
-def patch_since(
-    root: Path, old_lock: Path, output: Path, volume_size: int | None, progress: Callable[[int], None]
-) -> PatchOutcome:
+def patch_since(root: Path, old_lock: Path, output: Path, volume_size: int | None, reporter: Reporter) -> PatchOutcome:
     """Writes what turns the bundle of an older lock into this one: contents that it has not, under any name.
 
     Raises:
@@ -135,7 +134,7 @@ def patch_since(
     for path in [*sorted(new_blocks), *_seal_files(bundle)]:
         maker.add_tag(path)
     plan = maker.plan("update", sha256_of_bytes(data), ())
-    return PatchOutcome(output, maker.write(plan, output, volume_size, progress))
+    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter))
 
 
 class _Maker:
@@ -186,7 +185,7 @@ class _Maker:
         """The plan of all that was added."""
         return Plan(kind, base, self._bundle.id, self._contents, repair, self._tags, {}, 1)
 
-    def write(self, plan: Plan, output: Path, volume_size: int | None, progress: Callable[[int], None]) -> Plan:
+    def write(self, plan: Plan, output: Path, volume_size: int | None, reporter: Reporter) -> Plan:
         """Writes the patch: one bag, or with a volume size a folder of bags. It is there whole or not at all."""
         if os.path.lexists(output):
             raise UsageError(f"{output}: is there already; nothing was changed.", "Choose another -o, or remove it.")
@@ -198,9 +197,10 @@ class _Maker:
         check_space(output.parent, plan.size)
         work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
         try:
-            for number in range(1, plan.count + 1):
-                root = work / "patch" if volume_size is None else work / "patch" / _volume_name(number, plan.count)
-                write_volume(root, plan, number, lambda piece, target: self._bring(piece, target, progress))
+            with reporter.bytes_bar("patch", plan.size) as progress:
+                for number in range(1, plan.count + 1):
+                    root = work / "patch" if volume_size is None else work / "patch" / _volume_name(number, plan.count)
+                    write_volume(root, plan, number, lambda piece, target: self._bring(piece, target, progress))
             (work / "patch").rename(output)
             sync_folder(output.absolute().parent)
         finally:

@@ -88,6 +88,7 @@ def push(root: Path, target: Target, *, ssh: str, delete: bool, reporter: Report
         transfer.append()
         transfer.update()
         transfer.finish()
+        reporter.note(f"{target}: all of it is sent; reading every byte there, which takes its time")
         report = _verified(place, facts, bundle)
         ours = {*(file.path for file in bundle.lock.files), *layout.tag_paths(bundle.lock), *LAST}
         damaged = [f["path"] for f in report["findings"] if f["path"] in ours and (root / f["path"]).is_file()]

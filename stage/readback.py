@@ -5,33 +5,38 @@ The unit of work is a 16 MiB block of a large file or a whole small one. The dig
 every block matches is the file, unless someone found two texts with one sha256. So one 4 GiB file keeps all cores
 busy, and a bad byte is known to its block. (docs/adr/0015 tells what an id without a signature is worth.)
 
-Threads, not processes: hashing and reading release the GIL. Small files go in batches, since handing over each one
-costs more than hashing it. Largest first, so that no thread ends up alone with much to read.
+Units go to processes (`workers`) in batches that get smaller towards the end, the largest files first, so that none
+ends up alone with much to read; the caller checks names meanwhile. The smallest files come last, many to a batch.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
 
 from stage.digest import BLOCK_SIZE
 from stage.findings import Finding, Shard, in_ranges
+from stage.stamp import Stamp, stamp_of
+from stage.workers import MOST_PIECES, Send, Workers
 
-BUFFER_SIZE = 2**20  # all the memory a worker takes; larger ones were no faster
-BATCH_BYTES = BLOCK_SIZE
-BATCH_FILES = 500
+BUFFER_SIZE = 2**20  # all the memory a worker needs; larger ones were no faster
 COST_OF_OPENING = 2**16  # bytes that could be read meanwhile: keeps shards of many small files even
+SMALL = 2**18  # bytes of a file that is read in one go
+LEAST_BATCH = 2**23  # milliseconds of work
+LARGEST_BATCH = 2**30
+TELL_EVERY = 2**25  # bytes between two words of progress
 
 Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True)
-class PayloadFile:
+class PayloadFile(NamedTuple):
     """A file to read back: path in the bundle, size in bytes, sha256, and its blocks' sha256 where known."""
 
     path: str
@@ -40,8 +45,7 @@ class PayloadFile:
     blocks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Bytes `start` to `end` of a file, and the sha256 they should have; the whole file unless it has blocks."""
 
     file: PayloadFile
@@ -50,8 +54,28 @@ class Unit:
     sha256: str
 
 
-@dataclass(frozen=True)
-class _Bad:
+class Batch(NamedTuple):
+    """Units that were read in one go and found sound, and what tells that their files were not touched since.
+
+    Attributes:
+        places: of the units in the list of all.
+        stamp: of the files that begin in this batch, each once.
+        others: of the files of units that do not begin their file, one for each unit.
+    """
+
+    places: range
+    stamp: Stamp
+    others: Stamp
+
+
+class Readback(NamedTuple):
+    """What came of reading: one finding for each file that is not as it should be; the stamp of those that are."""
+
+    findings: list[Finding]
+    stamp: Stamp
+
+
+class _Bad(NamedTuple):
     """A unit that is not as it should be: its digest (None if it was not to be had), its length, or why not read."""
 
     unit: Unit
@@ -65,7 +89,16 @@ def units(files: Iterable[PayloadFile], shard: Shard | None = None) -> list[Unit
 
     The parts are contiguous (a disk likes that), disjoint, together everything, and equal for equal `files`.
     """
-    ordered = [unit for file in sorted(files, key=lambda file: (-file.size, file.path)) for unit in _units_of(file)]
+    ordered: list[Unit] = []
+    for file in sorted(sorted(files), key=attrgetter("size"), reverse=True):
+        if file.blocks:
+            starts = range(0, file.size, BLOCK_SIZE)
+            ordered += [
+                Unit(file, start, min(start + BLOCK_SIZE, file.size), digest)
+                for start, digest in zip(starts, file.blocks, strict=True)
+            ]
+        else:
+            ordered.append(Unit(file, 0, file.size, file.sha256))
     if shard is None:
         return ordered
     costs = [unit.end - unit.start + COST_OF_OPENING for unit in ordered]
@@ -77,85 +110,147 @@ def units(files: Iterable[PayloadFile], shard: Shard | None = None) -> list[Unit
     return mine
 
 
-def _units_of(file: PayloadFile) -> Iterator[Unit]:
-    if not file.blocks:
-        yield Unit(file, 0, file.size, file.sha256)
-    for number, digest in enumerate(file.blocks):
-        start = number * BLOCK_SIZE
-        yield Unit(file, start, min(start + BLOCK_SIZE, file.size), digest)
-
-
-def check_bytes(root: Path, work: Sequence[Unit], jobs: int, progress: Progress | None = None) -> list[Finding]:
-    """Reads every unit with `jobs` threads; one finding for each file that is not as it should be.
+def batches(work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> list[range]:
+    """Shares work out: parts of a part of what is left, so that all end together; at most `MOST_PIECES`.
 
     Args:
-        progress: called, from any thread, with the number of bytes just read.
+        skip: runs of places that need no reading. No batch reaches over one.
     """
-    reader = _Reader(root, progress)
-    pool = ThreadPoolExecutor(max_workers=jobs)
-    try:
-        bad = [one for batch in pool.map(reader.check, _batches(work, jobs)) for one in batch]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # after Ctrl-C, not everything that is still queued
-    return _as_findings(bad)
+    costs = [unit.end - unit.start + COST_OF_OPENING for unit in work]
+    for run in skip:
+        costs[run.start : run.stop] = [0] * len(run)
+    before = [0, *accumulate(costs)]  # the cost of all that comes before a place
+    least = max(LEAST_BATCH, before[-1] // (MOST_PIECES // 2))
+    largest = max(LARGEST_BATCH, least)
+    result: list[range] = []
+    for run in _gaps(skip, len(work)):
+        first = run.start
+        while first < run.stop:
+            cost = min(max((before[-1] - before[first]) // (2 * jobs), least), largest)
+            stop = min(bisect_left(before, before[first] + cost, first + 1), run.stop)
+            result.append(range(first, stop))
+            first = stop
+    return result
 
 
-def _batches(work: Sequence[Unit], jobs: int) -> Iterator[list[Unit]]:
-    most = max(1, min(BATCH_FILES, len(work) // (4 * jobs)))
-    batch: list[Unit] = []
-    size = 0
-    for unit in work:
-        batch.append(unit)
-        size += unit.end - unit.start
-        if size >= BATCH_BYTES or len(batch) >= most:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _gaps(runs: Iterable[range], end: int) -> Iterator[range]:
+    """What lies between runs of places, from 0 to `end`."""
+    start = 0
+    for run in sorted(runs, key=attrgetter("start")):
+        yield range(start, run.start)
+        start = run.stop
+    yield range(start, end)
 
 
-class _Reader:
-    """Reads units; each thread has one buffer for all of them."""
+class Reading:
+    """Reads in the background; `finish` waits for it. A context manager: leaving it ends the reading.
 
-    def __init__(self, root: Path, progress: Progress | None) -> None:
-        self._root = f"{root}/"
-        self._progress = progress
-        self._buffers = threading.local()
+    Args:
+        skip: runs of places in `work` that need no reading.
+    """
 
-    def check(self, batch: list[Unit]) -> list[_Bad]:
-        bad: list[_Bad] = []
+    def __init__(self, root: Path, work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> None:
+        self._work = work
+        self._batches = batches(work, jobs, skip)
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        self._workers = Workers(self._read, len(self._batches), jobs)
+        self._buffer = memoryview(bytearray())
+
+    def __enter__(self) -> Reading:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._workers.__exit__(kind, value, trace)
+        os.close(self._root)
+
+    def finish(self, progress: Progress | None = None, keep: Callable[[Batch], None] | None = None) -> Readback:
+        """Waits until all is read.
+
+        Args:
+            progress: called with the number of bytes just read.
+            keep: called with each batch that is sound, as soon as that is known.
+
+        Raises:
+            IncompleteError: a process was ended from outside.
+        """
+        bad, stamp = [], Stamp()
+        for kind, *rest in self._workers.messages():
+            if kind == _READ and progress:
+                progress(*rest)
+            elif kind == _BAD:
+                place, digest, size, why = rest
+                bad.append(_Bad(self._work[place], digest, size, os.strerror(why) if why else ""))
+            elif kind == _SOUND:
+                number, sums, others = rest
+                batch = Batch(self._batches[number], Stamp(*sums), Stamp(*others))
+                stamp = stamp.plus(batch.stamp)
+                if keep:
+                    keep(batch)
+        return Readback(_as_findings(bad), stamp)
+
+    def _read(self, number: int, send: Send) -> None:
+        """Reads one batch, in whichever process."""
+        places = self._batches[number]
+        others: list[os.stat_result] = []
+        stamp = stamp_of(self._sound(places, others, send))
+        if stamp.files + len(others) == len(places):
+            send([_SOUND, number, stamp, stamp_of(others)])
+
+    def _sound(self, places: range, others: list[os.stat_result], send: Send) -> Iterator[os.stat_result]:
+        """Reads these units; of each that is sound, yields its file's status if the unit begins the file."""
         read = 0
-        for unit in batch:
+        for place in places:
+            file, start, end, expected = self._work[place]
+            digest, size = None, 0
             try:
-                digest, size = self._hash(unit)
+                source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._root)
+                try:
+                    status = os.fstat(source)
+                    if status.st_size == file.size:
+                        digest, size = self._hash(source, start, end, file)
+                finally:
+                    os.close(source)
             except OSError as error:
-                bad.append(_Bad(unit, None, 0, error.strerror or "an error"))
+                send([_BAD, place, None, 0, error.errno])
                 continue
             read += size
-            if digest != unit.sha256 or size != unit.end - unit.start:
-                bad.append(_Bad(unit, digest, size, ""))
-        if self._progress:
-            self._progress(read)
-        return bad
+            if read >= TELL_EVERY:
+                send([_READ, read])
+                read = 0
+            if digest != expected:
+                send([_BAD, place, digest, size if digest else status.st_size, 0])
+            elif start:
+                others.append(status)
+            else:
+                yield status
+        send([_READ, read])
 
-    def _hash(self, unit: Unit) -> tuple[str, int]:
+    def _hash(self, source: int, start: int, end: int, file: PayloadFile) -> tuple[str, int]:
         """sha256 and length of what lies there; of a whole file, all of it, should it have grown."""
-        try:
-            buffer = self._buffers.buffer
-        except AttributeError:
-            buffer = self._buffers.buffer = memoryview(bytearray(BUFFER_SIZE))
-        want = unit.end - unit.start if unit.file.blocks else None
+        if end <= SMALL:
+            data = os.read(source, end + 1)
+            if len(data) == end:
+                return sha256(data).hexdigest(), end
+            os.lseek(source, 0, os.SEEK_SET)  # it changed, or came in parts: slowly, then
+        if not self._buffer:
+            self._buffer = memoryview(bytearray(BUFFER_SIZE))
+        want = end - start if file.blocks else None
         digest, size = sha256(), 0
-        with open(os.open(self._root + unit.file.path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as source:
-            if unit.start:
-                source.seek(unit.start)
-            while want is None or size < want:
-                count = source.readinto(buffer if want is None else buffer[: want - size])
-                if not count:
-                    break
-                digest.update(buffer[:count])
-                size += count
+        if start:
+            os.lseek(source, start, os.SEEK_SET)
+        while want is None or size < want:
+            count = os.readv(source, [self._buffer if want is None else self._buffer[: want - size]])
+            if not count:
+                break
+            digest.update(self._buffer[:count])
+            size += count
         return digest.hexdigest(), size
+
+
+_READ, _BAD, _SOUND = "read", "bad", "sound"
 
 
 def _as_findings(bad: Iterable[_Bad]) -> list[Finding]:
@@ -167,6 +262,9 @@ def _as_findings(bad: Iterable[_Bad]) -> list[Finding]:
 
 def _finding(bad: list[_Bad]) -> Finding:
     first, file = bad[0], bad[0].unit.file
+    for one in bad:
+        if one.sha256 is None and not one.why:
+            return Finding(file.path, "mismatched", f"{file.size} bytes", f"{one.size} bytes")
     if file.blocks:
         return in_ranges(file.path, file.sha256, [(one.unit.start, one.unit.end, one.why) for one in bad])
     if first.why:

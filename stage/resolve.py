@@ -7,15 +7,16 @@ one is resolved anew, a removed one is dropped. So adding a dataset never moves 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage.bases import ALL, bases_of, unanswered_bases
 from stage.disk import human_count, human_size
 from stage.errors import PolicyError, UsageError
+from stage.licences import not_allowed, states_nothing
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, ModelRequest, as_lock_request
+from stage.manifest import Manifest, ModelRequest, Request, as_lock_request
 from stage.names import check_collisions, printable
 from stage.progress import Reporter
 from stage.sources import Sources
@@ -91,7 +92,7 @@ def resolve(
             sources.check_unchanged(assets[name], request, manifest)
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
         else:
-            assets[name] = sources.resolve(name, request, manifest)
+            assets[name] = _with_stated_licence(sources.resolve(name, request, manifest), request, manifest)
             changed.append(name)
             _tell(assets[name], reporter)
 
@@ -186,20 +187,47 @@ def _as_published(asset: LockedAsset) -> tuple[object, ...]:
     )
 
 
+def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:
+    """The asset with the licence that the manifest states, where nobody else states one.
+
+    Raises:
+        UsageError: the repository states another.
+    """
+    licence = getattr(request, "licence", None)
+    if licence is None:
+        return asset
+    if not states_nothing(asset.licence) and asset.licence != licence:
+        raise UsageError(
+            f"{manifest.place(asset.name, 'licence')}: `{asset.name}`: {asset.source.location} states the licence "
+            f"{asset.licence}, not {licence}.",
+            "`licence:` is for what states none: take it out.",
+        )
+    return replace(asset, licence=licence)
+
+
 def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
     if manifest.licences is None:
         return
-    for asset in lock.assets.values():
-        stated = {"": asset.licence} if asset.source.type == "hub" else {}
-        stated |= {f": code of {c.repository}": c.licence for c in asset.code if c.repository != asset.source.location}
-        for whose, licence in stated.items():
-            if licence not in manifest.licences:
-                found = licence or "(none stated)"
-                raise PolicyError(
-                    f"{manifest.place(asset.name)}: `{asset.name}`{whose} has the licence {found}; "
-                    f"the manifest's policy allows {', '.join(manifest.licences)}.",
-                    "Use another repository, or add the licence to `policy: licences:` after reading it.",
-                )
+    refused = [
+        (asset.name, f"{whose}{', '.join(words)}{' (none is stated)' if licence is None else ''}")
+        for asset in lock.assets.values()
+        for whose, licence in _statements(asset).items()
+        if (words := not_allowed(licence, manifest.licences))
+    ]
+    if not refused:
+        return
+    told = "; ".join(f"{manifest.place(name)}: `{name}`: {words}" for name, words in refused)
+    raise PolicyError(
+        f"Licences that the policy does not allow: {told}. It allows {', '.join(manifest.licences)}.",
+        "Take another repository; or, after reading the licence, add it to `policy: {licences: [...]}`. Of what states "
+        "none, write what you know: `licence: mit` in its entry.",
+    )
+
+
+def _statements(asset: LockedAsset) -> dict[str, str | None]:
+    """Whose licence -> what it states: the asset's, and that of code it takes from other repositories."""
+    others = {f"code of {c.repository}: ": c.licence for c in asset.code if c.repository != asset.source.location}
+    return {"": asset.licence, **others}
 
 
 def _check_leave(manifest: Manifest, lock: Lockfile) -> None:

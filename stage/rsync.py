@@ -53,7 +53,8 @@ class Transfer:
         return [f"--exclude=/{name}" for name in LAST]
 
     def _run(self, *options: str, names: Sequence[str] | None = None) -> None:
-        command = ["rsync", "-rtsO", "--partial", *options]
+        # Files shared with other bundles are read-only here; there, the next push may have to append to them.
+        command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", *options]
         if sys.stderr.isatty() and not self.quiet:
             command.append("--info=progress2")
         if self.place.target.host:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from stage.errors import UsageError
 from stage.findings import Finding, Shard, VerificationReport, in_ranges
+from stage.stamp import Stamp
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> Shard:
@@ -73,7 +75,14 @@ def merge(reports: Sequence[tuple[Path, VerificationReport]]) -> VerificationRep
             f"stage verify BUNDLE --shard {missing[0]}/{count} --report FILE, then merge all.",
         )
     findings = _merged(finding for _, report in reports for finding in report.findings)
-    return replace(first, findings=tuple(sorted(findings)), shard=None)
+    stamps = [report.stamp for _, report in reports]
+    return replace(
+        first,
+        findings=tuple(sorted(findings)),
+        shard=None,
+        began=min((report.began for _, report in reports if report.began is not None), default=None),
+        stamp=reduce(Stamp.plus, [stamp for stamp in stamps if stamp is not None]) if None not in stamps else None,
+    )
 
 
 def _difference(one: VerificationReport, other: VerificationReport) -> str:

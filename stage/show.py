@@ -57,8 +57,8 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         lines.append(f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded")
     if asset.aliases:
         lines.append(f"  also     {', '.join(asset.aliases)}")
-    if source.type == "hub":
-        lines.append(f"  licence  {asset.licence or 'none stated'}")
+    by_hand = " (as the manifest says)" if "licence" in asset.request else ""
+    lines.append(f"  licence  {asset.licence or 'none stated'}{by_hand}")
     if asset.environment is not None:
         lines += _environment_lines(asset.environment)
     for config, splits in asset.configs.items():

@@ -7,25 +7,31 @@ may tell which of the two is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from stage import bundle as layout
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
 from stage.errors import PolicyError, UsageError
 from stage.findings import Found
 from stage.lockfile import Lockfile
-from stage.lockreader import read_lock
+from stage.lockreader import parse_lock, read_lock
+
+Payload = dict[str, tuple[int | None, str | None]]  # path -> size and sha256, as far as they are known
 
 
-def check_tags(root: Path, entries: Mapping[str, int], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
+def check_tags(root: Path, paths: Iterable[str], found: Found) -> tuple[dict[str, bytes], dict[str, str] | None]:
     """Reads every file beside the payload and compares it with the tag manifest.
+
+    Args:
+        paths: of the regular files that are not payload.
 
     Returns:
         Those that are sound, and what the tag manifest records; None if there is none.
     """
     texts: dict[str, bytes] = {}
-    for path in entries:
+    for path in paths:
         if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
             try:
                 texts[path] = (root / path).read_bytes()
@@ -92,7 +98,27 @@ def _differ_little(one: str, other: str) -> bool:
     return sum(a != b for a, b in zip(one, other.lower(), strict=True)) <= 4
 
 
-def read_sound_lock(root: Path, tags: Mapping[str, bytes], found: Found) -> Lockfile | None:
+def claimed_payload(tags: Mapping[str, bytes]) -> tuple[dict[str, Any] | None, Payload]:
+    """The lock's JSON and what it says of the payload, before anybody checked whether it may be believed."""
+    try:
+        document = parse_lock(tags[layout.LOCK], layout.LOCK)
+        entries = [
+            (entry["path"], entry["size"], entry["sha256"])
+            for asset in document["assets"].values()
+            for entry in asset["files"]
+        ]
+    except (KeyError, TypeError, AttributeError, UsageError):
+        return None, {}
+    return document, {
+        path: (size, digest)
+        for path, size, digest in entries
+        if type(path) is str and type(size) is int and size >= 0 and type(digest) is str
+    }
+
+
+def read_sound_lock(
+    root: Path, tags: Mapping[str, bytes], document: dict[str, Any] | None, found: Found
+) -> Lockfile | None:
     """The lock, if it is sound. A sound lock of a newer format, or one this version cannot read, is an exception."""
     where = str(root / layout.LOCK)
     if layout.LOCK not in tags:
@@ -100,18 +126,22 @@ def read_sound_lock(root: Path, tags: Mapping[str, bytes], found: Found) -> Lock
             found.add(layout.LOCK, "missing", "the lock", "nothing")
         return None
     try:
-        lock = read_lock(tags[layout.LOCK], where)
+        lock = read_lock(tags[layout.LOCK], where, document)
     except (UsageError, PolicyError):
         if layout.TAG_MANIFEST in found:  # then nothing vouches for the lock, and its damage is a finding
             found.add(layout.LOCK, "invalid", "a lock", "something that cannot be read as one")
             return None
         raise
-    if not lock.is_complete or lock.to_json() != tags[layout.LOCK]:
-        found.add(layout.LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
     return lock
 
 
-def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> dict[str, tuple[int | None, str | None]]:
+def check_lock_text(lock: Lockfile, tags: Mapping[str, bytes], found: Found) -> None:
+    """A lock can be written in one way only, or two bundle ids could mean the same bytes."""
+    if not lock.is_complete or lock.id != sha256_of_bytes(tags[layout.LOCK]):
+        found.add(layout.LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
+
+
+def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> Payload:
     """Path -> (size, sha256) of every payload file: from the lock, else as much as the payload manifest knows."""
     if lock is not None:
         return {file.path: (file.size, file.sha256) for file in lock.files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -33,7 +34,7 @@ class Group(click.Group):
             command = context.command_path if context else "stage"
             fail(UsageError(error.format_message(), f"{command} --help"))
         except (KeyboardInterrupt, click.Abort):
-            fail(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
+            _leave_at_once(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
         except BrokenPipeError:
             sys.stderr.close()  # the reader went away (`stage verify | head`): nobody hears words, but 0 would be a lie
             sys.exit(IncompleteError.exit_code)
@@ -60,6 +61,14 @@ def fail(error: StageError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def _leave_at_once(error: StageError) -> NoReturn:
+    """Ends without waiting for threads, which may be waiting for a server: whatever they hold can be gone on with."""
+    say(f"error: {error}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Prints text with whatever could rewrite a terminal escaped."""
     click.echo(as_shown(text), err=err)
@@ -68,7 +77,13 @@ def say(text: str, *, err: bool = False) -> None:
 def _from_os_error(error: OSError) -> StageError:
     """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return IncompleteError(f"{what}.", "Mend that (space, quota, permissions), then run the same command again.")
+    remedies = {
+        errno.ENOSPC: "The disk is full. Make room there (`stage gc` drops what no bundle uses from the shared store)",
+        errno.EDQUOT: "Your quota is used up (of bytes, or of files). Make room there, or use another folder",
+        errno.EROFS: "That disk cannot be written. Use another folder",
+    }
+    remedy = remedies.get(error.errno or 0, "Mend that (space, quota, permissions)")
+    return IncompleteError(f"{what}.", f"{remedy}; then run the same command again: it goes on from there.")
 
 
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))

@@ -1,27 +1,41 @@
 """Compares a bundle with its lock: every byte accounted for. Findings are data, and all of them are found.
 
 Three rooms do it: `tagfiles` (which of the files beside the payload can be believed), this one (what is there and
-what should be there, by name, kind and size) and `readback` (the bytes). A damaged file is a `Finding`; being unable
-to look (no such folder, not a bundle) is an exception. Never touches the network.
+what should be there, by name, kind and size) and `readback` (the bytes, in the background). A damaged file is a
+`Finding`; being unable to look (no such folder, not a bundle) is an exception. Never touches the network.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from stage import bundle as layout
 from stage.bundle import require_bundle
 from stage.digest import sha256_of_bytes
 from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
+from stage.journal import Journal, Resumed
 from stage.lockfile import Lockfile
 from stage.names import printable
-from stage.readback import PayloadFile, check_bytes, units
-from stage.tagfiles import block_digests, check_implied_texts, check_tags, expected_payload, read_sound_lock
+from stage.readback import PayloadFile, Reading, units
+from stage.stamp import Stamp
+from stage.tagfiles import (
+    Payload,
+    block_digests,
+    check_implied_texts,
+    check_lock_text,
+    check_tags,
+    claimed_payload,
+    expected_payload,
+    read_sound_lock,
+)
 
 __all__ = ["LEVELS", "Finding", "VerificationReport", "verify"]
+
+Entries = Mapping[str, os.DirEntry[str]]
 
 
 def verify(
@@ -31,33 +45,52 @@ def verify(
     jobs: int | None = None,
     shard: Shard | None = None,
     progress: Callable[[int], None] | None = None,
+    journal: Journal | None = None,
 ) -> VerificationReport:
     """Verifies a bundle, or one shard of it.
 
     Args:
         level: `fast` looks at names, kinds and sizes; `full` also reads every byte.
-        jobs: threads that read (default: one a core that this process may use).
+        jobs: processes that read (default: one a core that this process may use).
         shard: read only this part of the bytes. Names, kinds, sizes and the files beside the payload are checked
             by every shard, so that `stage.shards.merge` can tell whether all saw the same bundle.
         progress: called with the number of payload bytes just read.
+        journal: where to go on, and to note what should be known if this is interrupted.
 
     Raises:
         UsageError: not a bundle, or a sound lock of a newer format.
+        IncompleteError: a process that read was ended from outside.
     """
     require_bundle(root)
+    began = time.time()
     found = Found()
     entries = _scan(root, found)
-    tags, recorded = check_tags(root, entries, found)
-    lock = read_sound_lock(root, tags, found)
-    expected = expected_payload(lock, tags)
-    if lock is not None:
-        check_implied_texts(root, lock, tags, found)
-    _check_names(entries, expected, lock, recorded, found)
-    sound = _check_sizes(entries, expected, found)
-    files = [PayloadFile(path, size, digest, block_digests(tags, digest, size)) for path, size, digest in sound]
-    if level == "full":
-        for finding in check_bytes(root, units(files, shard), jobs or _cores(), progress):
-            found.add_finding(finding)
+    beside = {path for path in entries if not path.startswith(f"{layout.PAYLOAD}/")}
+    tags, recorded = check_tags(root, beside, found)
+    seal = _seal(root, entries)
+    # Reading begins with what the lock claims; whether it may be believed is found out meanwhile.
+    document, claimed = claimed_payload(tags)
+    work = units(_files(entries, claimed, tags), shard) if level == "full" else []
+    resumed = journal.begin(seal, work) if journal and seal else Resumed()
+    with Reading(root, work, jobs or _cores(), resumed.runs) as reading:
+        lock = read_sound_lock(root, tags, document, found)
+        expected = expected_payload(lock, tags)
+        if lock is not None:
+            check_lock_text(lock, tags, found)
+            check_implied_texts(root, lock, tags, found)
+        _check_names(entries, beside, expected, lock, recorded, found)
+        if level == "fast" or shard is not None:  # whoever reads a file sees its size; here not all are read
+            _check_sizes(entries, expected, found)
+        if expected == claimed:
+            readback = reading.finish(progress, journal.add if journal else None)
+    if expected != claimed:
+        work, resumed = units(_files(entries, expected, tags), shard) if level == "full" else [], Resumed()
+        with Reading(root, work, jobs or _cores()) as reading:
+            readback = reading.finish(progress)
+    if journal:
+        journal.finished()
+    for finding in readback.findings:
+        found.add_finding(finding)
     return VerificationReport(
         root=root,
         level=level,
@@ -66,8 +99,14 @@ def verify(
         size=sum(size or 0 for size, _ in expected.values()),
         findings=tuple(sorted(found.findings)),
         shard=shard,
-        seal=_seal(root, entries),
+        seal=seal,
+        began=resumed.since or began,
+        stamp=_stamp(readback.stamp.plus(resumed.stamp), began) if level == "full" and not found.findings else None,
     )
+
+
+def _stamp(stamp: Stamp, began: float) -> Stamp | None:
+    return stamp if stamp.settled(int(began * 10**9)) else None
 
 
 def _cores() -> int:
@@ -75,7 +114,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _seal(root: Path, entries: Mapping[str, int]) -> str | None:
+def _seal(root: Path, entries: Entries) -> str | None:
     """What tells one bundle as it lies here from another; None where no regular file (a pipe would not end) is."""
     if layout.TAG_MANIFEST not in entries:
         return None
@@ -85,26 +124,28 @@ def _seal(root: Path, entries: Mapping[str, int]) -> str | None:
         return None
 
 
-def _scan(root: Path, found: Found) -> dict[str, int]:
-    """Every regular file below `root`: relative path -> size. Links and special files are findings."""
-    entries: dict[str, int] = {}
+def _scan(root: Path, found: Found) -> Entries:
+    """Every regular file below `root`, by relative path. Links and special files are findings."""
+    entries: dict[str, os.DirEntry[str]] = {}
     folders = [""]
     while folders:
         folder = folders.pop()
         try:
-            inside = sorted(os.scandir(root / folder), key=lambda e: e.name)
+            with os.scandir(root / folder) as listing:
+                inside = list(listing)
         except OSError as error:
             found.add(folder, "unreadable", "a folder that can be listed", error.strerror or "an error")
             continue
+        before = f"{folder}/" if folder else ""
         for entry in inside:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
+            path = before + entry.name
+            if entry.is_file(follow_symlinks=False):
+                entries[path] = entry
+            elif entry.is_dir(follow_symlinks=False):
                 folders.append(path)
-            elif stat.S_ISREG(status.st_mode):
-                entries[path] = status.st_size
             else:
-                found.add(path, "unsafe", "a regular file", _kind(status.st_mode, root / path))
+                mode = entry.stat(follow_symlinks=False).st_mode
+                found.add(path, "unsafe", "a regular file", _kind(mode, root / path))
     return entries
 
 
@@ -121,38 +162,40 @@ def _kind(mode: int, path: Path) -> str:
 
 
 def _check_names(
-    entries: Mapping[str, int],
+    entries: Iterable[str],
+    beside: set[str],
     expected: Mapping[str, object],
     lock: Lockfile | None,
     recorded: Mapping[str, str] | None,
     found: Found,
 ) -> None:
     """What is there and should not be, what should be there and is not."""
-    blocks = {path for path in (entries if recorded is None else recorded) if path.startswith(f"{layout.BLOCKS}/")}
+    there = set(entries)
+    blocks = {path for path in (there if recorded is None else recorded) if path.startswith(f"{layout.BLOCKS}/")}
     tags = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}
     tags |= layout.tag_paths(lock) if lock is not None else blocks
     knows_payload = lock is not None or bool(expected)
-    for path in entries:
-        in_payload = path.startswith(f"{layout.PAYLOAD}/")
-        if path not in (expected if in_payload else tags) and (knows_payload or not in_payload):
-            found.add(path, "extra", "nothing of that name", "a file")
+    for path in (beside - tags) | (there - beside - expected.keys() if knows_payload else set()):
+        found.add(path, "extra", "nothing of that name", "a file")
     # What the tag manifest names is required already; bundles of older releases have neither of the last two.
     required = {*expected, *(tags - {layout.SIGNATURE, layout.BOM, layout.VERIFIER})}
-    for path in required:
-        if path not in entries:
-            found.add(path, "missing", "a file", "nothing")
+    for path in required - there:
+        found.add(path, "missing", "a file", "nothing")
 
 
-def _check_sizes(
-    entries: Mapping[str, int], expected: Mapping[str, tuple[int | None, str | None]], found: Found
-) -> list[tuple[str, int, str]]:
-    """Compares sizes; returns (path, size, sha256) of those files that are worth reading."""
-    sound = []
+def _check_sizes(entries: Entries, expected: Payload, found: Found) -> None:
+    for path, (size, _) in expected.items():
+        if size is not None and (entry := entries.get(path)) is not None:
+            there = entry.stat(follow_symlinks=False).st_size
+            if there != size:
+                found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
+
+
+def _files(entries: Entries, expected: Payload, tags: Mapping[str, bytes]) -> list[PayloadFile]:
+    """Those files that are there and can be compared with something."""
+    files = []
     for path, (size, digest) in expected.items():
-        if path not in entries:
-            continue
-        if size is not None and entries[path] != size:
-            found.add(path, "mismatched", f"{size} bytes", f"{entries[path]} bytes")
-        elif digest is not None:
-            sound.append((path, entries[path], digest))
-    return sound
+        if digest is not None and (entry := entries.get(path)) is not None:
+            size = entry.stat(follow_symlinks=False).st_size if size is None else size
+            files.append(PayloadFile(path, size, digest, block_digests(tags, digest, size)))
+    return files

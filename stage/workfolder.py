@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stage import bundle as layout
 from stage.errors import IncompleteError, StageError, UsageError
+from stage.lockfile import LockedFile
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 
@@ -118,6 +119,15 @@ class WorkFolder:
                 "Move that out of the folder, then run again.",
             )
         return stale
+
+    def given_up(self, wanted: set[str]) -> list[LockedFile]:
+        """Files of the bundle that lay here before, as its lock describes them, and that `wanted` does not name."""
+        lock = self.root / layout.LOCK
+        try:
+            files = read_lock(lock.read_bytes(), str(lock)).files if lock.is_file() else []
+        except StageError:
+            return []
+        return [file for file in files if file.path not in wanted and self.sizes.get(file.path) == file.size]
 
     def stale_blocks(self, wanted: set[str]) -> list[str]:
         """Block digests of files that are not in the bundle any more."""

@@ -19,6 +19,20 @@ from tests.support.staging import MANIFEST, Laptop
 __all__ = ["conda_channel", "environment_laptop"]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Receipts and journals of verifications go to a folder of the tests', not to that of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_store() -> None:
+    """Nothing that a test fetches may come from, or stay in, the store of whoever runs the tests."""
+    os.environ["AIRLIFT_STORE"] = "none"
+
+
 @pytest.fixture(params=[name for name in HUBS if name != "independent" or INDEPENDENT.exists()])
 def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
     """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`). Each test runs once with each."""

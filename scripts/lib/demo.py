@@ -59,6 +59,7 @@ class Shell:
         print(f"$ {'offline ' if wall else ''}{shlex.join(command)}", flush=True)
         began = time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLURM_"))}
+        environment["AIRLIFT_STORE"] = "none"  # the demo leaves nothing outside its folder
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         code = subprocess.run([*wall, *command], cwd=cwd, env=environment).returncode
         self.times.append((shlex.join(command[:2]), time.monotonic() - began))

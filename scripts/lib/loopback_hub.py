@@ -291,7 +291,10 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as objects, LoopbackHub(Path(objects), port=arguments.port) as hub:
-        for folder in sorted(path for kind in KINDS for path in (arguments.root / kind).glob("*/*") if path.is_dir()):
+        folders = sorted(path for kind in KINDS for path in (arguments.root / kind).glob("*/*") if path.is_dir())
+        if not folders:
+            parser.error(f"{arguments.root} has no folder {' or '.join(f'{kind}/<org>/<name>' for kind in KINDS)}")
+        for folder in folders:
             kind, *name = folder.relative_to(arguments.root).parts
             hub.repositories.commit(kind, "/".join(name), folder)
         stop = threading.Event()

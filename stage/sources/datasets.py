@@ -19,7 +19,7 @@ from stage.progress import Reporter
 from stage.sources import parquet_layout
 from stage.sources.hub import Hub, Repository
 from stage.sources.original_layout import Originals, loading_script, originals
-from stage.sources.selection import RemoteFile, ingredient_of, locked_file
+from stage.sources.selection import RemoteFile, ingredient_of, is_document, locked_file
 
 CONVERTED = "refs/convert/parquet"
 
@@ -99,6 +99,8 @@ def _with_files(
             locked[split] = LockedSplit(tuple(shards), declared_rows=declared.get(split))
         for shard in shards[:1]:
             check_path(shard, what)
+    documents = [path for path in listing if is_document(path) and not path.lower().startswith("readme")]
+    files += [locked_file(listing[path], f"{asset.folder}/{path}") for path in documents]
     if "README.md" in listing:
         files.append(locked_file(listing["README.md"], f"{asset.folder}/{CARD}"))
     taken = {file.origin for file in files} | {ingredient.origin for ingredient in made_from}

@@ -34,6 +34,7 @@ from stage.sources.streams import Broken, ByteSource
 MAX_REDIRECTS = 8
 CHUNK = 1 << 20
 SHORT_BODY = 1 << 16
+_NOBODY_THERE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Downloader:
             except urllib3.exceptions.SSLError as error:
                 raise untrusted(download.what, error) from None
             except urllib3.exceptions.HTTPError as error:
-                patience.wait(download.what, _in_words(error))
+                patience.wait(download.what, _in_words(error), unreached=self._is_unreached(error))
             except _Again as again:
                 patience.wait(download.what, again.problem, again.asked_s)
 
@@ -147,9 +148,13 @@ class Downloader:
                 except _Again as again:
                     if partial.size > before:
                         patience.progress()
-                    patience.wait(download.what, again.problem, again.asked_s)
+                    patience.wait(download.what, again.problem, again.asked_s, unreached=again.unreached)
             os.fsync(file.fileno())
         return partial.digester.result()
+
+    def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
+        cause = error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error
+        return isinstance(cause, _NOBODY_THERE) and not self._connections.answered
 
     def _receive(self, download: Download, partial: _Partial) -> None:
         """One request: appends what comes."""
@@ -171,7 +176,7 @@ class Downloader:
         except urllib3.exceptions.SSLError as error:
             raise untrusted(download.what, error) from None
         except urllib3.exceptions.HTTPError as error:
-            raise _Again(_in_words(error)) from None
+            raise _Again(_in_words(error), unreached=self._is_unreached(error)) from None
         partial.ended = True
         if download.size is not None and partial.size < download.size:
             raise _Again(f"the answer ended after {partial.size} of {download.size} bytes")
@@ -226,9 +231,9 @@ class Downloader:
 class _Again(Exception):
     """This attempt failed; another may not."""
 
-    def __init__(self, problem: str, asked_s: float | None = None) -> None:
+    def __init__(self, problem: str, asked_s: float | None = None, *, unreached: bool = False) -> None:
         super().__init__(problem)
-        self.problem, self.asked_s = problem, asked_s
+        self.problem, self.asked_s, self.unreached = problem, asked_s, unreached
 
 
 def untrusted(what: str, error: Exception) -> IncompleteError:
@@ -255,6 +260,12 @@ def _raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at
         raise _Again(f"HTTP {status}", asked_delay(response.headers))
     if at_home and status != 416:
         raise download.refused(status, response.headers.get("X-Error-Code"))
+    if status in (404, 410):
+        raise IncompleteError(
+            f"{download.what}: HTTP {status}: the storage server that {origin_of(download.url)[1]} sends us to has not "
+            "got it.",
+            "The file is listed and not there: try later, another --endpoint, or another revision.",
+        )
     raise _Again(f"HTTP {status} from the CDN (an expired address, mostly)")
 
 
@@ -366,8 +377,12 @@ def _in_words(error: urllib3.exceptions.HTTPError) -> str:
                 if hasattr(error, "conn")
                 else "cannot resolve the host"
             )
+        case urllib3.exceptions.ProxyError() if isinstance(error.original_error, _NOBODY_THERE):
+            return "cannot connect to the proxy that the environment names"
+        case urllib3.exceptions.ProxyError():
+            return f"the proxy: {error.original_error}"
         case urllib3.exceptions.NewConnectionError():
-            return "cannot connect"
+            return f"cannot connect to {error.conn.host}" if hasattr(error, "conn") else "cannot connect"
         case urllib3.exceptions.TimeoutError():
             return "no bytes for a while"
     return "the connection broke"

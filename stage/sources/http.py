@@ -31,6 +31,7 @@ class Connections:
         self._context = tls_context()
         self._at_once = at_once
         self._pools: dict[str | None, urllib3.PoolManager] = {}
+        self.answered = False  # whether anybody ever did
 
     def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """Sends a GET; the body is left to be streamed.
@@ -38,7 +39,7 @@ class Connections:
         Raises:
             urllib3.exceptions.HTTPError: no answer.
         """
-        return self._pool(url).request(
+        response = self._pool(url).request(
             "GET",
             url,
             headers={"User-Agent": f"airlift/{__version__}", **headers},
@@ -47,6 +48,8 @@ class Connections:
             retries=False,
             timeout=self._timeout,
         )
+        self.answered = True
+        return response
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         proxy = proxy_for(url)

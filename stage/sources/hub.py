@@ -30,6 +30,7 @@ from huggingface_hub.hf_api import KernelInfo, RepoFile
 from stage import __version__
 from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
+from stage.licences import stated
 from stage.progress import Reporter
 from stage.sources.download import Download, untrusted
 from stage.sources.http import tls_context, without_credentials
@@ -75,6 +76,7 @@ class Hub:
             raise UsageError(f"the endpoint `{self.endpoint}` is no address.", "It should begin with https://")
         self._reporter, self._policy, self._stop = reporter, policy, stop
         self._token = get_token()
+        self._answered = False  # whether it ever did
         # Else the client asks huggingface.co, whatever our endpoint is, for things to put into its User-Agent, and
         # behind a firewall waits for that.
         constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -103,7 +105,7 @@ class Hub:
             kind=kind,
             id=info.id,
             commit=info.sha,
-            licence=", ".join(map(str, licences)) or None,
+            licence=stated(licences, card.get("license_name")),
             gated=bool(getattr(info, "gated", False)),
             card=card,
         )
@@ -165,8 +167,11 @@ class Hub:
     def _call(self, what: str, kind: str, id: str, revision: str, ask: Callable[[], T]) -> T:
         patience = Patience(self._policy, self._stop, self._reporter)
         while True:
+            unreached = False
             try:
-                return ask()
+                answer = ask()
+                self._answered = True
+                return answer
             except (StageError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError) as error:
                 problem, asked_s = self._retried(error)
                 if problem is None:
@@ -175,8 +180,9 @@ class Hub:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise untrusted(f"{what}: {self.name}", error) from None
                 problem, asked_s = _transport_problem(error), None
+                unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self._answered
             try:
-                patience.wait(f"{what}: {self.name}", problem, asked_s)
+                patience.wait(f"{what}: {self.name}", problem, asked_s, unreached=unreached)
             except IncompleteError as error:
                 raise IncompleteError(
                     error.message, f"{error.remedy} Behind a firewall, name a mirror with --endpoint."
@@ -240,10 +246,19 @@ class Hub:
 
     def _not_found(self, what: str, kind: str, id: str) -> StageError:
         seen = "with your token" if self._token else "without a token"
+        other = "dataset" if kind == "model" else "model"
+        if self._exists(other, id):
+            return UsageError(f"{what}: `{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`.")
         return UsageError(
             f"{what}: {self.name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
             "Check the spelling (org/name). For a private one give a token: run `hf auth login`, or set HF_TOKEN.",
         )
+
+    def _exists(self, kind: str, id: str) -> bool:
+        try:
+            return self._api.repo_info(id, repo_type=kind) is not None
+        except (HfHubHTTPError, HFValidationError, httpx2.TransportError):
+            return False
 
     def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 from stage.errors import UsageError
 from stage.sources import parquet_layout
@@ -21,6 +22,7 @@ class LookedUp:
         configs: of a dataset, those that can be fetched.
         default_config: the one a person means who names none; None if that is not to be known.
         also: whether a dataset has this name besides a model.
+        revision: the one that was asked for by a page's address; None: `main`.
     """
 
     kind: str
@@ -30,6 +32,33 @@ class LookedUp:
     configs: tuple[str, ...] = ()
     default_config: str | None = None
     also: bool = False
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person named: a repository, of which kind if that was said, at which revision if that was."""
+
+    id: str
+    kind: str | None = None
+    revision: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> Asked:
+        """Reads `org/name`, `datasets/org/name`, `models/org/name`, or the address of a page of one on any Hub."""
+        is_address = text.startswith(("https://", "http://"))
+        path = unquote(urlsplit(text).path) if is_address else text.removeprefix("hf://")
+        parts = path.strip("/").split("/")
+        kind = {"datasets": "dataset", "models": "model"}.get(parts[0]) if len(parts) > 1 else None
+        if kind == "dataset" or (kind == "model" and len(parts) > 2):
+            parts = parts[1:]
+        else:
+            kind = None
+        if len(parts) > 3 and parts[2] in ("tree", "blob", "resolve"):
+            # a branch may have slashes in it; of an address below a folder nobody can tell where the branch ends
+            revision = "/".join(parts[3:6]) if parts[3] == "refs" else parts[3]
+            return Asked("/".join(parts[:2]), kind, None if revision == "main" else revision)
+        return Asked("/".join(parts), kind)
 
 
 def look_up(hub: Hub, name: str) -> LookedUp:
@@ -39,27 +68,30 @@ def look_up(hub: Hub, name: str) -> LookedUp:
         UsageError: neither is there, or a token is needed.
         IncompleteError: the Hub cannot be reached.
     """
-    bare = name.removeprefix("https://huggingface.co/").removeprefix("hf://").strip("/")
-    only_dataset = bare.startswith("datasets/")
-    bare = bare.removeprefix("datasets/")
-    model = None if only_dataset else _find(hub, "model", bare)
-    dataset = _find(hub, "dataset", bare)
+    asked = Asked.parse(name)
+    model, dataset = (
+        _find(hub, kind, asked.id, asked.revision or "main") if asked.kind in (None, kind) else None
+        for kind in ("model", "dataset")
+    )
     if isinstance(model, Repository):
-        return LookedUp("model", model.id, model.licence, model.gated, also=isinstance(dataset, Repository))
+        also = isinstance(dataset, Repository)
+        return LookedUp("model", model.id, model.licence, model.gated, also=also, revision=asked.revision)
     if isinstance(dataset, Repository):
         configs, default = _configs(hub, dataset)
-        return LookedUp("dataset", dataset.id, dataset.licence, dataset.gated, configs, default)
-    if model is None:
-        raise dataset
+        return LookedUp(
+            "dataset", dataset.id, dataset.licence, dataset.gated, configs, default, revision=asked.revision
+        )
+    if asked.kind is not None and (error := model or dataset) is not None:
+        raise error
     raise UsageError(
         f"{name}: {hub.name} shows no model and no dataset of that name.",
         "Check the spelling (org/name). For a private one give a token: run `hf auth login`, or set HF_TOKEN.",
     )
 
 
-def _find(hub: Hub, kind: str, id: str) -> Repository | UsageError:
+def _find(hub: Hub, kind: str, id: str, revision: str) -> Repository | UsageError:
     try:
-        return hub.repository(id, kind, id, "main")
+        return hub.repository(id, kind, id, revision)
     except UsageError as error:
         return error
 

@@ -23,11 +23,13 @@ class RetryPolicy:
 
     Attributes:
         attempts: failures in a row, without a single new byte, after which to give up.
+        first_attempts: the same where nothing ever answered: a wrong address or no network, not a hiccup.
         first_s, longest_s: the back-off doubles from the one to the other.
         longest_asked_s: a server that asks for a longer pause than this gets none; the user is told instead.
     """
 
     attempts: int = 8
+    first_attempts: int = 3
     first_s: float = 0.5
     longest_s: float = 30.0
     longest_asked_s: float = 900.0
@@ -59,14 +61,17 @@ class Patience:
         """New bytes came: start counting from zero."""
         self._failures = 0
 
-    def wait(self, what: str, problem: str, asked_s: float | None = None) -> None:
+    def wait(self, what: str, problem: str, asked_s: float | None = None, *, unreached: bool = False) -> None:
         """Waits before the next attempt.
+
+        Args:
+            unreached: nobody was there, and nobody ever was.
 
         Raises:
             IncompleteError: patience is at its end, or the server asks for more than we grant.
         """
         self._failures += 1
-        if self._failures >= self._policy.attempts:
+        if self._failures >= (self._policy.first_attempts if unreached else self._policy.attempts):
             raise IncompleteError(f"{what}: {problem}; gave up after {self._failures} attempts.", RUN_AGAIN)
         if asked_s is not None and asked_s > self._policy.longest_asked_s:
             raise IncompleteError(

@@ -85,7 +85,7 @@ def select_by_patterns(
     for file in files:
         if any(matches(file.path, pattern) for pattern in exclude):
             left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
-        elif not (any(matches(file.path, pattern) for pattern in include) or _is_document(file.path)):
+        elif not (any(matches(file.path, pattern) for pattern in include) or is_document(file.path)):
             left_out.append(LeftOut(file.path, file.size, "not in the manifest's `include`"))
         else:
             _refuse_code_and_pickles(file.path, what, allow_code=allow_code)
@@ -255,7 +255,8 @@ def _refuse_no_weights(folder: str, taken: Sequence[RemoteFile], left_out: Seque
         )
 
 
-def _is_document(path: str) -> bool:
+def is_document(path: str) -> bool:
+    """Whether this is a card, a licence or the like at the top of a repository."""
     return _DOCUMENTS.fullmatch(path) is not None and not path.lower().endswith((*PICKLE_SUFFIXES, ".py"))
 
 

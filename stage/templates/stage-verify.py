@@ -10,15 +10,17 @@ payload, stage.lock for the payload, blocks/<sha256> for the 16 MiB blocks of a 
 """
 
 import argparse
-import concurrent.futures
 import errno
+import gc
 import hashlib
 import io
 import json
 import os
+import re
+import signal
 import stat
+import struct
 import sys
-import threading
 import unicodedata
 from pathlib import Path
 
@@ -32,6 +34,7 @@ MANIFEST, LOCK, BAGIT, BAG_INFO = "manifest-sha256.txt", "stage.lock", "bagit.tx
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "bom.cdx.json", "stage-verify.py")
 REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
 FOLDERS = {"model": "models", "tokenizer": "models", "dataset": "datasets", "files": "files", "environment": "envs"}
+ORDINARY = re.compile(r"(?:[\w+=@-][\w.+=@-]*/)*[\w+=@-][\w.+=@-]*\Z", re.ASCII)
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -182,11 +185,15 @@ def check_tags(root, entries, found):
 
 
 def folded(path):
+    if len(path) == len(path.encode("utf-8", "surrogatepass")):  # ASCII
+        return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def unsafe(path):
     """Whether a path may not be in a bundle (stage/names.py has the reasons)."""
+    if ORDINARY.match(path) and len(path) < 256 and ".partial" not in path:
+        return False
     hidden = ("Cc", "Cs", "Zl", "Zp")
     if not path or any(unicodedata.category(c) in hidden for c in path) or "\\" in path or "%" in path:
         return True
@@ -198,17 +205,45 @@ def unsafe(path):
 
 
 def check_collisions(paths):
-    files, folders = set(), {}
+    files, folders, known = set(), {}, set()
     for path in paths:
         if folded(path) in files:
             raise CannotVerify("%s: %s is there twice on some disk." % (LOCK, printable(path)), 3)
         files.add(folded(path))
     for path in paths:
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
+        folder = path.rpartition("/")[0]
+        while folder and folder not in known:
+            known.add(folder)
             if folded(folder) in files or folders.setdefault(folded(folder), folder) != folder:
                 raise CannotVerify("%s: %s collides with another path." % (LOCK, printable(path)), 3)
+            folder = folder.rpartition("/")[0]
+
+
+def lock_text(document):
+    """A lock's one true text: what `json.dumps(document, indent=1, sort_keys=True)` makes of it, sooner."""
+    assets = document["assets"]
+    rest = {name: dict(asset, files=None) for name, asset in assets.items()}
+    # Three spaces and a quote at the start of a line: an asset's own key, since text has no raw newline in JSON.
+    parts = dumps(dict(document, assets=rest)).split('\n   "files": null')
+    text = [parts[0]]
+    for name, part in zip(sorted(assets), parts[1:]):
+        entries = ",".join(map(entry_text, assets[name]["files"]))
+        text += ['\n   "files": [', entries, "\n   ]" if entries else "]", part]
+    return ("".join(text) + "\n").encode("utf-8", "replace")
+
+
+def dumps(value):
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False)
+
+
+def entry_text(entry):
+    if len(entry) == 4 and isinstance(entry.get("origin"), str) and isinstance(entry["sha256"], str):
+        quoted = tuple(map(json.encoder.encode_basestring, (entry["origin"], entry["path"], entry["sha256"])))
+        return ENTRY % (*quoted, entry["size"])
+    return "\n    " + dumps(entry).replace("\n", "\n    ")
+
+
+ENTRY = '\n    {\n     "origin": %s,\n     "path": %s,\n     "sha256": %s,\n     "size": %d\n    }'
 
 
 def parse_lock(data):
@@ -238,8 +273,7 @@ def parse_lock(data):
     except (KeyError, TypeError, AttributeError):
         raise CannotVerify("%s: not a lock: a field is missing or not what it should be." % LOCK)
     check_collisions(sorted(path for path, _ in files))
-    text = (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-    return dict(files), complete, text
+    return dict(files), complete, lock_text(document)
 
 
 def read_lock(tags, found):
@@ -360,68 +394,119 @@ def units(files, tags):
 
 
 def batches(work, jobs):
-    most = max(1, min(500, len(work) // (4 * jobs)))
-    batch, size = [], 0
-    for unit in work:
-        batch.append(unit)
-        size += unit[2] - unit[1]
-        if size >= BLOCK_SIZE or len(batch) >= most:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    """Places in `work`, in pieces that get smaller towards the end; so few that a pipe holds their numbers."""
+    costs = [end - start + 2**16 for _, start, end, _, _ in work]
+    left = sum(costs)
+    least = max(2**23, left // 1024)
+    pieces, first, cost = [], 0, 0
+    for place, one in enumerate(costs):
+        cost += one
+        if cost >= max(left // (2 * jobs), least) or place + 1 == len(costs):
+            pieces.append(range(first, place + 1))
+            left -= cost
+            first, cost = place + 1, 0
+    return pieces
 
 
 class Reader:
-    """Hashes units; one buffer for each thread."""
+    """Hashes units, with one buffer for all of them."""
 
-    def __init__(self, root):
+    def __init__(self, root, work):
         self.root = root
-        self.local = threading.local()
-        self.stopped = False
+        self.work = work
+        self.buffer = memoryview(bytearray(2**20))
 
-    def check(self, batch):
+    def check(self, numbers):
+        """[number, digest, size, why it could not be read] of each unit that is not as it should be."""
         bad = []
-        for unit in batch:
-            if self.stopped:
-                break
+        for number in numbers:
+            unit = self.work[number]
             try:
                 digest, size = self.hash(unit)
             except OSError as error:
-                bad.append((unit, None, 0, error.strerror or "an error"))
+                bad.append([number, None, 0, error.strerror or "an error"])
                 continue
             if digest != unit[3] or size != unit[2] - unit[1]:
-                bad.append((unit, digest, size, ""))
+                bad.append([number, digest, size, ""])
         return bad
 
     def hash(self, unit):
         path, start, end, _, is_block = unit
-        if not hasattr(self.local, "buffer"):
-            self.local.buffer = memoryview(bytearray(2**20))
-        buffer = self.local.buffer
         want = end - start if is_block else None
         digest, size = hashlib.sha256(), 0
-        with open(os.open(real(self.root, path), os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as source:
-            source.seek(start)
-            while want is None or size < want:
-                count = source.readinto(buffer if want is None else buffer[: want - size])
-                if not count:
-                    break
-                digest.update(buffer[:count])
-                size += count
+        source = os.open(real(self.root, path), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            if want is None and end < len(self.buffer):
+                data = os.read(source, end + 1)
+                if len(data) == end:
+                    return hashlib.sha256(data).hexdigest(), end
+            os.lseek(source, start, os.SEEK_SET)
+            with open(source, "rb", buffering=0, closefd=False) as file:
+                while want is None or size < want:
+                    count = file.readinto(self.buffer if want is None else self.buffer[: want - size])
+                    if not count:
+                        break
+                    digest.update(self.buffer[:count])
+                    size += count
+        finally:
+            os.close(source)
         return digest.hexdigest(), size
 
 
+def shared_out(check, pieces, jobs):
+    """`check(piece)` of every piece, in `jobs` processes that take the numbers of pieces from one pipe."""
+    jobs = min(jobs, len(pieces))
+    if jobs < 2 or not hasattr(os, "fork"):
+        return [one for piece in pieces for one in check(piece)]
+    numbers, numbers_in = os.pipe()
+    parent, results, children = os.getpid(), [], []
+    try:
+        for _ in range(jobs):
+            out, out_in = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(numbers_in)
+                be_a_worker(check, pieces, numbers, out_in, parent)
+            os.close(out_in)
+            children.append(child)
+            results.append(out)
+        os.close(numbers)
+        os.write(numbers_in, b"".join(struct.pack("=H", number) for number in range(len(pieces))))
+        os.close(numbers_in)
+        lines = []
+        for out in results:
+            with open(out, "rb") as pipe:
+                lines += pipe
+        found = [json.loads(line.decode()) for line in lines]
+        if len(found) != len(pieces):
+            raise CannotVerify("a process that read was ended from outside (no memory?): run it again", 5)
+        return [one for bad in found for one in bad]
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def be_a_worker(check, pieces, numbers, out, parent):
+    """Never returns. A line for each piece: what is not as it should be. Ends when its parent did."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with open(out, "wb") as lines:
+            number = os.read(numbers, 2)
+            while number and os.getppid() == parent:
+                lines.write(json.dumps(check(pieces[struct.unpack("=H", number)[0]])).encode() + b"\n")
+                number = os.read(numbers, 2)
+    finally:
+        os._exit(0)
+
+
 def check_bytes(root, files, tags, jobs, found):
-    reader = Reader(root)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
-        try:
-            bad = [one for batch in pool.map(reader.check, batches(list(units(files, tags)), jobs)) for one in batch]
-        finally:
-            reader.stopped = True
+    work = list(units(files, tags))
+    reader = Reader(root, work)
     sizes, digests = {path: size for path, size, _ in files}, {path: digest for path, _, digest in files}
     spans = {}
-    for (path, start, end, _, is_block), digest, size, why in bad:
+    for number, digest, size, why in shared_out(reader.check, batches(work, jobs), jobs):
+        path, start, end, _, is_block = work[number]
         if is_block:
             spans.setdefault(path, []).append((start, end, why))
         elif why:
@@ -521,7 +606,7 @@ def parse_arguments():
     parser.add_argument("--fast", action="store_true", help="only presence and size of every file, not its bytes")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, and nothing else there")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the findings there, as JSON")
-    parser.add_argument("--jobs", type=int, default=cores, help="threads that read (default: one a core)")
+    parser.add_argument("--jobs", type=int, default=cores, help="processes that read (default: one a core)")
     parser.add_argument("-q", "--quiet", action="store_true", help="only errors")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
@@ -538,6 +623,7 @@ def main():
         io.TextIOWrapper(stream.buffer, encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
         for stream in (sys.stdout, sys.stderr)
     )
+    gc.disable()  # a lock is many objects without a cycle: going through them again and again frees nothing
     try:
         return run(parse_arguments(), out, err)
     except CannotVerify as error:

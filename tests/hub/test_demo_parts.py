@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.lib.demo import MARKER, DemoError, prepare_folder
 from scripts.lib.demo_repositories import dataset_files, model_folder, paragraphs
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_dataset_is_english_and_no_paragraph_is_in_both_splits() -> None:
@@ -51,3 +55,16 @@ def test_an_earlier_demo_is_emptied_and_nothing_beside_it(tmp_path: Path) -> Non
     prepare_folder(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, "notes", "hub", "laptop", "cluster"}
     assert list((tmp_path / "out" / "laptop").iterdir()) == []
+
+
+def test_a_folder_without_repositories_is_no_hub(tmp_path: Path) -> None:
+    """`ROOT/acme/bert` in place of `ROOT/models/acme/bert`: a Hub that answers 404 to everything helps nobody."""
+    (tmp_path / "acme" / "bert").mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.lib.loopback_hub", tmp_path],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "has no folder models/<org>/<name> or datasets/<org>/<name>" in done.stderr

@@ -19,6 +19,8 @@ from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
 from runner.preflight import check, count_parameters, disk_needed
 from runner.records import RunFolder
+from stage.receipts import record, state_folder
+from stage.verify import verify
 from tests.runner.conftest import Cluster
 
 
@@ -202,6 +204,30 @@ def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
     assert str(copy) in said
     for word in words:
         assert word in said
+
+
+REQUIRED = {"bundle": {"verified": "required"}}
+
+
+def test_what_is_known_of_the_bundle_is_told_and_demanded_where_asked_for(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    copy = tmp_path / "carried"
+    shutil.copytree(terminal.cluster.bundle, copy)
+    monkeypatch.setattr("stage.stamp.UNSURE_NS", 0)
+    terminal.cluster.write()
+    dry_run = ("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert f": not verified here (stage verify {copy} reads every byte)" in terminal.run(*dry_run, bundle=copy)[1]
+    terminal.cluster.write(**REQUIRED)
+    for command in ("train", "check", "prepare", "submit"):
+        said = terminal.refused(command, "tiny.yaml", code=3, bundle=copy)
+        assert "`bundle.verified: required`" in said and f"stage verify {copy}" in said
+    assert record(state_folder(os.environ), verify(copy)) is None
+    code, out, err = terminal.run(*dry_run, bundle=copy)
+    assert code == 0 and "every byte verified 0 s ago on " in out and "unchanged since" in out, err
+    (copy / "data/models/tiny-bert/config.json").touch()
+    assert "changed since it was verified" in terminal.refused("train", "tiny.yaml", code=3, bundle=copy)
 
 
 def test_a_real_process_refuses_in_words_too(cluster: Cluster) -> None:

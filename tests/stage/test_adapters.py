@@ -183,7 +183,7 @@ def test_a_base_that_is_not_to_be_had_stops_the_fetch_and_can_be_done_without(
     hub.commit("models", "acme/tiny-base", BASE)
     hub.commit("models", "acme/lora", {**adapter(), "README.md": b"---\nlicense: apache-2.0\n---\n"})
     manifest(lora=LORA, policy={"licences": ["apache-2.0"]})
-    assert "`tiny-base` has the licence mit" in stage("lock", "m.yaml", code=3).output
+    assert "`tiny-base`: mit" in stage("lock", "m.yaml", code=3).output
 
 
 @on_our_hub

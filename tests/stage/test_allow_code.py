@@ -194,7 +194,7 @@ def test_a_licence_policy_holds_for_code_too(hub: TestHub, stage: Callable[..., 
     Path("m.yaml").write_text(
         "format: 1\npolicy: {licences: [mit]}\nassets: {tiny: {model: acme/tiny, allow_code: true}}\n"
     )
-    assert "code of other/tiny-code has the licence cc-by-nc-4.0" in stage("lock", "m.yaml", code=3).output
+    assert "`tiny`: code of other/tiny-code: cc-by-nc-4.0" in stage("lock", "m.yaml", code=3).output
 
 
 @on_our_hub

@@ -321,6 +321,55 @@ def test_a_bundle_is_fetched_by_one_at_a_time(laptop: Path) -> None:
     assert done.returncode == 5 and "another `stage fetch` is at work" in done.stderr
 
 
+def test_extra_files_alone_are_to_be_moved_out_not_patched(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    (bundle / "data/notes.txt").write_text("mine")
+    done = stage("verify", str(bundle))
+    assert done.returncode == 1 and "Nothing of the bundle is damaged" in done.stderr and "patch" not in done.stderr
+
+
+def test_folders_without_files_are_no_findings(tmp_path: Path) -> None:
+    """BagIt lists files; rsync and unzip leave folders behind, and nothing can be in them unseen."""
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    (bundle / "data/models/empty/er").mkdir(parents=True)
+    assert stage("verify", str(bundle)).returncode == 0
+
+
+COMPLETE = """
+eval "$(_{upper}_COMPLETE=bash_source {program})"
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_{program}_completion {program}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["stage", "pu"], ["push"]),
+        (["stage", "verify", "--s"], ["--shard", "--signers"]),
+        (["runner", "pre"], ["prepare"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    """As docs/stage.md says to set it up."""
+    bash = shutil.which("bash")
+    assert bash
+    script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [bash, "-c", script], capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": programs}
+    )
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_what_completion_needs_is_documented() -> None:
+    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in documentation()
+    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in documentation()
+
+
 def documentation() -> str:
     texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.hubs import TestHub
+from tests.support.hubs import OwnHub, TestHub
 from tests.support.staging import LANDING, MANIFEST, Laptop, payload
 
 WEIGHTS = 12_000_000
@@ -26,11 +27,11 @@ def slow_laptop(laptop: Laptop) -> Laptop:
     return laptop
 
 
-def start(laptop: Laptop) -> subprocess.Popen[str]:
+def start(laptop: Laptop, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         laptop.command("fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check"),
         cwd=laptop.folder,
-        env=laptop.environment(),
+        env=laptop.environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,6 +123,19 @@ def test_ctrl_c_says_how_to_go_on(slow_laptop: Laptop) -> None:
     check_nothing_fetched_twice(laptop.hub, complete, unfinished)
 
 
+def test_ctrl_c_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        laptop = Laptop(tmp_path, OwnHub(tmp_path / "hub", stack))  # which ends a stall when it is closed
+        laptop.publish()
+        laptop.write(MANIFEST)
+        laptop.hub.faults.add(side="cdn", path=r"model\.safetensors$", times=1, stall_after=2_000_000, stall_s=300)
+        running = start(laptop, HF_HUB_DOWNLOAD_TIMEOUT="300")
+        assert wait_until(lambda: bytes_here(laptop.bundle) >= 1_000_000, running)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 5 and "Run the same command again" in errors and "Traceback" not in errors
+
+
 def test_a_bundle_cut_off_in_the_middle_is_called_unfinished(slow_laptop: Laptop) -> None:
     laptop = slow_laptop
     running = start(laptop)
@@ -177,6 +191,7 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Lapt
         pytest.skip(f"no mount of one's own here: {done.stderr}")
     assert done.stdout.splitlines() == ["first: 5", "second: 0", "verify: 0"], done.stdout + done.stderr
     assert "No space left on device" in done.stderr and "disk/bundle/data/" in done.stderr
+    assert "The disk is full. Make room there (`stage gc`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

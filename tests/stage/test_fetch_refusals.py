@@ -30,6 +30,31 @@ def test_an_unknown_repository(laptop: Laptop, token: str | None) -> None:
     assert nothing_was_downloaded(laptop)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind", "other"),
+    [(MANIFEST.replace(f"model: {MODEL}", f"model: {DATASET}"), "model", "dataset"),
+     (MANIFEST.replace(f"dataset: {DATASET}", f"dataset: {MODEL}"), "dataset", "model")],
+)  # fmt: skip
+def test_a_dataset_asked_for_as_a_model_and_the_reverse(laptop: Laptop, wrong: str, kind: str, other: str) -> None:
+    laptop.write(wrong)
+    message = laptop.refused(2)
+    name = DATASET if other == "dataset" else MODEL
+    assert f"`{name}` is a {other}, not a {kind}" in message and f"Write `{other}: {name}`" in message
+
+
+def test_where_nobody_answers_it_gives_up_soon(laptop: Laptop) -> None:
+    """A wrong endpoint or no network; what breaks later is waited for."""
+    message = laptop.refused(5, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "cannot connect; gave up after 3 attempts" in message and "--endpoint" in message
+
+
+def test_a_file_that_the_storage_has_not_got_is_not_asked_for_again(laptop: Laptop) -> None:
+    laptop.hub.faults.add(side="cdn", path=r"model\.safetensors", status=404)
+    message = laptop.refused(5)
+    assert "tiny-bert: model.safetensors: HTTP 404: the storage server that 127.0.0.1 sends us to" in message
+    assert len([r for r in laptop.hub.requests() if r.side == "cdn" and "safetensors" in (r.file or "")]) == 1
+
+
 @pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
 @pytest.mark.parametrize(("kind", "repository"), [("models", MODEL), ("datasets", DATASET)])
 def test_a_gated_repository(laptop: Laptop, kind: str, repository: str, token: str | None) -> None:

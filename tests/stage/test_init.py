@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stage.init import asset_names, manifest_text
 from stage.manifest import DatasetRequest, Manifest, ModelRequest
 from stage.names import collisions, problem_with_asset_name
-from stage.sources.lookup import LookedUp
-from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
+from stage.sources.lookup import Asked, LookedUp
+from tests.support.staging import DATASET, MODEL, Laptop, dataset_files, model_files
 
 
 def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
@@ -58,6 +58,40 @@ def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
     done = laptop.stage("init", MODEL, "-o", "tiny.yaml")
     assert done.returncode == 2 and "is not overwritten" in done.stderr
     assert (laptop.folder / "tiny.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("acme/bert", Asked("acme/bert")),
+        ("bert-base", Asked("bert-base")),
+        ("datasets/acme/lines", Asked("acme/lines", "dataset")),
+        ("datasets/lines", Asked("lines", "dataset")),
+        ("models/acme/bert", Asked("acme/bert", "model")),
+        ("models/bert", Asked("models/bert")),  # an organisation may be called so
+        ("hf://datasets/acme/lines", Asked("acme/lines", "dataset")),
+        ("https://huggingface.co/acme/bert/", Asked("acme/bert")),
+        ("https://hf-mirror.com/datasets/acme/lines?x=1", Asked("acme/lines", "dataset")),
+        ("https://huggingface.co/acme/bert/tree/main", Asked("acme/bert")),
+        ("https://huggingface.co/acme/bert/tree/v1.0", Asked("acme/bert", None, "v1.0")),
+        ("https://huggingface.co/acme/bert/blob/refs%2Fpr%2F3/config.json", Asked("acme/bert", None, "refs/pr/3")),
+    ],
+)
+def test_a_name_or_the_address_of_any_page_of_it(text: str, asked: Asked) -> None:
+    assert Asked.parse(text) == asked
+
+
+def test_the_revision_of_a_pages_address_and_the_licences_found_are_written(laptop: Laptop) -> None:
+    laptop.hub.commit("models", MODEL, model_files(1000), tag="v1.0")
+    done = laptop.stage("init", f"https://huggingface.co/{MODEL}/tree/v1.0", f"datasets/{DATASET}")
+    assert done.returncode == 0, done.stderr
+    text = (laptop.folder / "manifest.yaml").read_text()
+    assert "# policy: {licences: [apache-2.0, cc0-1.0]}   # refuses others" in text
+    (laptop.folder / "manifest.yaml").write_text(text.replace("# policy", "policy"))
+    manifest = Manifest.load(laptop.folder / "manifest.yaml")
+    assert manifest.name == "tiny-bert" and manifest.licences == ("apache-2.0", "cc0-1.0")
+    assert manifest.requests["tiny-bert"] == ModelRequest(repository=MODEL, revision="v1.0")
+    assert laptop.stage("lock", "manifest.yaml").returncode == 0
 
 
 def test_an_unknown_name_writes_nothing(laptop: Laptop) -> None:

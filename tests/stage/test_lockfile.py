@@ -33,6 +33,13 @@ def test_what_is_written_reads_back(lock: Lockfile) -> None:
     assert again.to_json() == lock.to_json() and again.id == lock.id
 
 
+@given(locks())
+def test_the_text_is_plain_indented_json(lock: Lockfile) -> None:
+    """Any reader can tell whether a lock is in its one true text."""
+    text = lock.to_json()
+    assert (json.dumps(json.loads(text), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode() == text
+
+
 @given(locks(), st.randoms())
 def test_the_text_does_not_depend_on_any_order(lock: Lockfile, chance: random.Random) -> None:
     assets = [

@@ -149,7 +149,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | 
 
 
 def test_assets_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="`Bert` and `bert`"):
+    with pytest.raises(PolicyError, match=r"\.yaml:\d+: the assets `Bert` and `bert`"):
         load(tmp_path, "format: 1\nassets:\n  bert: {model: a/b}\n  Bert: {model: a/c}\n")
 
 

@@ -17,6 +17,7 @@ from stage.errors import PolicyError, as_shown
 from stage.names import (
     check_collisions,
     check_path,
+    check_paths,
     collisions,
     folded,
     printable,
@@ -198,3 +199,24 @@ def test_what_is_shown_holds_no_escape_sequence(text: str) -> None:
     shown.encode()
     assert not [c for c in shown if unicodedata.category(c) == "Cc" and c != "\n"]
     assert shown.count("\n") == text.count("\n")
+
+
+ordinary = st.lists(st.text("abAB09._-", min_size=1, max_size=6), min_size=1, max_size=3).map("/".join)
+
+
+@given(st.lists(ordinary | paths, max_size=6))
+def test_many_at_once_are_judged_as_one_by_one(many: list[str]) -> None:
+    if any(problem_with_path(path) for path in many):
+        with pytest.raises(PolicyError):
+            check_paths(many, "x")
+    else:
+        check_paths(many, "x")
+
+
+@given(st.lists(ordinary, max_size=6))
+def test_collisions_of_ordinary_paths_are_those_of_any(many: list[str]) -> None:
+    """A letter beyond ASCII, the same in front of each, leads round the short cut for ASCII."""
+    plain = [(one.strip("/"), other.strip("/")) for one, other in collisions(many)]
+    assert [(f"é/{one}", f"é/{other}") for one, other in plain] == [
+        (one.rstrip("/"), other) for one, other in collisions([f"é/{path}" for path in many])
+    ]

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,10 +52,6 @@ def stage(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def nothing(count: int) -> None:
-    """No progress."""
-
-
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -66,7 +63,7 @@ def state(root: Path) -> dict[str, bytes]:
 def mended(sound: Path, copy: Path, folder: Path, volume_size: int | None = None) -> Path:
     """A patch for the damage of `copy`."""
     (folder / "r.json").write_text(json.dumps(verify(copy).to_json()))
-    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, nothing)
+    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, QUIET)
     return folder / "patch"
 
 
@@ -141,7 +138,7 @@ def test_a_report_or_a_patch_of_another_bundle_is_refused(sound: Path, copy: Pat
     (other / "data/models/bert/vocab.txt").unlink()
     (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
     with pytest.raises(UsageError, match="of another bundle"):
-        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, nothing)
+        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, QUIET)
     (copy / "data/models/bert/vocab.txt").unlink()
     patch = mended(sound, copy, tmp_path)
     before = state(other)
@@ -177,27 +174,30 @@ def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path
 def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
     (copy / "data/mine.txt").write_text("unsaved")
     (copy / "data/models/bert/vocab.txt").unlink()
-    with pytest.raises(DamageError, match=r"mine\.txt"):
+    with pytest.raises(DamageError, match=r"all of the bundle is sound with the patch.*mine\.txt"):
         apply(copy, [mended(sound, copy, tmp_path)], QUIET)
+    assert not copy.with_name(f"{copy.name}.apply.partial").exists()
     assert (copy / "data/mine.txt").read_text() == "unsaved"
     assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
 
 
-def new_version(old: Path, root: Path) -> Path:
-    """A bundle in which files of `old` were renamed, swapped, shared, changed, dropped and added, a large one too."""
+def new_version(old: Path, root: Path, *, big: bool = True) -> Path:
+    """A bundle in which files of `old` were renamed, swapped, shared, changed, dropped, added; `big`: large ones."""
     root.mkdir()
     moves = {
         "data/models/bert/model.safetensors": "data/models/bert/renamed.safetensors",
         "data/models/bert/config.json": "data/models/bert/vocab.txt",  # swapped
         "data/models/bert/vocab.txt": "data/models/bert/config.json",
         "data/models/bert/1_Pooling/config.json": "data/models/bert/1_Pooling/config.json",
-        BIG: "data/files/big/moved/sparse.bin",
     }
+    if big:
+        moves[BIG] = "data/files/big/moved/sparse.bin"
     for source, target in moves.items():
         (root / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(old / source, root / target)
     shutil.copyfile(old / "data/models/bert/1_Pooling/config.json", root / "data/models/bert/shared.json")
-    noise = random.Random(5).randbytes(70 * MIB)
+    noise = random.Random(5).randbytes(70 * MIB if big else 70_000)
+    (root / "data/files/big").mkdir(parents=True, exist_ok=True)
     for name in ("new.bin", "twin.bin"):
         (root / "data/files/big" / name).write_bytes(noise)
     (root / "data/files/big/empty").touch()
@@ -237,7 +237,7 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
 
 
 def test_volumes_come_one_by_one_in_any_order(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
-    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, nothing)
+    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, QUIET)
     volumes = sorted((tmp_path / "patch").iterdir())
     assert len(volumes) == outcome.plan.count > 3
     assert [size_of(volume) <= 20 * MIB for volume in volumes] == [True] * len(volumes)
@@ -266,7 +266,7 @@ def test_an_apply_that_is_killed_can_be_run_again(
     sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "update":
-        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
     else:
         (copy / "data/models/bert/vocab.txt").unlink()
         with open(copy / BIG, "r+b") as file:
@@ -282,8 +282,78 @@ def test_an_apply_that_is_killed_can_be_run_again(
     assert state(copy) == state(new if kind == "update" else sound)
 
 
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.chmod", "os.truncate"}
+
+
+def apply_killed_at(root: Path, patch: Path, moment: int) -> bool:
+    """Applies in a process of its own, killed right before its `moment`-th change to the disk; whether it was."""
+    child = os.fork()
+    if child == 0:
+        changes = 0
+
+        def kill(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal changes
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            if event in CHANGES or writes:
+                changes += 1
+                if changes == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        try:
+            apply(root, [patch], QUIET)
+        finally:
+            os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 7
+    return os.WIFSIGNALED(status)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder where fsync costs nothing, if there is one."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="airlift-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("kind", ["repair", "update"])
+def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(memory: Path, kind: str) -> None:
+    tmp_path = memory
+    old = make_bundle(tmp_path / "old", big=False).root
+    copy, target = tmp_path / "copy", old
+    shutil.copytree(old, copy)
+    if kind == "update":
+        target = new_version(old, tmp_path / "new", big=False)
+        patch_since(target, old / layout.LOCK, tmp_path / "patch", None, QUIET)
+    else:
+        (copy / "data/models/bert/vocab.txt").unlink()
+        (copy / "data/models/bert/model.safetensors").write_bytes(b"bad")
+        (copy / layout.MANIFEST).write_bytes(b"bad")
+        mended(old, copy, tmp_path)
+    after = state(target)
+    ids = {verify(old).bundle_id, verify(target).bundle_id}
+    moment = 1
+    while True:
+        root = tmp_path / f"at-{moment}"
+        shutil.copytree(copy, root)
+        killed = apply_killed_at(root, tmp_path / "patch", moment)
+        report = verify(root)
+        assert not report.ok or report.bundle_id in ids
+        apply(root, [tmp_path / "patch"], QUIET)
+        assert state(root) == after, f"killed before change {moment}"
+        assert not list(tmp_path.glob(f"at-{moment}.*"))
+        shutil.rmtree(root)
+        if not killed:
+            break
+        moment += 1
+    assert moment > 20
+
+
 def test_an_update_does_not_drop_files_nobody_fetched(sound: Path, new: Path, copy: Path, tmp_path: Path) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
     (copy / "data/mine.txt").write_text("unsaved")
     before = state(copy)
     with pytest.raises(UsageError, match=r"mine\.txt"):
@@ -294,7 +364,7 @@ def test_an_update_does_not_drop_files_nobody_fetched(sound: Path, new: Path, co
 def test_an_update_that_counts_on_a_damaged_file_says_so_and_changes_nothing(
     sound: Path, new: Path, copy: Path, tmp_path: Path
 ) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, nothing)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
     with open(copy / "data/models/bert/model.safetensors", "r+b") as file:
         file.write(b"bad")
     before = state(copy)
@@ -360,4 +430,4 @@ def test_a_shards_report_makes_no_patch(sound: Path, copy: Path, tmp_path: Path)
     (copy / "data/models/bert/vocab.txt").unlink()
     report = replace(verify(copy), shard=Shard(1, 2))
     with pytest.raises(UsageError, match="one shard"):
-        patch_damage(sound, report, tmp_path / "patch", None, nothing)
+        patch_damage(sound, report, tmp_path / "patch", None, QUIET)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from stage.errors import UsageError
+from stage.mending import mending
+from stage.push import PushOutcome
 from stage.remote import Target
 from stage.verify import verify
 from tests.stage.bundles import BIG, make_bundle
@@ -105,6 +107,13 @@ def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
     again = push(sshd, bundle, there, "--json", "--report", str(tmp_path / "r.json"))
     assert again.returncode == 0 and json.loads(again.stdout)["report"]["ok"]
     assert json.loads((tmp_path / "r.json").read_text())["level"] == "full"
+
+
+def test_a_file_that_is_read_only_here_is_writable_there(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
+    """The store makes shared files read-only; a later push may have to append to the copy."""
+    (bundle / WEIGHTS).chmod(0o444)
+    assert push(sshd, bundle, tmp_path / "there").returncode == 0
+    assert (tmp_path / "there" / WEIGHTS).stat().st_mode & 0o600 == 0o600
 
 
 def test_a_damaged_file_there_is_repaired_by_a_rerun(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
@@ -223,6 +232,54 @@ def test_damage_that_stays_is_reported_with_the_file(sshd: Sshd, bundle: Path, t
     assert f"{CONFIG}: mismatched" in done.stderr and "still damaged" in done.stderr
     report = json.loads((tmp_path / "laptop" / "bundle.report.json").read_text())
     assert [finding["path"] for finding in report["findings"]] == [CONFIG]
+
+
+def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """A disk that damages what it is given, twice: a block of a large file, and a small file."""
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    stage = (tools / "stage").read_text()
+    for name in ("dd", "test"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    spoil = "printf X | dd of='{}' bs=1 seek={} conv=notrunc 2>/dev/null"
+    spoiled = [spoil.format(there / BIG, 20_000_000), spoil.format(there / CONFIG, 1)]
+    (tools / "stage").write_text(
+        stage.replace("PYTHONPATH=", f"if test $1 = verify; then {'; '.join(spoiled)}; fi\nPYTHONPATH=")
+    )
+    bundle_id = verify(big_bundle).bundle_id
+    done = push(sshd, big_bundle, there)
+    assert done.returncode == 1 and "Sent twice and still damaged" in done.stderr, done.stderr
+    (tools / "stage").write_text(stage)
+    (tools / "dd").unlink()
+    commands = [
+        line.strip() for line in done.stderr.splitlines() if line.strip().startswith(("stage ", "rsync ", "ssh "))
+    ]
+    assert len(commands) == 3
+    for command in commands:
+        subprocess.run(
+            ["bash", "-c", f'stage() {{ {sys.executable} -m stage "$@"; }}; {command}'], check=True, timeout=60
+        )
+    report = verify(there)
+    assert report.ok and report.bundle_id == bundle_id
+    carried = sum(
+        path.stat().st_size for path in (there.with_name("bundle.patch") / "data").rglob("*") if path.is_file()
+    )
+    assert carried < 17 * 2**20
+
+
+def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:
+    findings = [{"path": "a", "problem": "extra"}, {"path": "b", "problem": "mismatched"}]
+    outcome = PushOutcome(Target("me@hpc", "my bundle"), "id", "sha256sum", 0, {"findings": findings})
+    lines = mending(outcome, Path("b"), Path("b.report.json"), "ssh -p 2222")
+    assert lines[1:] == [
+        "stage patch b --report b.report.json -o b.patch",
+        "rsync -rts -e 'ssh -p 2222' b.patch/ 'me@hpc:my bundle.patch/'",
+        "and on me@hpc, which has no `stage` on its PATH now: stage apply 'my bundle' 'my bundle.patch'",
+        "Files are there that the bundle does not have. To remove them: "
+        "stage push b 'me@hpc:my bundle' --ssh 'ssh -p 2222' --delete",
+    ]
 
 
 def test_nothing_to_verify_with_there_is_said_before_anything_is_sent(

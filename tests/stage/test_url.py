@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,6 +63,33 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "words"),
+    [
+        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1; gave up after 3 attempts"),
+        (
+            "http://example.org/x",
+            {"http_proxy": "http://127.0.0.1:9"},
+            "cannot connect to the proxy that the environment",
+        ),
+    ],
+    ids=["nobody", "no proxy"],
+)
+def test_where_nobody_answers_it_gives_up_soon(
+    tmp_path: Path, url: str, environment: dict[str, str], words: str
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"format: 1\nassets:\n  x:\n    url: {url}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "m.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "no_proxy": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 5 and words in done.stderr and "gave up after 3 attempts" in done.stderr
 
 
 def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web: Web) -> None:

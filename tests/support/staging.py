@@ -10,7 +10,7 @@ import random
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -82,10 +82,11 @@ def dataset_files() -> dict[str, bytes]:
 
 @dataclass
 class Laptop:
-    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for."""
+    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for. `settings`: more of the environment."""
 
     folder: Path
     hub: TestHub
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def bundle(self) -> Path:
@@ -102,11 +103,11 @@ class Laptop:
         """A user's environment: no token, nothing cached, and little patience with a silent server."""
         kept = {
             name: os.environ[name]
-            for name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START", "PYTHONPATH")
+            for name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START", "AIRLIFT_STORE")
             if name in os.environ
         }
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
-        return {**kept, **home, "HF_ENDPOINT": self.hub.endpoint, **more}
+        return {**kept, **home, "HF_ENDPOINT": self.hub.endpoint, **self.settings, **more}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "stage", *arguments]

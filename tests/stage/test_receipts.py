@@ -1,0 +1,185 @@
+"""A receipt says what was verified, how, when and where, and holds only while nothing was touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stage.findings import Shard, read_report
+from stage.receipts import Receipt, find, record, state_folder
+from stage.shards import merge
+from stage.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+
+TICK_S = 0.1
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle on a disk whose clock tells changes apart after `TICK_S`, not after two seconds."""
+    monkeypatch.setattr("stage.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    root = make_bundle(tmp_path / "bundle").root
+    time.sleep(1.5 * TICK_S)
+    return root
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def verified(root: Path, state: Path) -> Receipt:
+    assert record(state, verify(root)) is None
+    receipt = find(state, root)
+    assert isinstance(receipt, Receipt), receipt
+    return receipt
+
+
+def test_it_says_what_how_when_and_where(bundle: Path, state: Path) -> None:
+    report = verify(bundle)
+    receipt = verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    document = json.loads(path.read_text())
+    assert {key: document[key] for key in ("format", "level", "files", "bytes", "bundle_id", "path", "host")} == {
+        "format": 1,
+        "level": "full",
+        "files": report.files,
+        "bytes": report.size,
+        "bundle_id": report.bundle_id,
+        "path": str(bundle.resolve()),
+        "host": os.uname().nodename,
+    }
+    assert document["tool"].startswith("airlift ") and document["began"] <= document["ended"] <= time.time()
+    assert document["stamp"]["files"] == report.files and document["stamp"]["size"] == report.size
+    assert receipt.in_words(receipt.ended + 7300) == f"every byte verified 2 h ago on {receipt.host}"
+
+
+def _flip(root: Path) -> None:
+    with open(root / "data/models/bert/vocab.txt", "r+b") as file:
+        file.write(b"x")
+
+
+def _flip_and_set_the_time_back(root: Path) -> None:
+    before = (root / "data/models/bert/vocab.txt").stat()
+    _flip(root)
+    os.utime(root / "data/models/bert/vocab.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace(root: Path) -> None:
+    path = root / "data/models/bert/vocab.txt"
+    shutil.copy2(path, root / "data/other")
+    (root / "data/other").replace(path)
+
+
+def _swap(root: Path) -> None:
+    one, other = (root / f"data/datasets/lines/plain/train-0000{n}-of-00002.parquet" for n in (0, 1))
+    one.rename(root / "data/x")
+    other.rename(one)
+    (root / "data/x").rename(other)
+
+
+def _another_seal(root: Path) -> None:
+    with open(root / "tagmanifest-sha256.txt", "ab") as file:
+        file.write(b"\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a bit": _flip,
+    "a bit, and the time set back": _flip_and_set_the_time_back,
+    "another in its place": _replace,
+    "two swapped": _swap,
+    "one gone": lambda root: (root / "data/files/notes/empty").unlink(),
+    "one more": lambda root: (root / "data/models/bert/more").touch(),
+    "a link": lambda root: (root / "data/models/bert/more").symlink_to("config.json"),
+    "the seal": _another_seal,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_bundle_changed_since_is_not_verified(bundle: Path, state: Path, change: str) -> None:
+    verified(bundle, state)
+    CHANGES[change](bundle)
+    problem = find(state, bundle)
+    assert isinstance(problem, str) and problem.startswith("changed since it was verified ")
+
+
+def test_reading_does_not_change_a_bundle(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    subprocess.run(["tar", "-cf", os.devnull, str(bundle)], check=True)
+    assert isinstance(find(state, bundle), Receipt)
+
+
+def test_a_copy_elsewhere_is_not_verified_by_it(bundle: Path, state: Path, tmp_path: Path) -> None:
+    verified(bundle, state)
+    subprocess.run(["cp", "-a", "--sparse=always", bundle, tmp_path / "copy"], check=True)
+    assert find(state, tmp_path / "copy") == "not verified here"
+    assert find(tmp_path / "nobody", bundle) == "not verified here"
+
+
+def test_damage_takes_the_receipt_back(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    (bundle / "data/files/notes/empty").unlink()
+    assert record(state, verify(bundle, "fast")) is None
+    assert find(state, bundle) == "not verified here"
+
+
+def test_a_look_at_names_and_sizes_is_no_verification(bundle: Path, state: Path) -> None:
+    assert record(state, verify(bundle, "fast")) is None
+    assert record(state, verify(bundle, shard=Shard(1, 2))) is None
+    assert find(state, bundle) == "not verified here"
+    verified(bundle, state)
+    record(state, verify(bundle, "fast"))
+    assert isinstance(find(state, bundle), Receipt), "a look takes nothing back"
+
+
+def test_shards_together_get_the_receipt_of_the_whole(bundle: Path, state: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / f"part-{number}.json" for number in (1, 2, 3)]
+    for number, path in enumerate(paths, 1):
+        path.write_text(json.dumps(verify(bundle, shard=Shard(number, 3)).to_json()))
+    merged = merge([(path, read_report(path)) for path in paths])
+    assert merged.stamp == verify(bundle).stamp is not None
+    assert record(state, merged) is None and isinstance(find(state, bundle), Receipt)
+    assert "not here" in str(record(state, replace(merged, root=tmp_path / "gone")))
+
+
+def test_what_was_written_just_before_gets_none_and_is_told_why(tmp_path: Path, state: Path) -> None:
+    """A change within the same tick of the disk's clock, after the reading, would not be seen."""
+    root = make_bundle(tmp_path / "bundle").root
+    assert "changed just before they were read" in str(record(state, verify(root)))
+    assert find(state, root) == "not verified here"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[]", '{"stamp": {}}', "\xff"])
+def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: str) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    path.write_text(text, encoding="latin-1")
+    assert "cannot be read" in str(find(state, bundle))
+    path.write_text(json.dumps({**json.loads(json.dumps(verified(bundle, state).to_json())), "format": 2}))
+    assert "format 2" in str(find(state, bundle))
+
+
+def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(bundle: Path, tmp_path: Path) -> None:
+    time.sleep(2)  # another process, with the real patience
+    command = [sys.executable, "-m", "stage", "verify", str(bundle), "--jobs", "2"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert isinstance(find(state_folder(environment), bundle), Receipt)
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        command, env={**environment, "XDG_STATE_HOME": str(tmp_path / "file")}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr.startswith("no receipt for `runner`: ")
+    (bundle / BIG).unlink()
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
+    assert find(state_folder(environment), bundle) == "not verified here"
