@@ -20,7 +20,7 @@ from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
 
 FORMAT = 1
-NOT_YET = {"lora", "quantization", "environment", "engine.sharding", "engine.wrap", "engine.offload"}
+NOT_YET = {"lora", "quantization", "engine.sharding", "engine.wrap", "engine.offload"}
 Auto = Literal["auto"]
 
 
@@ -122,6 +122,14 @@ class SlurmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """Which environment of the bundle runs the ranks, and whether from each node's own disk."""
+
+    asset: str = setting()
+    node_local: bool | Auto = setting("auto", "from each node's own disk where it would else come from a network disk")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Parsed, not done by this version."""
 
@@ -168,7 +176,7 @@ class RunConfig:
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
-    environment: str | None = setting(None, "the environment that runs this command")
+    environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
@@ -283,7 +291,6 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         ("engine", "wrap"): "wrap" if config.engine.wrap else None,
         ("lora",): "lora" if config.lora else None,
         ("quantization",): "quantization" if config.quantization else None,
-        ("environment",): config.environment,
     }
     for where, value in later.items():
         if value:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runner.config import RunConfig
-from runner.errors import UsageError
+from runner.errors import DamageError, UsageError
 from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
 from stage.receipts import find as find_receipt
@@ -55,8 +55,24 @@ class SplitInput:
 
 
 @dataclass(frozen=True)
+class EnvironmentInput:
+    """An environment's folder in the bundle: its image and what unpacks it.
+
+    Attributes:
+        tree: digest of all its files, the same in every prefix.
+        size: bytes on disk once unpacked; `files`: how many files that is.
+    """
+
+    asset: str
+    path: Path
+    tree: str
+    size: int
+    files: int
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """What a run reads, resolved."""
+    """What a run reads, resolved; `environment` is None where the run file names none."""
 
     bundle: Path
     bundle_id: str
@@ -65,6 +81,7 @@ class Inputs:
     validation: SplitInput | None
     dataset_asset: str
     dataset_config: str
+    environment: EnvironmentInput | None = None
 
 
 class Verification(NamedTuple):
@@ -96,7 +113,36 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         validation=_split(config, bundle, dataset, name, splits, validation) if validation else None,
         dataset_asset=dataset.name,
         dataset_config=name,
+        environment=environment_input(config, bundle),
     )
+
+
+def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
+    """The environment that the run file names; None: it names none.
+
+    Raises:
+        UsageError: no such asset, or no environment.
+        DamageError: its description is damaged.
+    """
+    if config.environment is None:
+        return None
+    asset = bundle.asset(config.environment.asset)
+    if asset.kind != "environment":
+        raise UsageError(f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, not an environment.")
+    folder = bundle.asset_path(asset.name).resolve()
+    try:
+        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+        return EnvironmentInput(
+            asset=asset.name,
+            path=folder,
+            tree=str(facts["tree"]),
+            size=int(facts["size"]),
+            files=int(facts["files"]) + int(facts["modules"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DamageError(
+            f"{folder / 'env.json'}: not what `stage fetch` wrote.", f"stage verify {bundle.root}"
+        ) from None
 
 
 def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:

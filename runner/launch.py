@@ -163,7 +163,13 @@ def _integer(environ: Mapping[str, str], name: str, default: str = "") -> int:
         raise UsageError(f"{name}={text!r} is not a number") from None
 
 
-def runner_command(*arguments: str) -> list[str]:
-    """This interpreter running `runner ARGUMENTS`; by its script, so that no folder named `runner` can shadow it."""
+def runner_command(*arguments: str, prefix: Path | None = None) -> list[str]:
+    """`runner ARGUMENTS` in the environment at `prefix`, activated; None: by this interpreter.
+
+    By its script, so that no folder named `runner` can shadow it.
+    """
+    if prefix is not None:
+        activated = ["sh", "-c", '. "$0"; exec "$@"', str(prefix / "activate")]
+        return [*activated, str(prefix / "bin" / "python"), str(prefix / "bin" / "runner"), *arguments]
     script = Path(sys.executable).parent / "runner"
     return [sys.executable, str(script) if script.is_file() else "-mrunner", *arguments]

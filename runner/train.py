@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner import inputs as inputs_module
-from runner import launch, offline, preflight
+from runner import launch, node_local, offline, preflight
 from runner.config import RunConfig
 from runner.data.prepare import is_prepared, prepare, recipes
 from runner.errors import StageError, UsageError
@@ -49,6 +49,8 @@ class Run:
         """Refuses what cannot work."""
         for line in preflight.check(self.config, self.inputs, self.folder, world_size):
             say(line)
+        if self.config.environment is not None and self.inputs.environment is not None:
+            say(node_local.foresee(self.config.environment.node_local, self.inputs.environment))
 
     def write_config(self) -> None:
         """The run file as it was understood, into the run folder."""
@@ -75,13 +77,29 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     prepare_behind_wall(run)
     run.write_config()
     offline.set_cache_folders(os.environ)
+    prefix = _environment_for_ranks(run, role, environ)
     argv = launch.runner_command(
         "train", str(run.config.path), "--bundle", str(run.bundle.absolute()), "--output", str(run.folder.root),
-        *(word for override in run.overrides for word in ("--set", override)),
+        *(word for override in run.overrides for word in ("--set", override)), prefix=prefix,
     )  # fmt: skip
     if role == "batch":
         return launch.run_batch(argv, run.folder.root)
     return launch.run_local(argv, num_local, run.folder.root)
+
+
+def _environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
+    """The prefix that the ranks run from, on their nodes; None: what runs this.
+
+    Raises:
+        StageError: they would run another environment than the run file asks for.
+    """
+    wanted, environment = run.config.environment, run.inputs.environment
+    if wanted is None or environment is None:
+        return None
+    if role == "batch":
+        return node_local.arrange(wanted.node_local, environment, environ, print)
+    node_local.require_running(environment)
+    return None
 
 
 def prepare_behind_wall(run: Run) -> None:

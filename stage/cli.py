@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from stage import __version__, cli_carry
+from stage.cli_env import env
 from stage.cli_patch import apply, patch
 from stage.cli_serve import serve
 from stage.cli_verify import verify
@@ -180,5 +181,5 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
         say(describe(bundle, signers))
 
 
-for _command in (verify, patch, apply, serve, cli_carry.init, cli_carry.push, cli_carry.sign, cli_carry.gc):
+for _command in (verify, patch, apply, env, serve, cli_carry.init, cli_carry.push, cli_carry.sign, cli_carry.gc):
     main.add_command(_command)

@@ -38,6 +38,7 @@ from stage.store import Store
 from stage.verify import verify
 from stage.workfolder import WorkFolder, alone_in
 
+ROOM_FOR_ENVIRONMENT = 4  # of its packages' size: the image, and the packages unpacked until that is made
 ROOM_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside the payload
 
 T = TypeVar("T")
@@ -235,6 +236,8 @@ class _Fetch:
         made = {asset.name: asset for asset in self.lock.assets.values() if asset.made_from and not was_made(asset)}
         made |= {asset.name: asset for asset, file in absent if file.made_by}
         to_make = sum(i.size or 0 for a in made.values() if a.source.type != "path" for i in a.made_from)
+        environments = [asset for asset in made.values() if asset.environment is not None]
+        to_make += sum(ROOM_FOR_ENVIRONMENT * asset.size for asset in environments)
         needed = sum(file.size for _, file in absent) + to_make
         return max(0, needed - partial) + (ROOM_FOR_TAGS if absent or made else 0)
 

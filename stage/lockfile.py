@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from json.encoder import encode_basestring as _quoted  # as with `ensure_ascii=False`
 from operator import attrgetter
@@ -31,10 +31,10 @@ CARD = "CARD.md"  # a dataset's README.md: under its own name, `load_dataset(fol
 
 @dataclass(frozen=True)
 class Source:
-    """Where an asset comes from: a Hub repository at a commit, a local path, or a web address.
+    """Where an asset comes from: a Hub repository at a commit, a local path, a web address, an environment's lock.
 
     Attributes:
-        type: `hub`, `path` or `url`.
+        type: `hub`, `path`, `url` or `environment`.
         location: repository id (`org/name`), or the path or address as written in the manifest.
         requested_revision: what the manifest said (`main`, a tag, a commit); None but for the Hub.
         commit: the 40-hex commit it meant; None but for the Hub.
@@ -64,7 +64,7 @@ class LockedFile:
         upstream: the evidence published before the download; None for local files.
         origin: the file's path at its source; of a converted file: what it was made of, in words.
         made_by: None for a file that travels as it was published. Else what `fetch` made it by, out of the asset's
-            `made_from`: `download`, `unpack`, `safetensors`, or the name of a conversion (`csv`, ...).
+            `made_from`: `download`, `unpack`, `safetensors`, `wheel`, `environment`, or a conversion (`csv`, ...).
     """
 
     path: str
@@ -169,6 +169,32 @@ class LockedSplit:
 
 
 @dataclass(frozen=True)
+class PackageEntry:
+    """One package of an environment; its address and sha256 are those of the file at `path` in the asset's folder."""
+
+    name: str
+    version: str
+    manager: str
+    path: str
+
+
+@dataclass(frozen=True)
+class LockedEnvironment:
+    """What an environment holds.
+
+    Attributes:
+        platform: conda's name of it, `linux-64`.
+        virtual_packages: what it was solved for: `__glibc` -> `2.28`.
+        tree: digest of all its files, the same in every prefix; None until made.
+    """
+
+    platform: str
+    virtual_packages: Mapping[str, str]
+    packages: tuple[PackageEntry, ...]
+    tree: str | None = None
+
+
+@dataclass(frozen=True)
 class LockedAsset:
     """One named thing in a bundle.
 
@@ -179,6 +205,7 @@ class LockedAsset:
         licence: as the repository states it (SPDX where the Hub uses it), or None.
         configs: for a dataset, config -> split -> `LockedSplit`.
         made_from: what files with a `made_by` were made of.
+        environment: None but for an environment.
         base: of an adapter, the model it needs; None also where that is no Hub repository.
         base_of: the adapters it was brought for; empty if the manifest asks for it.
         code: Python code among its files, by repository.
@@ -194,6 +221,7 @@ class LockedAsset:
     licence: str | None = None
     configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
     made_from: tuple[Ingredient, ...] = ()
+    environment: LockedEnvironment | None = None
     base: Base | None = None
     base_of: tuple[str, ...] = ()
     code: tuple[Code, ...] = ()
@@ -222,6 +250,7 @@ class LockedAsset:
             and all(s.rows is not None and s.schema is not None for s in splits)
             and all(i.sha256 and i.size is not None for i in self.made_from)
             and (not self.made_from or any(f.made_by for f in self.files))
+            and (self.environment is None or self.environment.tree is not None)
         )
 
 
@@ -334,6 +363,8 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
             config: {name: _split_to_json(split) for name, split in splits.items()}
             for config, splits in asset.configs.items()
         }
+    if asset.environment is not None:
+        document["environment"] = asdict(asset.environment)
     return document
 
 

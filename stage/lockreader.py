@@ -26,9 +26,11 @@ from stage.lockfile import (
     Ingredient,
     LeftOut,
     LockedAsset,
+    LockedEnvironment,
     LockedFile,
     LockedSplit,
     Lockfile,
+    PackageEntry,
     Part,
     Source,
     newer_format,
@@ -79,7 +81,7 @@ def read_lock(data: bytes, where: str, document: dict[str, Any] | None = None) -
     )
     paths = [file.path for file in lock.files]
     names.check_collisions(paths, where)
-    reader.check_shards(lock, set(paths))
+    reader.check_named_files(lock, set(paths))
     return lock
 
 
@@ -191,6 +193,7 @@ class _Reader:
             licence=self.maybe(value, "licence", str, place),
             configs=self.configs(value, place) if kind == "dataset" else {},
             made_from=tuple(self.ingredient(m, f"{place}.made_from[{i}]") for i, m in enumerate(made_from)),
+            environment=self.environment(value, place) if kind == "environment" else None,
             base=self.base(value, f"{place}.base"),
             base_of=tuple(self.text(a, f"{place}.base_of") for a in self.maybe(value, "base_of", list, place) or []),
             code=tuple(
@@ -254,6 +257,22 @@ class _Reader:
             origin=self.take(value, "origin", str, place),
             made_by=self.maybe(value, "made_by", str, place),
         )
+
+    def environment(self, value: Mapping[str, Any], place: str) -> LockedEnvironment:
+        value, place = self.take(value, "environment", dict, place), f"{place}.environment"
+        virtual = self.take(value, "virtual_packages", dict, place)
+        packages = self.take(value, "packages", list, place)
+        return LockedEnvironment(
+            platform=self.take(value, "platform", str, place),
+            virtual_packages={n: self.take(virtual, n, str, f"{place}.virtual_packages") for n in virtual},
+            packages=tuple(self.package(p, f"{place}.packages[{i}]") for i, p in enumerate(packages)),
+            tree=self.sha256({"sha256": value.get("tree")}, f"{place}.tree"),
+        )
+
+    def package(self, value: Any, place: str) -> PackageEntry:
+        if not isinstance(value, dict):
+            self.fail(place, "should be a mapping")
+        return PackageEntry(*(self.take(value, key, str, place) for key in ("name", "version", "manager", "path")))
 
     def ingredient(self, value: Any, place: str) -> Ingredient:
         if not isinstance(value, dict):
@@ -333,9 +352,12 @@ class _Reader:
             self.fail(place, f"should be text, found {_shown(value)}")
         return value
 
-    def check_shards(self, lock: Lockfile, paths: set[str]) -> None:
-        """Every shard a split names must be a file of the lock."""
+    def check_named_files(self, lock: Lockfile, paths: set[str]) -> None:
+        """Every shard a split names must be a file of the lock, and every package of an environment."""
         for asset in lock.assets.values():
+            for package in asset.environment.packages if asset.environment else ():
+                if f"{asset.folder}/{package.path}" not in paths:
+                    self.fail(f"assets.{asset.name}.environment.packages", f"names {package.path}, not a file here")
             for config, splits in asset.configs.items():
                 for split, locked in splits.items():
                     for shard in locked.shards:
@@ -369,7 +391,7 @@ def _ordinary_file(value: Any) -> LockedFile | None:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOUR_FIELDS = itemgetter("path", "size", "sha256", "origin")
-_LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url"}
+_LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
 _NAMES: Mapping[type, str] = {str: "text", int: "a whole number from 0 to 2^63 - 1", list: "a list", dict: "a mapping"}
 
 

@@ -23,6 +23,7 @@ from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
 from stage.sources.code import made_local
+from stage.sources.environment.assets import make_environment
 from stage.sources.parquet_layout import natural, splits_of_names
 from stage.sources.together import together
 from stage.sources.web import file_name
@@ -70,17 +71,22 @@ def make(
         DamageError: something else came out than the lock says.
     """
     bench = root / WORKSHOP / asset.name
-    with reporter.bytes_bar(f"fetch {asset.name}", sum(i.size or 0 for i in asset.made_from)) as progress:
-        inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
-    pinned = replace(asset, made_from=ingredients)
-    if pinned != asset:
-        pin(pinned)
     out = bench / "made"
     if out.exists():
         shutil.rmtree(out)
-    reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
-    with reporter.at_work(f"make {asset.name}"):
-        made, files = _files(pinned, manifest, inputs, out)
+    if asset.environment is not None:
+        out.mkdir(parents=True)
+        with reporter.at_work(f"make {asset.name}"):
+            made, files = make_environment(asset, root / asset.folder, out, reporter)
+    else:
+        with reporter.bytes_bar(f"fetch {asset.name}", sum(i.size or 0 for i in asset.made_from)) as progress:
+            inputs, ingredients = _gather(asset, bench, manifest, sources, progress)
+        pinned = replace(asset, made_from=ingredients)
+        if pinned != asset:
+            pin(pinned)
+        reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
+        with reporter.at_work(f"make {asset.name}"):
+            made, files = _files(pinned, manifest, inputs, out)
     with reporter.bytes_bar(f"hash {asset.name}", sum(path.stat().st_size for _, path in files)) as hashed:
         digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
     complete = replace(
@@ -212,9 +218,15 @@ def _check_as_locked(before: LockedAsset, after: LockedAsset, manifest: Manifest
         raise DamageError(
             f"{before.name}: made anew, {different[0]} comes out different from what {manifest.lock_path.name} says "
             f"({len(different)} of {len(came)} files).",
-            "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors: use those the lock "
-            f"was made with, or accept new digests: stage fetch {manifest.path} --update {before.name} -o ...",
+            f"{_what_decides(before)}: use the versions the lock was made with, or accept new digests: "
+            f"stage fetch {manifest.path} --update {before.name} -o ...",
         )
+
+
+def _what_decides(asset: LockedAsset) -> str:
+    if asset.environment is not None:
+        return "An environment holds airlift itself, and built wheels depend on the tools that build them"
+    return "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
 
 
 def _put(source: Path, target: Path) -> None:

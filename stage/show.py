@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
 from stage.bundle import Bundle
 from stage.disk import human_count, human_size
-from stage.lockfile import LockedAsset
+from stage.lockfile import LockedAsset, LockedEnvironment
 from stage.sign import check_signature, signed_by
 
 
@@ -58,6 +59,8 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         lines.append(f"  also     {', '.join(asset.aliases)}")
     by_hand = " (as the manifest says)" if "licence" in asset.request else ""
     lines.append(f"  licence  {asset.licence or 'none stated'}{by_hand}")
+    if asset.environment is not None:
+        lines += _environment_lines(asset.environment)
     for config, splits in asset.configs.items():
         for name, split in splits.items():
             columns = ", ".join(f"{c.name}: {c.type}" for c in split.schema or ())
@@ -67,6 +70,16 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         size = human_size(sum(o.size for o in asset.left_out))
         lines.append(f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)")
     return lines
+
+
+def _environment_lines(environment: LockedEnvironment) -> list[str]:
+    packages = environment.packages
+    python = next((p.version for p in packages if p.name == "python"), "unknown")
+    counts = ", ".join(f"{sum(p.manager == m for p in packages)} {m}" for m in ("conda", "pip"))
+    solved = ", ".join(f"{name.strip('_')} {version}" for name, version in sorted(environment.virtual_packages.items()))
+    lines = [f"  python   {python} on {environment.platform}" + (f" (solved for {solved})" if solved else "")]
+    lines.append(f"  packages {counts} (named in stage.lock)")
+    return [*lines, f"  tree     {environment.tree}"]
 
 
 def _signature(root: Path, signers: Path | None) -> str:
@@ -111,6 +124,7 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         "made_from": [{"origin": i.origin, "size": i.size, "sha256": i.sha256} for i in asset.made_from],
         "files": len(asset.files),
         "bytes": asset.size,
+        "environment": asdict(asset.environment) if asset.environment else None,
         "configs": {
             config: {
                 name: {"rows": split.rows, "columns": {c.name: c.type for c in split.schema or ()}}

@@ -167,7 +167,7 @@ def _sizes(root: Path) -> dict[str, int]:
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 sizes[path.relative_to(root).as_posix()] = status.st_size
-            elif not stat.S_ISDIR(status.st_mode):
+            elif not stat.S_ISDIR(status.st_mode) and WORKSHOP not in path.relative_to(root).parts[:1]:
                 raise UsageError(
                     f"{path}: a link or special file inside a bundle.", "Remove it (a bundle holds regular files only)."
                 )

@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.channel import conda_channel
+from tests.support.environments import environment_laptop
 from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
 from tests.support.staging import MANIFEST, Laptop
+
+__all__ = ["conda_channel", "environment_laptop"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,6 +17,7 @@ from runner.data.store import TokenStore
 from runner.errors import IncompleteError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
+from runner.node_local import running_tree
 from runner.plan import Device, ModelShape, Plan, decide, num_steps
 from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
@@ -289,6 +290,7 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
     facts = {
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,
+        "environment_tree": running_tree(),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
         "world_size": plan.world_size,

@@ -5,6 +5,7 @@ resolve: a manifest's request -> a `LockedAsset`; bring: a `LockedFile` -> bytes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from stage.progress import Reporter
 from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from stage.sources.environment.private import PrivateAddresses
     from stage.sources.lookup import LookedUp
 
 
@@ -50,6 +52,8 @@ class Sources:
         self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
         self._reporter, self._xet = reporter, XetStore(timeout_s())
+        self._private: PrivateAddresses | None = None
+        self._lock = threading.Lock()
         self.allow_pickle, self.at_once = allow_pickle, at_once
 
     @property
@@ -76,11 +80,6 @@ class Sources:
         from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
 
-        if isinstance(request, EnvironmentRequest):
-            raise UsageError(
-                f"{manifest.place(name, 'environment')}: asset `{name}`: this version does not do `environment` yet.",
-                "Take the entry out for now.",
-            )
         what = what or f"{manifest.place(name)}: `{name}`"
         match request:
             case ModelRequest():
@@ -94,7 +93,19 @@ class Sources:
                 return resolve_path(name, request, manifest)
             case UrlRequest():
                 return resolve_url(name, request, self._downloader, manifest)
-        raise AssertionError(request)
+            case EnvironmentRequest():
+                from stage.sources.environment.assets import resolve_environment
+
+                return resolve_environment(
+                    name, request, manifest, self._downloader, self._private_addresses(), self._reporter
+                )
+
+    def _private_addresses(self) -> PrivateAddresses:
+        from stage.sources.environment.private import PrivateAddresses
+
+        with self._lock:
+            self._private = self._private or PrivateAddresses()
+            return self._private
 
     def look_up(self, name: str) -> LookedUp:
         """Finds out whether a name is a model or a dataset.
@@ -115,6 +126,10 @@ class Sources:
         from stage.sources.local import local_base, resolve_path
 
         _check_answers(asset, request, manifest)
+        if isinstance(request, EnvironmentRequest):
+            from stage.sources.environment.assets import check_lock_unchanged
+
+            check_lock_unchanged(asset, request, manifest)
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
             now, then = (
                 {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
@@ -150,6 +165,11 @@ class Sources:
                     f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
                 )
             return digests
+        if asset.source.type == "environment":
+            from stage.sources.environment.assets import bring_package
+
+            private = self._private_addresses()
+            return bring_package(asset, file, manifest, self._downloader, private, target, progress)
         code = next((code for code in asset.code if file.path in code.files), None)
         return self._from_hub(asset, file.origin, file.size, file.upstream, file.sha256, target, progress, code)
 

@@ -47,7 +47,7 @@ class Download:
         version: what a server says of this version of the file (an ETag), where there is no evidence: what is here of
             another version is not gone on with, nor is anything without evidence or version.
         redirects_expire: whether a refusal by another host means an address that expired (a CDN's), so ask again.
-        token: sent to `url`'s own origin and to nobody else. Kept out of `repr`.
+        token, login: sent to `url`'s own origin and to nobody else; `login` is `user:password`. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
         source: where the bytes come from, if not by HTTP from `url`.
     """
@@ -60,6 +60,7 @@ class Download:
     token: str | None = None
     version: str | None = None
     redirects_expire: bool = True
+    login: str | None = None
     source: ByteSource | None = None
 
     def __repr__(self) -> str:
@@ -214,6 +215,8 @@ class Downloader:
             at_home = origin_of(url) == origin_of(download.url)
             if download.token and at_home:
                 headers["Authorization"] = f"Bearer {download.token}"
+            elif download.login and at_home:
+                headers |= urllib3.make_headers(basic_auth=download.login)
             response = self._connections.get(url, headers)
             location = response.headers.get("Location")
             if response.status in (301, 302, 303, 307, 308) and location:

@@ -361,7 +361,7 @@ def known_code(value):
 
 def known_source(value):
     kind = take(value, "type", str)
-    where = {"hub": "repository", "path": "path", "url": "url"}[kind]
+    where = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}[kind]
     commits = given(commit=take_hex(value, "commit", 40), parquet_commit=take_hex(value, "parquet_commit", 40))
     if kind == "hub" and "commit" not in commits:
         raise KeyError("commit")
@@ -376,6 +376,16 @@ def known_split(value):
         schema = [{"name": take(column, "name", str), "type": take(column, "type", str)} for column in schema]
     more = given(declared_rows=take(value, "declared_rows", int, True))
     return dict(more, shards=shards, rows=take(value, "rows", int, True), schema=schema)
+
+
+def known_environment(value):
+    virtual, fields = take(value, "virtual_packages", dict), ("name", "version", "manager", "path")
+    return {
+        "platform": take(value, "platform", str),
+        "virtual_packages": {name: take(virtual, name, str) for name in virtual},
+        "packages": [{key: take(package, key, str) for key in fields} for package in take(value, "packages", list)],
+        "tree": take_hex(value, "tree", 64),
+    }
 
 
 def known_asset(name, value):
@@ -410,6 +420,8 @@ def known_asset(name, value):
     base = take(value, "base", dict, True)
     if base:
         asset["base"] = {"repository": take(base, "repository", str), "revision": take(base, "revision", str)}
+    if kind == "environment":
+        asset["environment"] = known_environment(take(value, "environment", dict))
     if kind == "dataset":
         configs = take(value, "configs", dict)
         asset["configs"] = {
@@ -427,6 +439,10 @@ def check_shards(assets, paths):
     shards = [shard for asset in assets.values() for split in splits_of(asset) for shard in split["shards"]]
     if not all(isinstance(shard, str) and shard in paths for shard in shards):
         raise ValueError("shards")
+    for name, asset in assets.items():
+        packages = asset.get("environment", {}).get("packages", [])
+        if not all("data/envs/%s/%s" % (name, package["path"]) in paths for package in packages):
+            raise ValueError("packages")
 
 
 def is_complete(asset):
@@ -436,6 +452,7 @@ def is_complete(asset):
         and all(split["rows"] is not None and split["schema"] is not None for split in splits_of(asset))
         and all(made["sha256"] and made["size"] is not None for made in made_from)
         and (not made_from or any("made_by" in entry for entry in asset["files"]))
+        and asset.get("environment", {"tree": ""})["tree"] is not None
     )
 
 

@@ -130,7 +130,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
         "engine: {offload: cpu}",
         "lora: {rank: 8}",
         "quantization: {bits: 4}",
-        "environment: torch",
     ],
 )
 def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(tmp_path: Path, line: str) -> None:

@@ -3,74 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.demo_repositories import dataset_files, model_folder
-from scripts.lib.loopback_hub import LoopbackHub
-from tests.site.conftest import USER, Site
+from tests.site.conftest import RUNNER, USER, Site
 
 pytestmark = pytest.mark.site
-RUNNER = (str(Path(sys.executable).parent / "runner"),)
-
-MANIFEST = """\
-format: 1
-name: tiny
-assets:
-  tiny-bert: {model: acme/tiny-bert}
-  reference: {dataset: acme/reference, config: topics}
-"""
-RUN = """\
-format: 1
-name: tiny
-task: masked-lm
-model: {asset: tiny-bert}
-dataset: {asset: reference}
-sequence_length: 64
-steps: 40
-batch: {global: 16, micro: 2}
-optimizer: {lr: 5.0e-3}
-precision: fp32
-checkpoint: {every: 10, keep: 2}
-slurm: {nodes: 2, tasks_per_node: 2, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1"]}
-"""
-
-
-def tiny_bert(folder: Path) -> dict[str, bytes]:
-    """A model repository: BERT of two layers of 32 with random weights, the demo model's tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
-
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder())
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="module")
-def bundle(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Staged on the laptop, then carried to the user's home on the cluster."""
-    laptop = tmp_path_factory.mktemp("laptop")
-    (laptop / "tiny.yaml").write_text(MANIFEST)
-    with LoopbackHub(laptop / "hub") as hub:
-        hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model")))
-        hub.repositories.commit("datasets", "acme/reference", dataset_files())
-        stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
-        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    carried = site.home / "bundle"
-    subprocess.run(["cp", "-r", str(laptop / "bundle"), str(carried)], check=True)
-    (site.home / "tiny.yaml").write_text(RUN)
-    owner = site.home.stat()
-    for path in (site.home / "tiny.yaml", carried, *carried.rglob("*")):
-        os.chown(path, owner.st_uid, owner.st_gid)
-    return carried
 
 
 def submit(site: Site, name: str, *options: str) -> tuple[int, Path]:

@@ -18,9 +18,11 @@ from stage.lockfile import (
     Ingredient,
     LeftOut,
     LockedAsset,
+    LockedEnvironment,
     LockedFile,
     LockedSplit,
     Lockfile,
+    PackageEntry,
     Part,
     Source,
 )
@@ -163,6 +165,15 @@ ingredients = st.builds(
 )
 
 
+def _environments(paths: list[str], folder: str) -> st.SearchStrategy[LockedEnvironment]:
+    """Environments whose packages are files of the asset."""
+    inside = st.sampled_from([path.removeprefix(folder) for path in paths]) if paths else st.nothing()
+    packages = st.lists(st.builds(PackageEntry, texts, texts, texts, inside), max_size=2).map(tuple)
+    return st.builds(
+        LockedEnvironment, texts, st.dictionaries(texts, texts, max_size=2), packages, st.none() | hexes[64]
+    )
+
+
 @st.composite
 def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     kind = draw(st.sampled_from(sorted(FOLDERS)))
@@ -197,6 +208,7 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
         if kind == "dataset"
         else {},
+        environment=draw(_environments(paths, folder)) if kind == "environment" else None,
         base=draw(st.none() | st.builds(Base, texts, texts)),
         base_of=tuple(draw(st.lists(texts, max_size=2))),
         code=tuple(

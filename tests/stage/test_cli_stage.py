@@ -62,7 +62,13 @@ def stage(*arguments: object, cwd: Path | None = None, **environment: str) -> su
 
 
 def commands() -> dict[str, click.Command]:
-    return dict(main.commands)
+    """Every command by what is typed after `stage`; those of a group as `env lock`."""
+    found: dict[str, click.Command] = {}
+    for name, command in main.commands.items():
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {inner}": inner_command for inner, inner_command in command.commands.items()}
+    return found
 
 
 IMPORTS = "import json, sys\nfrom stage.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n" + (
@@ -380,7 +386,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
 
 def test_no_option_is_documented_that_is_not_there() -> None:
     text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
-    for name, section in re.findall(r"^## `stage (\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+    for name, section in re.findall(r"^## `stage (env \w+|\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         rows = set(re.findall(r"^\| `(-{1,2}[\w-]+)", section, re.MULTILINE))
         real = {option for parameter in commands()[name].params for option in parameter.opts}
         assert rows <= real, f"`stage {name}`"

@@ -1,0 +1,173 @@
+"""What solvers say when there is no solution -> one paragraph a researcher can act on. Pure.
+
+conda's solvers print a tree of requirements; uv prints a proof. Both name versions nobody asked for. Here: who needs
+what, what the cluster or conda has instead, and where in `environment.yml` those stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from packaging.utils import canonicalize_name
+
+from stage.environment.profile import Profile
+from stage.environment.spec import EnvironmentSpec
+from stage.errors import UsageError
+
+_LONGEST = 1200
+_MOST_NEEDS = 10
+_NETWORK = re.compile(
+    r"error sending request|dns error|failed to fetch|CondaHTTPError|ConnectionError|Could not (download|connect)"
+    r"|could not find subdir|Request failed after|HTTP status (client|server) error|timed? ?out|Connection refused"
+    r"|invalid peer certificate",
+    re.IGNORECASE,
+)
+_NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<text>\S.*)$")
+_ENDING = re.compile(
+    r",? ?(?:which )?(?:can be installed(?: with any of the following options)?|would require|"
+    r"is installable(?: with the potential options)?|"
+    r"(?:cannot be installed|is not installable|is uninstallable) because there are no viable options)[:;]?$"
+)
+_DEAD_END = re.compile(
+    r",? ?(?:for which no candidates were found|which does not exist.*|but there are no viable .*)\.?$"
+)
+_CLASH = re.compile(
+    r",? ?(?:which |which cannot be installed because it |is (?:not installable|uninstallable) because it )"
+    r"conflicts with .*$"
+)
+
+
+def is_network_problem(message: str) -> bool:
+    """Whether a solver failed for want of an answer from a server, not of a solution."""
+    return bool(_NETWORK.search(message)) and "No solution found" not in message
+
+
+def conda_conflict(message: str, spec: EnvironmentSpec, profile: Profile) -> UsageError:
+    """No solution of the conda half, in words.
+
+    Args:
+        message: what rattler, libmamba or conda said.
+    """
+    needs, missing, clash = _read_tree(message)
+    words = [f"`{who}` needs `{what}`" for who, what in needs[:_MOST_NEEDS]]
+    words += [f"and {len(needs) - _MOST_NEEDS} more such"] if len(needs) > _MOST_NEEDS else []
+    words += [_missing(what, spec, profile) for what in missing]
+    if clash:
+        words.append(f"no version of {clash} suits all of them")
+    if not words:
+        words = [_shortened(message)]
+    roots = [d for d in spec.conda if re.search(rf"(?<![\w-]){re.escape(d.name)}(?![\w-])", message)]
+    return UsageError(
+        f"{spec.path}: the conda packages cannot be had together on {profile.name}: {'; '.join(words)}.",
+        _where([(d.text, d.place) for d in roots], spec),
+    )
+
+
+def _read_tree(message: str) -> tuple[list[tuple[str, str]], list[str], str | None]:
+    """The solver's tree -> who needs what, what no channel has, and the package over which it breaks."""
+    needs: dict[str, dict[str, None]] = {}
+    missing: dict[str, None] = {}
+    clash: str | None = None
+    parents: list[tuple[int, str, bool]] = []
+    for line in message.splitlines():
+        match = _NODE.match(line)
+        if match is None:
+            continue
+        depth = len(match["indent"])
+        text = re.sub(r"^.*(?:because of|No candidates were found for):? ", _keep_candidates, match["text"])
+        clashes, dead = bool(_CLASH.search(text)), bool(_DEAD_END.search(text))
+        requires = bool(re.search(r"would require", text))
+        text = _spec(_CLASH.sub("", _DEAD_END.sub("", _ENDING.sub("", text))))
+        while parents and parents[-1][0] >= depth:
+            parents.pop()
+        if text.startswith("No candidates were found for "):
+            text, dead = _spec(text.removeprefix("No candidates were found for ")), True
+        if parents and parents[-1][2]:
+            needs.setdefault(parents[-1][1], {})[text] = None
+        if dead:
+            missing[text] = None
+        if clashes:
+            clash = text.split()[0]
+        parents.append((depth, text, requires))
+    return [(who, what) for who, all_of_it in needs.items() for what in all_of_it], list(missing), clash
+
+
+def _keep_candidates(match: re.Match[str]) -> str:
+    return "No candidates were found for " if "No candidates" in match[0] else ""
+
+
+def _spec(text: str) -> str:
+    """`name *` -> `name`, without the punctuation of a sentence."""
+    return text.strip().rstrip(".,;:").removesuffix(" *").strip()
+
+
+def _missing(what: str, spec: EnvironmentSpec, profile: Profile) -> str:
+    name = what.split()[0]
+    has = profile.virtual_packages().get(name)
+    match name:
+        case "__cuda":
+            return f"the driver of {profile.name} has CUDA {has}" if has else f"{profile.name} has no GPU"
+        case "__glibc":
+            return f"{profile.name} has glibc {has}"
+        case _ if name.startswith("__"):
+            return f"{profile.name} has {name} {has}" if has else f"{profile.name} has no {name}"
+        case _:
+            return f"no channel of this file has `{what}`"
+
+
+def uv_conflict(
+    message: str, spec: EnvironmentSpec, provided: Mapping[str, str], own_requirements: Iterable[str], python: str
+) -> UsageError:
+    """No solution of the pip half, in words.
+
+    Args:
+        message: what uv said.
+        provided: name -> "version (conda package)" of what conda provides.
+        own_requirements: airlift's own.
+        python: version of the target's Python.
+    """
+    proof = _proof(message)
+    named = {canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", proof)}
+    words = [proof]
+    words += [f"{name} {provided[name]} comes from conda." for name in sorted(named & set(provided))]
+    own = [r for r in own_requirements if canonicalize_name(re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0]) in named]
+    asked = {requirement.name for requirement in spec.pip.requirements}
+    if own and not all(canonicalize_name(re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0]) in asked for r in own):
+        words.append(f"airlift itself, which is in every environment, needs {', '.join(own)}.")
+    roots = [(r.text, r.place) for r in spec.pip.requirements if r.name in named]
+    if "was not found in any index" in proof:
+        words.append("(To uv an index that refuses, for want of the right password, is one that has nothing.)")
+    return UsageError(
+        f"{spec.path}: the Python packages cannot be had together for Python {python}: {' '.join(words)}",
+        _where(roots, spec),
+    )
+
+
+def names_without_fitting_wheel(message: str) -> list[str]:
+    """Packages of which uv says that their wheels do not fit the target."""
+    found = re.findall(r"([A-Za-z0-9][A-Za-z0-9._-]*?)(?:[<>=!~][^\s]*)? has no (?:usable )?wheels", message)
+    found += re.findall(r"Wheels are required for `([^`]+)`", message)
+    found += re.findall(r"Building source distributions for `([^`]+)` is disabled", message)
+    return list(dict.fromkeys(canonicalize_name(name) for name in found))
+
+
+def _proof(message: str) -> str:
+    """uv's `cause:` paragraph as prose; its hints are about options that nobody here has given."""
+    text = re.split(r"\n\s*\n?hint:", message)[0]
+    text = text.partition("cause:")[2] or text.partition("error:")[2] or text
+    text = " ".join(text.split()).replace("we can conclude that your requirements are unsatisfiable", "there is none")
+    text = text.replace("in the package registry", "in any index").replace("we can conclude that ", "")
+    return _shortened(text)
+
+
+def _where(roots: list[tuple[str, str]], spec: EnvironmentSpec) -> str:
+    if not roots:
+        return f"Loosen or drop one of them in {spec.path}."
+    listed = ", ".join(f"`{text}` ({place})" for text, place in roots[:6])
+    return f"Loosen or drop one of: {listed}."
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,297 @@
+"""A bundle's environment -> a prefix on the cluster, by one of four routes. No network.
+
+    image      unpack what the laptop made (`bootstrap.sh`): the default, and the only one that needs no Python at all
+    packages   lay the same packages out again with the py-rattler that travels along: the same tree digest
+    conda      this cluster's conda, mamba or micromamba from the asset's channels; then the wheels
+    venv       the uv that travels along, on a Python of this cluster: the pip half alone
+
+Every file that a route reads is compared with `stage.lock` first. What fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from stage.bundle import Bundle
+from stage.digest import hash_file
+from stage.disk import human_count
+from stage.environment import image, relocate
+from stage.environment.needs import Needs
+from stage.environment.packages import LOCK_NAME, LockedPackages, read_packages
+from stage.errors import DamageError, IncompleteError, StageError, UsageError
+from stage.lockfile import LockedAsset, LockedFile
+
+ROUTES = ("image", "packages", "conda", "venv")
+CONDAS = ("micromamba", "mamba", "conda")
+
+_UV_SETTINGS = {
+    "UV_NO_CONFIG": "1",
+    "UV_OFFLINE": "1",
+    "UV_NO_CACHE": "1",
+    "UV_PYTHON_DOWNLOADS": "never",
+    "UV_LINK_MODE": "copy",
+}
+_OF_MODULES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")  # an environment brings its own
+_READ = {  # which of the asset's files a route reads
+    "image": ("bootstrap.sh", "image.tar.gz"),
+    "packages": ("bootstrap.sh", "env.json", LOCK_NAME, "channel/", "wheels/", "tools/py_rattler-", "tools/installer-"),
+    "conda": ("bootstrap.sh", "env.json", LOCK_NAME, "channel/", "wheels/", "requirements.lock", "tools/uv-"),
+    "venv": ("bootstrap.sh", "env.json", LOCK_NAME, "wheels/", "requirements.lock", "tools/uv-"),
+}
+
+
+@dataclass(frozen=True)
+class Creation:
+    """One environment to create: which asset, where, and how to tell the user."""
+
+    folder: Path
+    asset: LockedAsset
+    prefix: Path
+    say: Callable[[str], None]
+
+    def find(self, start: str) -> Path:
+        """The one file of the asset whose path begins so."""
+        (file,) = (path for path in self._paths() if path.startswith(start))
+        return self.folder / file
+
+    def packages(self) -> LockedPackages:
+        """What the asset's lock says."""
+        assert self.asset.environment is not None
+        lock = self.folder / LOCK_NAME
+        return read_packages(lock.read_bytes(), str(lock), self.asset.environment.platform)
+
+    def wheels(self) -> list[Path]:
+        """Every wheel of the environment: published, built on the laptop, airlift's own."""
+        return [self.folder / path for path in self._paths() if path.startswith("wheels/")]
+
+    def facts(self) -> Mapping[str, object]:
+        """What `env.json` says."""
+        facts: Mapping[str, object] = json.loads((self.folder / relocate.ENV).read_bytes())
+        return facts
+
+    def _paths(self) -> list[str]:
+        return [file.path.removeprefix(f"{self.asset.folder}/") for file in self.asset.files]
+
+
+def create(root: Path, name: str, prefix: Path, route: str, say: Callable[[str], None]) -> None:
+    """Creates the environment `name` of the bundle at `prefix`.
+
+    Raises:
+        UsageError: no such environment; a prefix that cannot be used; no conda or no Python where the route needs one.
+        DamageError: a file of the bundle is not the one that was fetched, or the tree comes out different.
+        IncompleteError: the disk, or a tool, did not let us; run it again.
+    """
+    bundle = Bundle.open(root)
+    asset = bundle.asset(name)
+    if asset.environment is None:
+        there = ", ".join(n for n, a in bundle.lock.assets.items() if a.environment) or "none"
+        raise UsageError(f"{root}: `{name}` is no environment, but a {asset.kind}.", f"Environments in it: {there}.")
+    creation = Creation((root / asset.folder).absolute(), asset, prefix.absolute(), say)
+    _check_files(root, asset, route)
+    {"image": _bootstrap, "packages": _from_packages, "conda": _by_conda, "venv": _as_venv}[route](creation)
+
+
+def _check_files(root: Path, asset: LockedAsset, route: str) -> None:
+    """Compares every file that the route reads with the lock."""
+
+    def problem(file: LockedFile) -> str | None:
+        path = root / file.path
+        if not path.is_file():
+            return f"{file.path} is missing"
+        return None if hash_file(path).sha256 == file.sha256 else f"{file.path} is not the file that was fetched"
+
+    read = [f for f in asset.files if f.path.removeprefix(f"{asset.folder}/").startswith(_READ[route])]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        problems = [found for found in pool.map(problem, read) if found]
+    if problems:
+        more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
+        raise DamageError(
+            f"{root}: {problems[0]}{more}. Nothing was created.",
+            f"stage verify {root} names all damage, and how to carry only that.",
+        )
+
+
+def _bootstrap(creation: Creation, *options: str) -> None:
+    """`bootstrap.sh` says what is wrong by itself; only its exit code is passed on."""
+    script = creation.folder / "bootstrap.sh"
+    done = subprocess.run(["/bin/sh", script, *options, creation.prefix], stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        message, _, remedy = done.stderr.strip().partition("\n  -> ")
+        raise StageError(message, remedy, exit_code=done.returncode if done.returncode in (1, 2, 5) else 5)
+
+
+def _from_packages(creation: Creation) -> None:
+    _bootstrap(creation, "--place")
+    locked, facts = creation.packages(), creation.facts()
+    with _beside(creation.prefix) as (part, workshop):
+        for tool in ("tools/py_rattler-", "tools/installer-"):
+            with zipfile.ZipFile(creation.find(tool)) as wheel:
+                wheel.extractall(workshop / "libraries")
+        creation.say(f"laying out {len(locked.conda)} conda packages and {len(creation.wheels())} wheels")
+        image.lay_out(
+            part,
+            conda={creation.folder / package.path: package.url for package in locked.conda},
+            wheels=creation.wheels(),
+            platform=locked.platform,
+            libraries=[workshop / "libraries"],
+        )
+        assert creation.asset.environment is not None
+        described = image.describe_tree(
+            part,
+            platform=locked.platform,
+            python=locked.python,
+            needs={key: None if facts[key] is None else str(facts[key]) for key in Needs().facts()},
+            virtual_packages=creation.asset.environment.virtual_packages,
+            lock_sha256=str(facts["lock_sha256"]),
+        )
+        if described.tree != creation.asset.environment.tree:
+            raise DamageError(
+                f"{creation.prefix}: the packages come out as tree {described.tree[:16]}, and the laptop's as "
+                f"{str(creation.asset.environment.tree)[:16]}. Nothing was created.",
+                "Use --route image, and report this with both versions of airlift.",
+            )
+        creation.say("relocating, checking, compiling")
+        _run(
+            [
+                part / "bin/python",
+                "-I",
+                "-S",
+                "-B",
+                part / ".airlift/relocate.py",
+                part,
+                creation.prefix,
+                described.tree,
+            ],
+            "relocation",
+        )
+    _done(creation, f"tree {described.tree}")
+
+
+def _by_conda(creation: Creation) -> None:
+    conda = next((found for name in CONDAS if (found := shutil.which(name))), None)
+    if conda is None:
+        raise UsageError(
+            f"No {', '.join(CONDAS[:-1])} or {CONDAS[-1]} is on PATH.", "Load its module, or use --route image."
+        )
+    creation.say(f"conda packages by {conda} (the first of {', '.join(CONDAS)} on PATH)")
+    _bootstrap(creation, "--place")
+    locked = creation.packages()
+    with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
+        explicit = workshop / "explicit.txt"
+        lines = [_explicit(creation.folder / package.path) for package in locked.conda]
+        explicit.write_text("".join(["@EXPLICIT\n", *lines]), encoding="utf-8")
+        caches = {"CONDA_PKGS_DIRS": str(workshop / "packages"), "MAMBA_NO_BANNER": "1"}
+        _run([conda, "create", "--yes", "--offline", "--prefix", creation.prefix, "--file", explicit], conda, **caches)
+        _install_wheels(creation, workshop, creation.prefix / "bin/python")
+    _done(creation, "made by conda: no tree digest is promised")
+
+
+def _explicit(package: Path) -> str:
+    """A line of an explicit list. Its md5 is all that every conda understands; the sha256 was compared before."""
+    md5 = hashlib.md5(package.read_bytes(), usedforsecurity=False)
+    return f"file://{quote(str(package), safe='/!+=~,@')}#{md5.hexdigest()}\n"
+
+
+def _as_venv(creation: Creation) -> None:
+    locked = creation.packages()
+    minor = ".".join(locked.python.split(".")[:2])
+    python = shutil.which(f"python{minor}")
+    if python is None:
+        raise UsageError(
+            f"No python{minor} is on PATH, and the wheels are for Python {minor}.",
+            f"Load the module that has it (module load python/{minor}), or use --route image.",
+        )
+    others = [package.name for package in locked.conda if package.name != "python"]
+    not_in_it = human_count(len(others), "conda package")
+    creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; not in it: {not_in_it}")
+    _bootstrap(creation, "--place")
+    with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
+        uv = _uv(creation, workshop)
+        _run([uv, "venv", "--quiet", "--no-project", "--python", python, creation.prefix], "uv", **_UV_SETTINGS)
+        _install_wheels(creation, workshop, creation.prefix / "bin/python")
+        lacking = subprocess.run(
+            [uv, "pip", "check", "--python", creation.prefix / "bin/python"],
+            env=_environment(_UV_SETTINGS),
+            capture_output=True,
+            text=True,
+        )
+        if lacking.returncode != 0:
+            creation.say("what conda would have brought is lacking:")
+            creation.say("\n".join(line for line in lacking.stderr.splitlines() if " requires " in line))
+    _done(creation, "a venv: no tree digest is promised")
+
+
+def _install_wheels(creation: Creation, workshop: Path, python: Path) -> None:
+    """Every wheel, each by its digest, without asking anybody."""
+    command: list[str | Path] = [_uv(creation, workshop), "pip", "install", "--quiet", "--python", python]
+    command += ["--no-index", "--find-links", creation.folder / "wheels", "--require-hashes", "--no-deps", "--no-build"]
+    command += ["--break-system-packages", "--requirement", creation.folder / "requirements.lock"]
+    _run(command, "uv", **_UV_SETTINGS)
+
+
+def _uv(creation: Creation, workshop: Path) -> Path:
+    target = workshop / "uv"
+    if not target.exists():
+        with zipfile.ZipFile(creation.find("tools/uv-")) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
+            target.write_bytes(wheel.read(member))
+        target.chmod(0o755)
+    return target
+
+
+@contextmanager
+def _beside(prefix: Path) -> Iterator[tuple[Path, Path]]:
+    """Two names beside PREFIX, on its disk: the environment's until it is whole, and a folder to work in."""
+    part = prefix.with_name(f"{prefix.name}.part.{os.getpid()}")
+    with tempfile.TemporaryDirectory(prefix=f"{prefix.name}.work.", dir=prefix.parent) as workshop:
+        try:
+            yield part, Path(workshop)
+        except OSError as error:
+            raise IncompleteError(f"{prefix}: not created: {error}.", "Look for a full disk or a quota.") from None
+        finally:
+            for left in (part, part.with_name(f"{part.name}.cache")):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _or_nothing(prefix: Path) -> Iterator[None]:
+    """A prefix that others fill in place: whole, or gone."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(prefix, ignore_errors=True)
+        raise
+
+
+def _run(command: list[str | Path], what: str, **settings: str) -> None:
+    done = subprocess.run(command, env=_environment(settings), capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-4:] or [f"exit code {done.returncode}"]
+        kind = DamageError if what == "relocation" and done.returncode == 1 else IncompleteError
+        raise kind(
+            f"{what} stopped: {' / '.join(words)}. Nothing was created.", "Use --route image if it happens again."
+        )
+
+
+def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's, without what modules, uv's and conda's own settings would add."""
+    kept = {k: v for k, v in os.environ.items() if k not in _OF_MODULES and not k.startswith(("UV_", "CONDA_", "PIP_"))}
+    return {**kept, **settings}
+
+
+def _done(creation: Creation, how: str) -> None:
+    creation.say(f"{creation.asset.name}: {creation.prefix} is made; {how}")
+    script = creation.prefix / "activate"
+    creation.say(f"use it: . '{script if script.exists() else creation.prefix / 'bin/activate'}'")

@@ -1,0 +1,264 @@
+"""An environment in a folder -> what it is said to be (`.airlift/`), and one file to carry it in.
+
+The same folder gives the same image bytes on any machine: sorted, undated, owned by nobody, hard links as files. The
+compressor is part of that. zlib's output differs between the zlibs that Pythons come with, libdeflate's (`deflate`)
+does not; and as gzip may have many members, 8 MiB each, all cores compress. `gzip -d` sees one file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stage.disk import human_count
+from stage.environment import relocate
+from stage.errors import IncompleteError, UsageError
+
+FORMAT = 1
+PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
+LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: binaries have room for that much
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+_DATE = 1_700_000_000  # of every file; what is compiled on the cluster is compared with it
+_MEMBER = 8 << 20
+_LEVEL = 4  # 6 is a third slower and 3 % smaller
+_DISK_BLOCK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFacts:
+    """What `env.json` says of an environment.
+
+    Attributes:
+        platform: conda's name, `linux-64`.
+        python: version of its interpreter.
+        glibc, cuda, torch, architectures: as `stage.environment.needs` has them; `env-check.sh` reads them here.
+        virtual_packages: what its lock was solved for: name -> version.
+        lock_sha256: of its `conda-lock.yml`.
+        tree: the tree digest.
+        placeholder: what its files say for the prefix; a prefix may not be longer.
+        files: how many files and links, without compiled modules.
+        modules: how many of them will be compiled, each to one more file.
+        size: bytes on disk in all, compiled modules included.
+    """
+
+    platform: str
+    python: str
+    glibc: str | None
+    cuda: str | None
+    torch: str | None
+    architectures: str | None
+    virtual_packages: Mapping[str, str]
+    lock_sha256: str
+    tree: str
+    placeholder: str
+    files: int
+    modules: int
+    size: int
+    format: int = FORMAT
+
+    def to_json(self) -> bytes:
+        """The text of `env.json`."""
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def lay_out(
+    root: Path,
+    *,
+    conda: Mapping[Path, str],
+    wheels: list[Path],
+    platform: str,
+    libraries: list[Path] | None = None,
+) -> dict[str, Any]:
+    """Lays packages into `root`, which is new, by `stage.environment.link` in a process of its own.
+
+    Args:
+        conda: file -> address.
+        libraries: folders to import py-rattler and installer from; None: they are installed here.
+
+    Returns:
+        The answer of `Linking.run`.
+
+    Raises:
+        UsageError: the packages cannot be laid into one folder.
+        IncompleteError: it did not work, in the words of py-rattler or installer.
+    """
+    cache = root.with_name(f"{root.name}.cache")
+    request = {
+        "root": str(root),
+        "cache": str(cache),
+        "placeholder": PLACEHOLDER,
+        "platform": platform,
+        "conda": {str(path): url for path, url in sorted(conda.items())},
+        "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
+    }
+    here = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(map(str, [*(libraries or []), here]))
+    done = subprocess.run(
+        [sys.executable, "-m", "stage.environment.link"],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"},
+    )
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise IncompleteError(f"{root}: the packages could not be laid out: {words[-1]}", "Look for a full disk.")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if refused := answer.get("refused"):
+        raise UsageError(f"The packages cannot be one environment: {refused}.", "Leave one of them out and lock again.")
+    return answer
+
+
+def describe_tree(
+    root: Path,
+    *,
+    platform: str,
+    python: str,
+    needs: Mapping[str, str | None],
+    virtual_packages: Mapping[str, str],
+    lock_sha256: str,
+) -> EnvironmentFacts:
+    """Completes a laid-out folder: the `activate` script, and in `.airlift/` what relocates and proves it.
+
+    Args:
+        needs: `Needs.facts()`.
+
+    Raises:
+        UsageError: a file that cannot be relocated.
+    """
+    activate = (TEMPLATES / "activate.sh").read_text(encoding="utf-8").replace("@PREFIX@", PLACEHOLDER)
+    (root / "activate").write_text(activate, encoding="utf-8")
+    (root / "activate").chmod(0o644)
+    relocations = _relocations(root)
+    placeholder = PLACEHOLDER.encode()
+    lines = relocate.tree_lines(str(root), relocations, placeholder, placeholder)
+    kept = root / relocate.BOOKKEEPING
+    kept.mkdir()
+    sizes = {path: (root / path).lstat().st_size for path in relocate.walk(str(root))}
+    modules = [size for path, size in sizes.items() if path.endswith(".py") and path.startswith("lib/python")]
+    facts = EnvironmentFacts(
+        platform=platform,
+        python=python,
+        glibc=needs["glibc"],
+        cuda=needs["cuda"],
+        torch=needs["torch"],
+        architectures=needs["architectures"],
+        virtual_packages=dict(virtual_packages),
+        lock_sha256=lock_sha256,
+        tree=relocate.digest_of(lines),
+        placeholder=PLACEHOLDER,
+        files=len(sizes),
+        modules=len(modules),
+        size=sum(map(_on_disk, sizes.values())) + sum(map(_on_disk, modules)),
+    )
+    (kept / relocate.TREE).write_bytes(b"".join(lines))
+    (kept / relocate.RELOCATIONS).write_text(json.dumps(relocations, sort_keys=True) + "\n", encoding="utf-8")
+    (kept / relocate.ENV).write_bytes(facts.to_json())
+    (kept / "relocate.py").write_bytes(Path(relocate.__file__).read_bytes())
+    for path in kept.iterdir():
+        path.chmod(0o644)
+    return facts
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // _DISK_BLOCK) * _DISK_BLOCK
+
+
+def _relocations(root: Path) -> dict[str, Any]:
+    """Where in which file the placeholder stands; conda says which files are text, else a NUL tells."""
+    placeholder = PLACEHOLDER.encode()
+    modes: dict[str, str] = {}
+    for record in (root / "conda-meta").glob("*.json"):
+        for entry in json.loads(record.read_bytes())["paths_data"]["paths"]:
+            modes[entry["_path"]] = entry.get("file_mode")
+    relocations: dict[str, Any] = {}
+    for relative in sorted(relocate.walk(str(root))):
+        path = root / relative
+        if path.is_symlink() or placeholder not in (content := path.read_bytes()):
+            continue
+        kind = modes.get(relative) or ("binary" if b"\0" in content else "text")
+        regions = relocate.find_regions(content, placeholder, is_binary=kind == "binary")
+        relocations[relative] = {"kind": kind, "at": regions}
+    return relocations
+
+
+def pack(root: Path, image: Path) -> None:
+    """Writes a folder as one `tar.gz`."""
+    with (
+        open(image, "wb") as target,
+        _Members(target) as members,
+        tarfile.open(fileobj=members, mode="w|", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
+            entry = _tar_entry(path, path.relative_to(root).as_posix())
+            if entry.isreg():
+                with open(path, "rb") as file:
+                    tar.addfile(entry, file)
+            else:
+                tar.addfile(entry)
+
+
+def _tar_entry(path: Path, name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.mtime = _DATE
+    status = path.lstat()
+    if path.is_symlink():
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+    elif path.is_dir():
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+    else:
+        entry.size, entry.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
+    return entry
+
+
+class _Members(io.RawIOBase):
+    """Writes gzip members of 8 MiB each, compressed several at once."""
+
+    def __init__(self, target: io.BufferedWriter) -> None:
+        import deflate
+
+        self._compress: Callable[[bytes, int], bytearray] = deflate.gzip_compress
+        self._target = target
+        self._buffer = bytearray()
+        self._at_once = os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._at_once)
+        self._waiting: deque[Future[bytearray]] = deque()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._buffer += data
+        while len(self._buffer) >= _MEMBER:
+            self._submit(bytes(self._buffer[:_MEMBER]))
+            del self._buffer[:_MEMBER]
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            if self._buffer:
+                self._submit(bytes(self._buffer))
+            while self._waiting:
+                self._target.write(self._waiting.popleft().result())
+            self._pool.shutdown()
+        super().close()
+
+    def _submit(self, data: bytes) -> None:
+        self._waiting.append(self._pool.submit(self._compress, data, _LEVEL))
+        if len(self._waiting) > 2 * self._at_once:
+            self._target.write(self._waiting.popleft().result())
+
+
+def describe(facts: EnvironmentFacts) -> str:
+    """One line on an environment."""
+    files = human_count(facts.files + facts.modules, "file")
+    return f"Python {facts.python} for {facts.platform}, {files}, tree {facts.tree[:16]}"

@@ -1,0 +1,261 @@
+"""Puts an unpacked environment in its place: placeholder -> prefix; proves that every file is the one that was made.
+
+Runs on the cluster, by the environment's own python, from its `.airlift` folder (`bootstrap.sh` calls it) or as a part
+of `stage env create`. Nothing but the standard library: airlift is not to be trusted before this is done.
+
+    python -I -S relocate.py ROOT PREFIX TREE
+
+ROOT is the unpacked folder (beside PREFIX), TREE the digest it must have. Exit code 1: not the files that were made;
+5: could not finish. The tree digest is the sha256 of `.airlift/tree.txt`, which has a line for every file:
+
+    x 2c26b46b68ffc68f... bin/python3.10      (x executable, - not, l a link: digest of its target)
+
+of the content with the placeholder in it. So it is the same in every prefix; what relocation changed is changed back
+while hashing, by the offsets in `.airlift/relocations.json`, never by searching: a prefix such as `/a` is everywhere.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+BOOKKEEPING = ".airlift"
+ENV, TREE, RELOCATIONS, PREFIX = "env.json", "tree.txt", "relocations.json", "prefix"
+OWNER = "owner"  # `bootstrap.sh` notes its machine there while it works
+MAX_WORKERS = 8  # login nodes are shared
+
+# Where a placeholder stands: (start, length, offsets of the placeholder in it). In text, one placeholder; in a binary,
+# the rest of the C string, which keeps its length: the prefix is shorter, and NULs fill up.
+Region = tuple[int, int, Sequence[int]]
+
+
+class NotAsMade(Exception):
+    """A file is not the one that was made."""
+
+
+def find_regions(content: bytes, placeholder: bytes, *, is_binary: bool) -> list[Region]:
+    """Where in a file the placeholder stands."""
+    regions: list[Region] = []
+    start = content.find(placeholder)
+    while start >= 0:
+        end = start + len(placeholder)
+        if is_binary:
+            nul = content.find(b"\0", end)
+            end = nul if nul >= 0 else len(content)
+        offsets: list[int] = []
+        offset = content.find(placeholder, start, end)
+        while offset >= 0:
+            offsets.append(offset - start)
+            offset = content.find(placeholder, offset + len(placeholder), end)
+        regions.append((start, end - start, offsets))
+        start = content.find(placeholder, end)
+    return regions
+
+
+def replace(content: bytes, regions: Sequence[Region], old: bytes, new: bytes, *, is_binary: bool) -> bytes:
+    """The content with `new` (no longer than `old` in a binary) wherever the regions have `old`.
+
+    Raises:
+        NotAsMade: `old` is not there.
+    """
+    parts: list[bytes] = []
+    at = 0
+    for start, length, offsets in regions:
+        changed = _exchange(content[start : start + length], offsets, old, new)
+        parts += [content[at:start], changed, b"\0" * (length - len(changed) if is_binary else 0)]
+        at = start + length
+    return b"".join([*parts, content[at:]])
+
+
+def restore(content: bytes, regions: Sequence[Region], old: bytes, new: bytes, *, is_binary: bool) -> bytes:
+    """Undoes `replace`: the content as it was with `old` in it.
+
+    Raises:
+        NotAsMade: `new` is not where `replace` put it.
+    """
+    parts: list[bytes] = []
+    at = end = 0  # read so far of `content`; end of the last region before `replace`
+    growth = len(new) - len(old)
+    for start, length, offsets in regions:
+        parts.append(content[at : at + start - end])
+        at += start - end
+        changed = length + len(offsets) * growth
+        moved = [offset + number * growth for number, offset in enumerate(offsets)]
+        parts.append(_exchange(content[at : at + changed], moved, new, old))
+        at += changed
+        if is_binary:
+            if content[at : at + length - changed].strip(b"\0"):
+                raise NotAsMade
+            at += length - changed
+        end = start + length
+    return b"".join([*parts, content[at:]])
+
+
+def _exchange(region: bytes, offsets: Sequence[int], old: bytes, new: bytes) -> bytes:
+    parts: list[bytes] = []
+    at = 0
+    for offset in offsets:
+        if region[offset : offset + len(old)] != old:
+            raise NotAsMade
+        parts += [region[at:offset], new]
+        at = offset + len(old)
+    return b"".join([*parts, region[at:]])
+
+
+def walk(root: str) -> Iterator[str]:
+    """Every file and link under `root` that counts, relative: not our own bookkeeping, not compiled bytecode."""
+    for folder, folders, files in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        if folder == root:
+            folders[:] = [name for name in folders if name != BOOKKEEPING]
+        is_cache = os.path.basename(folder) == "__pycache__"
+        for name in [*files, *links]:
+            if not (is_cache and name.endswith(".pyc")):
+                yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def tree_lines(root: str, relocations: Mapping[str, Any], old: bytes, new: bytes) -> list[bytes]:
+    """The lines of `tree.txt`, sorted, for what lies in `root` now.
+
+    Args:
+        relocations: as in `relocations.json`.
+        old, new: the placeholder, and what stands in its place now.
+    """
+
+    def line(relative: str) -> bytes:
+        path = os.path.join(root, relative)
+        if os.path.islink(path):
+            return _line("l", os.fsencode(os.readlink(path)), relative)
+        with open(path, "rb") as file:
+            content = file.read()
+            kind = "x" if os.fstat(file.fileno()).st_mode & 0o100 else "-"
+        if entry := relocations.get(relative):
+            try:
+                content = restore(content, entry["at"], old, new, is_binary=entry["kind"] == "binary")
+            except NotAsMade:
+                kind = "?"
+        return _line(kind, content, relative)
+
+    with ThreadPoolExecutor(_workers()) as pool:
+        return sorted(pool.map(line, walk(root)))
+
+
+def _line(kind: str, content: bytes, relative: str) -> bytes:
+    return f"{kind} {hashlib.sha256(content).hexdigest()} ".encode() + os.fsencode(relative) + b"\n"
+
+
+def digest_of(lines: Sequence[bytes]) -> str:
+    """The tree digest of the lines of a `tree.txt`."""
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def check_tree(root: str, tree: str, prefix: str) -> None:
+    """Proves that what lies in `root`, relocated to `prefix`, is the tree with that digest.
+
+    Raises:
+        NotAsMade: with the first files that differ.
+    """
+    with open(_kept(root, TREE), "rb") as file:
+        made = file.readlines()
+    if digest_of(made) != tree:
+        raise NotAsMade(f"{BOOKKEEPING}/{TREE}")
+    old = os.fsencode(_read_json(_kept(root, ENV))["placeholder"])
+    found = tree_lines(root, _read_json(_kept(root, RELOCATIONS)), old, os.fsencode(prefix))
+    if different := sorted({os.fsdecode(line[67:-1]) for line in {*made} ^ {*found}}):
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise NotAsMade(", ".join(different[:3]) + more)
+
+
+def relocate(root: str, prefix: str) -> None:
+    """Writes `prefix` wherever the placeholder stands. A file is replaced, never changed: some of them are running.
+
+    Raises:
+        NotAsMade: a file does not have the placeholder where it should.
+    """
+    old, new = os.fsencode(_read_json(_kept(root, ENV))["placeholder"]), os.fsencode(prefix)
+    for relative, entry in _read_json(_kept(root, RELOCATIONS)).items():
+        path = os.path.join(root, relative)
+        with open(path, "rb") as file:
+            content = file.read()
+            mode = os.fstat(file.fileno()).st_mode
+        try:
+            content = replace(content, entry["at"], old, new, is_binary=entry["kind"] == "binary")
+        except NotAsMade:
+            raise NotAsMade(relative) from None
+        _write(path, content, mode & 0o777)
+    _write(_kept(root, PREFIX), new + b"\n", 0o644)
+
+
+def compile_modules(root: str, prefix: str) -> None:
+    """Compiles every module under `lib/python*`, so that no rank has to.
+
+    By time and size of the source, as Python does by itself: an edit in site-packages is seen.
+    """
+    for name in sorted(os.listdir(os.path.join(root, "lib"))):
+        folder = os.path.join(root, "lib", name)
+        if name.startswith("python") and os.path.isdir(folder) and not os.path.islink(folder):
+            options: dict[str, Any] = {"quiet": 2, "stripdir": root, "prependdir": prefix}
+            try:
+                compileall.compile_dir(folder, workers=_workers(), **options)
+            except OSError:  # no semaphores on this machine
+                compileall.compile_dir(folder, workers=1, **options)
+
+
+def _workers() -> int:
+    return min(MAX_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _kept(root: str, name: str) -> str:
+    return os.path.join(root, BOOKKEEPING, name)
+
+
+def _read_json(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _write(path: str, content: bytes, mode: int) -> None:
+    temporary = f"{path}.airlift-new"
+    with open(temporary, "wb") as file:
+        file.write(content)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
+
+
+def put_in_place(root: str, prefix: str, tree: str) -> None:
+    """Relocates, checks, compiles, and gives the folder its name, last.
+
+    Raises:
+        NotAsMade: a file is not the one that was made.
+        OSError: the disk or the folder does not let us, or PREFIX is there by now.
+    """
+    relocate(root, prefix)
+    check_tree(root, tree, prefix)
+    compile_modules(root, prefix)
+    if os.path.exists(_kept(root, OWNER)):
+        os.unlink(_kept(root, OWNER))
+    os.rename(root, prefix)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`relocate.py ROOT PREFIX TREE`; returns the exit code."""
+    root, prefix, tree = arguments
+    try:
+        put_in_place(root, prefix, tree)
+    except NotAsMade as error:
+        print(f"{prefix}: not made: these are not the files that were packed: {error}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{prefix}: not made: {error}", file=sys.stderr)
+        return 5
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,212 @@
+#!/bin/sh
+# Makes the environment `@ASSET@` where it shall be:
+#
+#     sh bootstrap.sh PREFIX            unpack, relocate, prove; then it is there, or nothing is
+#     sh bootstrap.sh --check PREFIX    only say whether that would work, and whether it would run here
+#
+# Needs sh, tar, gzip and sha256sum; no Python, no conda, no network, no root. Exit codes: 0 done; 1 damaged, or not for
+# this machine; 2 wrong usage (PREFIX exists, is too long); 5 could not finish (disk): run it again.
+# Written by `stage fetch`; the same words for sh, dash, bash and busybox.
+
+asset='@ASSET@'
+image_sha256='@IMAGE_SHA256@'
+tree='@TREE@'
+longest_prefix='@LONGEST_PREFIX@' # bytes
+needed_kib='@SIZE_KIB@'
+needed_files='@FILES@'
+needed_glibc='@GLIBC@'
+machine='@MACHINE@'
+
+say() { printf '%s\n' "$*"; }
+
+stop() { # exit code, what, what to do
+  code=$1
+  printf '%s: %s\n' "$asset" "$2" >&2
+  if [ -n "${3:-}" ]; then printf '  -> %s\n' "$3" >&2; fi
+  exit "$code"
+}
+
+find_tools() {
+  # An empty PATH is met in batch jobs and cron; the user's own comes last, for systems that keep tools elsewhere.
+  PATH="/usr/bin:/bin:/usr/sbin:/sbin${PATH:+:$PATH}"
+  export PATH
+  for tool in tar gzip sha256sum df uname mkdir rm tr; do
+    command -v "$tool" >/dev/null 2>&1 || stop 2 "\`$tool\` is not here, neither in /usr/bin nor on PATH." \
+      "Run this on a login node, or ask the site for it."
+  done
+}
+
+resolve_prefix() {
+  prefix=$1
+  case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
+  while [ "$prefix" != "${prefix%/}" ]; do prefix=${prefix%/}; done
+  parent=${prefix%/*}
+  name=${prefix##*/}
+  case $name in '' | . | ..) stop 2 "$1 names no new folder." "Give a path such as \$HOME/envs/$asset" ;; esac
+  [ -d "${parent:-/}" ] || stop 2 "$parent is not a folder." "mkdir -p '$parent'"
+  parent=$(cd "${parent:-/}" && pwd) || stop 2 "$parent cannot be entered."
+  prefix=${parent%/}/$name
+}
+
+check_prefix() {
+  [ ${#prefix} -le "$longest_prefix" ] || stop 2 \
+    "$prefix is ${#prefix} bytes long; the environment's programs have room for $longest_prefix." "Choose a shorter path."
+  case $prefix in
+    *[!-A-Za-z0-9._/+@=,~]*)
+      bad=$(printf '%s' "$prefix" | tr -d 'A-Za-z0-9._/+@=,~-' | tr -d '\200-\377')
+      [ -z "$bad" ] || stop 2 "$prefix has '$bad' in it, which scripts of the environment would trip over." \
+        "Choose a path of letters, digits and - . _ + @ = , ~"
+      ;;
+  esac
+  if [ -e "$prefix" ] || [ -L "$prefix" ]; then
+    if [ -f "$prefix/.airlift/tree.txt" ] && [ "$(sha256_of "$prefix/.airlift/tree.txt")" = "$tree" ]; then
+      stop 2 "$prefix is this very environment already." "Use it: . '$prefix/activate'"
+    fi
+    stop 2 "$prefix exists." "Choose another path, or remove it first."
+  fi
+  [ -w "$parent" ] || stop 2 "$parent cannot be written by you." "Choose a path in a folder of yours."
+}
+
+check_machine() {
+  found=$(uname -m)
+  [ "$found" = "$machine" ] || stop 1 "it is for $machine; this machine is $found." "Run it on the cluster's own nodes."
+  found=$(getconf GNU_LIBC_VERSION 2>/dev/null) || found=
+  found=${found##* }
+  if [ -n "$needed_glibc" ] && [ -n "$found" ] && older "$found" "$needed_glibc"; then
+    stop 1 "its packages need glibc $needed_glibc; this machine has $found." \
+      "Lock it again on the laptop for a profile with glibc: \"$found\" (stage env probe prints one)."
+  fi
+}
+
+older() { # is version $1 (MAJOR.MINOR) older than $2?
+  [ "${1%%.*}" -lt "${2%%.*}" ] || { [ "${1%%.*}" -eq "${2%%.*}" ] && [ "$(minor "$1")" -lt "$(minor "$2")" ]; }
+}
+
+minor() {
+  rest=${1#*.}
+  say "${rest%%.*}"
+}
+
+check_room() {
+  free=$(df -Pk "$parent" 2>/dev/null | { column 4; }) || free=
+  if is_number "$free" && [ "$free" -lt "$needed_kib" ]; then
+    stop 5 "$((needed_kib / 1024)) MiB are needed in $parent and $((free / 1024)) MiB are free. Nothing was unpacked." \
+      "Free some there, or choose another disk."
+  fi
+  free=$(df -Pi "$parent" 2>/dev/null | { column 4; }) || free=
+  if is_number "$free" && [ "$free" -gt 0 ] && [ "$free" -lt "$needed_files" ]; then # some network disks say 0 for unknown
+    stop 5 "$needed_files files are needed in $parent and $free more are possible there. Nothing was unpacked." \
+      "Remove files there, or choose another disk."
+  fi
+}
+
+column() { # the given column of the last line
+  last=
+  while IFS= read -r line; do last=$line; done
+  # shellcheck disable=SC2086
+  set -- "$1" $last
+  shift "$1"
+  say "${1:-}"
+}
+
+is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
+
+sha256_of() {
+  sum=$(sha256sum <"$1") || sum=
+  say "${sum%% *}"
+}
+
+check_image() {
+  [ -f "$here/image.tar.gz" ] || stop 1 "$here/image.tar.gz is missing." "Copy the bundle again: rsync -c, or stage push."
+  [ "$(sha256_of "$here/image.tar.gz")" = "$image_sha256" ] || stop 1 \
+    "$here/image.tar.gz is damaged: it is not the file that was made. Nothing was unpacked." \
+    "stage verify says which part of it, where airlift is; or copy it again."
+}
+
+check_bundle() { # this script could be the damaged one: the bundle's own list says what it and the image should be
+  list=$here/../../../manifest-sha256.txt
+  [ -f "$list" ] || return 0
+  for file in bootstrap.sh image.tar.gz; do
+    listed=
+    while IFS= read -r line; do
+      case $line in *"  data/envs/$asset/$file") listed=${line%% *} ;; esac
+    done <"$list"
+    case $file in image.tar.gz) found=$image_sha256 ;; *) found=$(sha256_of "$here/$file") ;; esac
+    [ "$found" = "$listed" ] || stop 1 "$here/$file is not the one that the bundle lists." "Copy the bundle again."
+  done
+}
+
+clear_leftovers() { # what runs that were killed on this machine left beside PREFIX
+  for old in "$prefix".part.*; do
+    [ -d "$old" ] || continue
+    owner=
+    [ -f "$old/.airlift/owner" ] && read -r owner <"$old/.airlift/owner"
+    if [ "$owner" = "$(uname -n)" ] && ! kill -0 "${old##*.}" 2>/dev/null; then
+      say "removing what an interrupted run left: $old"
+      rm -rf "$old"
+    else
+      say "left alone: $old, of another run, perhaps on ${owner:-another machine}. If it has ended: rm -rf '$old'"
+    fi
+  done
+}
+
+unpack() {
+  part=$prefix.part.$$
+  trap 'rm -rf "$part"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+  mkdir -p "$part/.airlift" || stop 5 "$part cannot be made."
+  uname -n >"$part/.airlift/owner" || stop 5 "$part cannot be written."
+  tar -xzof "$here/image.tar.gz" -C "$part" || stop 5 "unpacking stopped (tar's words are above); nothing is left of it." \
+    "Look for a full disk or a quota, then run it again."
+  unset LD_LIBRARY_PATH LD_PRELOAD # of loaded modules: the environment brings its own
+  say "checking and compiling $needed_files files"
+  "$part/bin/python" -I -S -B "$part/.airlift/relocate.py" "$part" "$prefix" "$tree"
+  code=$?
+  case $code in
+    0) ;;
+    1 | 5) exit "$code" ;;
+    126 | 127) stop 5 "$part/bin/python does not start (exit code $code)." "Is the disk mounted noexec? Choose another." ;;
+    *) stop 5 "relocation ended with exit code $code; nothing is left of it." "Run it again." ;;
+  esac
+  trap - EXIT INT TERM HUP
+}
+
+main() {
+  set -u
+  LC_ALL=C # lengths are bytes
+  export LC_ALL
+  unset CDPATH
+  only=
+  case ${1:-} in
+    --check | --place) # --place: all but the image, for `stage env create` by another route
+      only=$1
+      shift
+      ;;
+  esac
+  case ${1:-} in '' | -*) stop 2 "where to?" "sh bootstrap.sh [--check] PREFIX" ;; esac
+  [ $# -eq 1 ] || stop 2 "one PREFIX, without spaces." "sh bootstrap.sh [--check] PREFIX"
+  case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+  here=$(cd "$here" && pwd)
+  find_tools
+  resolve_prefix "$1"
+  check_prefix
+  check_machine
+  check_room
+  if [ "$only" != --place ]; then
+    check_bundle
+    check_image
+  fi
+  if [ "$only" = --check ]; then
+    say "$asset: $prefix can be made."
+    if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || exit; fi
+  fi
+  if [ -n "$only" ]; then exit 0; fi
+  clear_leftovers
+  unpack
+  say "$asset: $prefix is made; tree $tree"
+  say "use it: . '$prefix/activate'"
+}
+
+main "$@"
+exit 0

@@ -1,0 +1,144 @@
+"""On a cluster, a run brings its environment to each node's own disk before the ranks start, and they run from there.
+
+The environment is a small one: its python hands on to the interpreter of the tests, and says so. What is under test is
+everything else: the run file, srun, node-local.sh, its lock, and what the ranks are started with.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from stage.bundle import Bundle
+from stage.digest import sha256_of_bytes
+from stage.environment.profile import Profile
+from stage.lockfile import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
+from tests.site.conftest import RUN, RUNNER, Site
+from tests.site.test_train_on_slurm import log, losses
+from tests.stage.bundles import finish
+from tests.support.node import TEMPLATES
+
+pytestmark = pytest.mark.site
+TREE = "5eed" * 16
+OWN_DISK = "/dev/shm"  # the only disk of its own that a node of the site has
+ENVIRONMENT = """\
+environment: {asset: train-env, node_local: true}
+slurm: {nodes: 2, tasks_per_node: 1, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1 AIRLIFT_NODE_ROOT=/dev/shm"]}
+"""
+BOOTSTRAP = """\
+set -e
+mkdir "$1.part.$$"
+tar -xzf "${0%/*}/image.tar.gz" -C "$1.part.$$"
+mv "$1.part.$$" "$1"
+"""
+PYTHON = f"""\
+#!/bin/sh
+echo "rank $SLURM_PROCID of $(uname -n) runs $0, conda prefix $CONDA_PREFIX"
+exec {sys.executable} "$@"
+"""
+ACTIVATE = f"CONDA_PREFIX={OWN_DISK}/airlift-$(id -u)/{TREE[:16]}\nexport CONDA_PREFIX\n"
+
+
+def environment_files() -> dict[str, bytes]:
+    """The folder of the asset, as `stage fetch` lays it out."""
+    image = io.BytesIO()
+    with gzip.GzipFile(fileobj=image, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        members = {
+            "bin/python": PYTHON.encode(),
+            "activate": ACTIVATE.encode(),
+            "bin/runner": Path(*RUNNER).read_bytes(),
+        }
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755
+            tar.addfile(member, io.BytesIO(content))
+    facts = {"files": 3, "format": 1, "modules": 0, "size": 16384, "tree": TREE}
+    return {
+        "bootstrap.sh": BOOTSTRAP.encode(),
+        "env.json": (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode(),
+        "image.tar.gz": image.getvalue(),
+        "node-local.sh": (TEMPLATES / "node-local.sh").read_bytes(),
+    }
+
+
+@pytest.fixture(scope="module")
+def asset(site: Site, bundle: Path) -> Path:
+    """The bundle of the training test, with an environment in it."""
+    files = {f"data/envs/train-env/{name}": content for name, content in environment_files().items()}
+    with_environment = site.home / "with-environment"
+    shutil.copytree(bundle, with_environment)
+    for path, content in files.items():
+        (with_environment / path).parent.mkdir(parents=True, exist_ok=True)
+        (with_environment / path).write_bytes(content)
+    locked = tuple(LockedFile(path, len(data), sha256_of_bytes(data), None, path) for path, data in files.items())
+    environment = LockedEnvironment("linux-64", {}, (), TREE)
+    made = LockedAsset("train-env", "environment", {"path": "x"}, Source("path", "x"), locked, environment=environment)
+    lock = Bundle.open(bundle).lock
+    assets = dict(sorted({**lock.assets, "train-env": made}.items()))
+    finish(with_environment, Lockfile(lock.name, assets), b"format: 1\n", ())
+    run = "".join(line for line in RUN.splitlines(keepends=True) if not line.startswith("slurm:"))
+    (site.home / "node-local.yaml").write_text(run.replace("steps: 40", "steps: 4") + ENVIRONMENT)
+    owner = site.home.stat()
+    for path in (site.home / "node-local.yaml", with_environment, *with_environment.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    return with_environment / "data" / "envs" / "train-env"
+
+
+def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(site: Site, asset: Path) -> None:
+    output = site.home / "output" / "node-local"
+    options = ("--bundle", "with-environment", "--output", str(output))
+    said = site.run(*RUNNER, "submit", "node-local.yaml", *options)
+    ended = site.wait_for_end(site.job_number(said.stdout))
+    text = log(output)
+    assert ended["JobState"] == "COMPLETED", text
+    prefix = f"{OWN_DISK}/airlift-{site.home.stat().st_uid}/{TREE[:16]}"
+    for node in ("n1", "n2"):
+        assert text.count(f"node-local: {node}: unpacked 3 files to {prefix} in") == 1
+    for rank, node in enumerate(("n1", "n2")):
+        assert f"rank {rank} of {node} runs {prefix}/bin/python, conda prefix {prefix}\n" in text
+    assert [step for step, _ in losses(output)] == [1, 2, 3, 4]
+
+    later = site.run("srun", "--nodes=2", "--ntasks-per-node=1", "sh", str(asset / "node-local.sh"), OWN_DISK)
+    assert later.stdout.split() == [prefix, prefix]
+    assert later.stderr.count(f"reusing {prefix}, 3 files") == 2
+
+
+def test_a_node_that_cannot_have_it_stops_the_run_with_what_to_do(site: Site, asset: Path) -> None:
+    """`true` is not quietly something else: here the root is missing on one node."""
+    made = site.control("nexec", "n1", "mkdir", "/dev/shm/only-here", check=False)
+    assert made.returncode == 0
+    site.control("nexec", "n1", "chmod", "777", "/dev/shm/only-here")
+    setup = 'slurm.setup=["export AIRLIFT_NODE_ROOT=/dev/shm/only-here"]'
+    output = site.home / "output" / "refused"
+    options = ("--bundle", "with-environment", "--output", str(output), "--set", setup)
+    said = site.run(*RUNNER, "submit", "node-local.yaml", *options)
+    ended = site.wait_for_end(site.job_number(said.stdout))
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0")
+    text = log(output)
+    assert "node-local: n2: /dev/shm/only-here is not a folder that you can write" in text
+    assert "1 of 2 nodes have it" in text
+    assert "environment.node_local: false" in text
+    assert not (output / "metrics.jsonl").exists()
+
+
+def test_a_login_node_names_the_srun_that_reaches_a_gpu(site: Site) -> None:
+    """env-probe.sh with a real sinfo; and run by that srun it answers for the node."""
+    probe = site.home / "env-probe.sh"
+    probe.write_bytes((TEMPLATES / "env-probe.sh").read_bytes())
+    probe.chmod(0o644)
+    asked = site.run("sh", str(probe))
+    command = f"srun -p batch --gres=gpu:1 -t 5 sh {probe}"
+    assert command in asked.stderr
+    answered = site.run(*command.split())
+    assert "# Profile of n1, by env-probe.sh" in answered.stdout
+    path = site.folder / "printed.yml"
+    path.write_text(answered.stdout)
+    assert Profile.load(path).glibc == os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")

@@ -1,0 +1,141 @@
+"""An environment travels: fetched into a bundle, created on a cluster, used there as it was on the laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.environments import EnvironmentLaptop, bootstrap, run, tree_of
+
+
+@pytest.fixture(scope="module")
+def created(environment_laptop: EnvironmentLaptop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment, created from the image by `bootstrap.sh`. Treat it as read-only."""
+    prefix = tmp_path_factory.mktemp("cluster") / "env"
+    done = bootstrap(environment_laptop.asset, prefix)
+    assert done.returncode == 0, done.stderr
+    return prefix
+
+
+def test_the_bundle_is_sound_and_says_what_is_in_it(environment_laptop: EnvironmentLaptop) -> None:
+    assert environment_laptop.stage("verify", "bundle").returncode == 0
+    shown = environment_laptop.stage("show", "bundle").stdout
+    assert "linux-64 (solved for archspec 1 x86_64, glibc 2.28" in shown
+    lock = json.loads((environment_laptop.bundle / "stage.lock").read_text())
+    environment = lock["assets"]["small-env"]["environment"]
+    assert environment["tree"] == json.loads((environment_laptop.asset / "env.json").read_text())["tree"]
+    files = {file["path"]: file for file in lock["assets"]["small-env"]["files"]}
+    built = files["data/envs/small-env/wheels/made-1.0-py3-none-any.whl"]
+    assert built["made_by"] == "wheel"
+    assert built["origin"] == files["data/envs/small-env/sdists/made-1.0.tar.gz"]["origin"]
+    for package in environment["packages"]:
+        assert files[f"data/envs/small-env/{package['path']}"]["origin"].startswith("file://")
+
+
+def test_everything_in_the_environment_runs_with_an_empty_environment(created: Path) -> None:
+    assert run(created, "python", "-c", "import sys; print(sys.prefix)") == str(created)
+    assert run(created, "greet") == "hello from the environment 1.1"
+    assert run(created, "mpirun") == f"orterun of {created}/bin/orterun"
+    assert run(created, "stage", "--version").startswith("stage, version")
+    assert "made" in run(created, "python", "-c", "import made; print(made)")
+
+
+def test_nothing_is_left_that_says_the_placeholder(created: Path) -> None:
+    for path in created.rglob("*"):
+        if path.is_file() and ".airlift" not in path.parts and "stage/environment" not in str(path):
+            assert b"airlift-environment-prefix" not in path.read_bytes(), path
+
+
+def test_binaries_keep_their_length_and_text_gets_the_prefix(created: Path) -> None:
+    library = (created / "lib/libmpi.so.40").read_bytes()
+    prefix = str(created).encode()
+    assert prefix + b"\0" in library
+    assert prefix + b"/etc:" + prefix + b"/share\0" in library
+    assert library.endswith(b"\0tail\0")
+    assert (created / "etc/openmpi-mca-params.conf").read_text() == f"prefix = {created}\n"
+
+
+def test_a_post_link_script_is_never_run(created: Path) -> None:
+    assert (created / "bin/.scripted-post-link.sh").exists()
+    assert not list(created.rglob("post-link-ran"))
+
+
+def test_links_arrive_as_links(created: Path) -> None:
+    assert (created / "share/links/to-folder/inside.txt").read_text() == "inside\n"
+    assert (created / "share/links/across").resolve() == (created / "etc/links.conf").resolve()
+    assert str((created / "share/links/dangling").readlink()) == "not-there"
+
+
+def test_pip_and_its_records_agree_with_the_files(created: Path) -> None:
+    assert run(created, "python", "-m", "pip", "list", "--format", "freeze")
+    code = (
+        "import base64, hashlib, importlib.metadata as m\n"
+        "for d in m.distributions():\n"
+        "    for f in d.files or []:\n"
+        "        assert f.locate().exists(), f\n"
+        "        if f.hash: assert f.hash.value == base64.urlsafe_b64encode(\n"
+        "            hashlib.sha256(f.read_binary()).digest()).rstrip(b'=').decode(), f\n"
+        "print('agreed')"
+    )
+    assert run(created, "python", "-c", code) == "agreed"
+
+
+def test_killed_then_made_by_another_shell_at_a_longer_prefix_it_is_the_same_tree(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / ("long" * 20)
+    killed = start_bootstrap(environment_laptop.asset, prefix)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(f"{prefix.name}.part.")
+    done = bootstrap(environment_laptop.asset, prefix, shell="bash")
+    assert done.returncode == 0, done.stderr
+    assert f"removing what an interrupted run left: {left}" in done.stdout
+    assert list(tmp_path.iterdir()) == [prefix]
+    assert tree_of(prefix) == tree_of(created)
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+
+
+def test_interrupted_it_leaves_nothing(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    running = start_bootstrap(environment_laptop.asset, tmp_path / "env")
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
+    """Starts `bootstrap.sh` and returns once it unpacks."""
+    command = ["/bin/sh", asset / "bootstrap.sh", prefix]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(prefix.parent.glob("*.part.*/lib/python*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    return running
+
+
+def test_the_packages_route_gives_the_same_tree(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    done = environment_laptop.stage("env", "create", "bundle", "small-env", tmp_path / "env", "--route", "packages")
+    assert done.returncode == 0, done.stderr
+    assert tree_of(tmp_path / "env") == tree_of(created)
+    assert [path.name for path in tmp_path.iterdir()] == ["env"]
+    assert run(tmp_path / "env", "greet") == "hello from the environment 1.1"
+
+
+def test_activate_sets_the_path_and_takes_it_back(created: Path) -> None:
+    for shell in ("dash", "bash"):
+        script = (
+            f". '{created}/activate'; command -v greet; echo $CONDA_PREFIX; airlift_deactivate; "
+            "echo $PATH; echo ${CONDA_PREFIX-none}"
+        )
+        command = [f"/usr/bin/{shell}", "-euc", script]
+        done = subprocess.run(command, env={"PATH": "/bin"}, capture_output=True, text=True)
+        assert done.stdout.splitlines() == [f"{created}/bin/greet", str(created), "/bin", "none"], done.stderr

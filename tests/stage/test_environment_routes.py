@@ -1,0 +1,137 @@
+"""The other ways to the same packages on the cluster, and what is built on the laptop before they travel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import stage
+from stage.environment.packages import Package
+from stage.errors import IncompleteError, StageError, UsageError
+from stage.progress import Reporter
+from stage.sources.environment.conda import write_lookalike
+from stage.sources.environment.sdists import build_wheel
+from stage.workfolder import WORKSHOP, WorkFolder
+from tests.support.environments import EnvironmentLaptop, run, sdist
+from tests.support.staging import bundle_id
+
+
+def package(path: Path) -> Package:
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Package(
+        name="made", version="1.0", manager="pip", url=path.as_uri(), sha256=sha256, path=f"sdists/{path.name}"
+    )
+
+
+def test_an_sdist_built_twice_is_the_same_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sdist(tmp_path, "py3-none-any")
+    monkeypatch.chdir(tmp_path)
+    with Reporter(quiet=True) as reporter:
+        first, second = (build_wheel(Path(path.name), package(path), Path(name), reporter) for name in "12")
+    assert first.name == "made-1.0-py3-none-any.whl"
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tag", "kind", "words"),
+    [
+        ("cp311-cp311-linux_x86_64", UsageError, "is compiled for this machine, not for the cluster"),
+        ("broken", IncompleteError, "this sdist cannot be built"),
+    ],
+)
+def test_an_sdist_without_a_wheel_for_any_platform_is_refused(
+    tmp_path: Path, tag: str, kind: type[StageError], words: str
+) -> None:
+    path = sdist(tmp_path, tag)
+    with Reporter(quiet=True) as reporter, pytest.raises(kind, match=words):
+        build_wheel(path, package(path), tmp_path / "out", reporter)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fetched_again_elsewhere_every_byte_is_the_same(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    done = environment_laptop.stage("fetch", "small.yaml", "--locked", "-o", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
+
+
+def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) -> None:
+    left = tmp_path / WORKSHOP / "small-env/made/root/lib"
+    left.mkdir(parents=True)
+    (tmp_path / "fetch.partial").touch()
+    (left / "libmpi.so").symlink_to("libmpi.so.40")
+    folder = WorkFolder.inspect(tmp_path)
+    folder.remove([])
+    assert [path.name for path in tmp_path.iterdir()] == ["fetch.partial"]
+    (tmp_path / "data").symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="a link or special file inside a bundle"):
+        WorkFolder.inspect(tmp_path)
+
+
+def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: EnvironmentLaptop) -> None:
+    lock = environment_laptop.folder / "conda-lock.yml"
+    before = lock.read_bytes()
+    lock.write_bytes(before + b"# \n")
+    try:
+        done = environment_laptop.stage("fetch", "small.yaml", "-o", "bundle")
+    finally:
+        lock.write_bytes(before)
+    assert done.returncode == 2
+    assert "conda-lock.yml changed since small.lock was written" in done.stderr
+    assert "--update small-env" in done.stderr
+
+
+def test_by_conda_from_the_channels_in_the_asset(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    lookalike = write_lookalike(tmp_path)
+    conda = tmp_path / "bin/conda"
+    conda.write_text(f'#!/bin/sh\nPYTHONPATH={Path(stage.__file__).parents[1]} exec {lookalike} "$@"\n')
+    conda.chmod(0o755)
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage("env", "create", "bundle", "small-env", prefix, "--route", "conda", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "no tree digest is promised" in done.stdout
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+    assert run(prefix, "stage", "--version").startswith("stage, version")
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "env", lookalike.name}
+
+
+def test_a_venv_on_a_python_of_the_cluster(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
+    path = f"{Path(os.path.realpath(sys.executable)).parent}:/usr/bin:/bin"
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage("env", "create", "bundle", "small-env", prefix, "--route", "venv", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "not in it: " in done.stdout
+    assert "what conda would have brought is lacking:" in done.stdout
+    assert run(prefix, "python", "-c", "import click; print(click.__file__)").startswith(str(prefix))
+    assert [path.name for path in tmp_path.iterdir()] == ["env"]
+
+
+@pytest.mark.parametrize(("route", "words"), [("conda", "or conda is on PATH"), ("venv", "is on PATH, and the wheels")])
+def test_a_route_without_its_tool_says_what_to_load(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, route: str, words: str
+) -> None:
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage("env", "create", "bundle", "small-env", prefix, "--route", route, PATH="/nowhere")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "--route image" in done.stderr
+
+
+@pytest.mark.slow
+def test_deepspeed_built_twice_is_the_same_wheel_without_torch_or_a_compiler(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["--no-binary", ":all:", "--dest", str(tmp_path), "deepspeed==0.19.8"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "DS_BUILD_OPS": "0"})
+    path = next(tmp_path.glob("deepspeed-*.tar.gz"))
+    locked = replace(package(path), name="deepspeed", version="0.19.8")
+    with Reporter(quiet=True) as reporter:
+        first, second = (build_wheel(path, locked, tmp_path / name, reporter) for name in "12")
+    assert first.name == "deepspeed-0.19.8-py3-none-any.whl"
+    assert first.read_bytes() == second.read_bytes()
