@@ -206,6 +206,13 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
 
 
 def _what_to_do(result: VerificationReport, report: Path | None) -> str:
+    from stage.bundle import JOURNAL, TAG_MANIFEST
+
+    if {(TAG_MANIFEST, "missing"), (JOURNAL, "extra")} & {(found.path, found.problem) for found in result.findings}:
+        return (
+            "This bundle is unfinished: run `stage fetch` again where it was made, or copy it again: the copy had not "
+            "ended."
+        )
     if any(finding.problem == "unloadable" for finding in result.findings):
         return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
     if all(finding.problem == "extra" for finding in result.findings):

@@ -206,6 +206,8 @@ class _Fetch:
     def _bring_and_finish(
         self, absent: list[tuple[LockedAsset, LockedFile]], to_make: list[str], stale: list[str]
     ) -> None:
+        if (self.root / layout.SIGNATURE).exists():
+            self.reporter.note(f"{self.root}: its signature does not hold for what it becomes: sign it again")
         self.folder.mark_unfinished({file.path for file in self.lock.files})
         self._each("fetch", [pair for pair in absent if not pair[1].made_by], self._bring)
         for name in to_make:
@@ -217,6 +219,10 @@ class _Fetch:
             if digests.blocks:
                 layout.write_blocks(self.root, digests.sha256, digests.blocks)
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
+        if stale:
+            size = human_size(sum(self.folder.size_of(path) or 0 for path in stale))
+            files = f"{human_count(len(stale), 'file')} ({size})"
+            self.reporter.note(f"{self.root}: removes {files} that {self.manifest.path} does not ask for")
         self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
         if self.offline_check:
             with self.reporter.at_work("load"):

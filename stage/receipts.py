@@ -84,7 +84,10 @@ def record(folder: Path, report: VerificationReport) -> str | None:
     if not report.ok or report.level == "fast" or report.shard is not None:
         return None
     if report.stamp is None or report.began is None or report.seal is None or report.bundle_id is None:
-        return "no receipt for `runner`: files here were changed just before they were read; verify again for one"
+        return (
+            "no receipt is kept for `runner`: files here were changed just before they were read (verify again for "
+            "one, where a run file demands it)"
+        )
     if not report.root.is_dir():
         return f"no receipt for `runner`: what was verified is not here: {report.root}"
     receipt = Receipt(

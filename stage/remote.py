@@ -41,6 +41,11 @@ class Target:
             raise UsageError(f"{text}: an rsync daemon cannot be asked to verify.", "Give HOST:DIR, by ssh.")
         if (host or folder).startswith("-") or any(ord(c) < 32 for c in text):
             raise UsageError(f"{text!r}: no place for a bundle.", "Give HOST:DIR, or a folder.")
+        if host is None and "@" in folder and "/" not in folder:
+            raise UsageError(
+                f"{text}: a folder here, or did you mean another machine?",
+                f"There: {text}:bundle. Here: ./{text}",
+            )
         if host is not None:
             folder = folder.removeprefix("~/")  # ssh and rsync begin in the home folder anyway
         if not folder or folder.startswith("~"):

@@ -86,6 +86,11 @@ class Hub:
         trust: ssl.SSLContext,
     ) -> None:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        if "://" not in self.endpoint:
+            raise UsageError(
+                f"the endpoint `{self.endpoint}` is no address: it does not begin with https:// or http://.",
+                f"Such as: https://{self.endpoint}",
+            )
         if problem := problem_with_address(self.endpoint):
             raise UsageError(f"the endpoint `{self.endpoint}` is no address: {problem}.", "Such as: https://hf.co")
         self._reporter, self._policy, self._stop = reporter, policy, stop

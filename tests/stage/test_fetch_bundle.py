@@ -129,3 +129,14 @@ def test_files_are_asked_for_by_commit(laptop: Laptop) -> None:
     laptop.fetched()
     asked = laptop.hub.requests("/resolve/")
     assert asked and all(re.search(r"/resolve/[0-9a-f]{40}/", request.path) for request in asked)
+
+
+def test_what_goes_and_a_signature_that_no_longer_holds_are_told(laptop: Laptop) -> None:
+    laptop.fetched()
+    (laptop.bundle / "tagmanifest-sha256.txt.sig").write_text("somebody's\n")
+    laptop.write(MANIFEST.partition("  lines:")[0])
+    done = laptop.fetch()
+    assert done.returncode == 0, done.stderr
+    assert "removes 4 files (" in done.stderr and "tiny.yaml does not ask for" in done.stderr
+    assert "its signature does not hold" in done.stderr
+    assert not (laptop.bundle / "tagmanifest-sha256.txt.sig").exists()

@@ -353,7 +353,7 @@ def test_where_a_target_is(text: str, host: str | None, folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["host::module", "rsync://host/m", "-oProxyCommand=x:b", "host:", "host:~you/b", "a\nb:c"]
+    "text", ["host::module", "rsync://host/m", "-oProxyCommand=x:b", "host:", "host:~you/b", "a\nb:c", "me@cluster"]
 )
 def test_what_is_no_target(text: str) -> None:
     with pytest.raises(UsageError):

@@ -269,6 +269,7 @@ def test_an_unfinished_bundle_is_said_to_be_unfinished(copy: Path) -> None:
     (copy / "data/models/bert/config.json").unlink()
     done = stage("verify", copy)
     assert done.returncode == 1 and "the bundle is unfinished" in done.stdout
+    assert "stage fetch" in done.stderr and "stage patch" not in done.stderr
     assert named(verify(copy)) == {layout.TAG_MANIFEST, layout.JOURNAL, "data/models/bert/config.json"}
 
 
