@@ -33,7 +33,6 @@ from stage.environment.packages import LOCK_NAME, LockedPackages, read_packages
 from stage.errors import DamageError, IncompleteError, StageError, UsageError
 from stage.lockfile import LockedAsset, LockedFile
 
-ROUTES = ("image", "packages", "conda", "venv")
 CONDAS = ("micromamba", "mamba", "conda")
 
 _UV_SETTINGS = {

@@ -33,7 +33,6 @@ from stage.errors import PolicyError, UsageError
 LOCK_NAME = "conda-lock.yml"
 SCHEMA = 1
 CONDA_ENDINGS = (".conda", ".tar.bz2")
-SDIST_ENDINGS = (".tar.gz", ".zip")
 SCHEMES = ("https", "http", "file")
 _SUBDIRS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "noarch")
 _REMEDY = "Make the lock anew: stage env lock ENVIRONMENT.yml --profile PROFILE"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import HealthCheck, settings
 
-from stage.cli import main
 from tests.support.hubs import TestHub
+from tests.support.staging import run_here
 
 settings.register_profile("airlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("airlift")
@@ -23,11 +23,4 @@ def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.chdir(tmp_path / "laptop")
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
-
-    def run(*arguments: str, code: int = 0) -> Result:
-        done = CliRunner().invoke(main, list(arguments))
-        assert done.exit_code == code, done.output
-        assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
-        return done
-
-    return run
+    return run_here

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stage.bundle import Bundle
-from stage.cli import main
 from tests.stage.test_convert import cifar
+from tests.support.staging import run_here
 from tests.support.web import Web, serve
 
 DATA = bytes(range(256)) * 12_000  # 3 MB
@@ -37,14 +37,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
     """Runs `stage` in a folder of its own; no traceback whatever happens."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
-
-    def run(*arguments: str, code: int = 0) -> Result:
-        done = CliRunner().invoke(main, list(arguments))
-        assert done.exit_code == code, done.output
-        assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
-        return done
-
-    return run
+    return run_here
 
 
 def manifest(**asset: Any) -> None:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from stage.cli import main
 from tests.support.hubs import TestHub
 
 MODEL, DATASET = "acme/tiny-bert", "acme/lines"
@@ -154,3 +157,11 @@ def payload(bundle: Path) -> dict[str, int]:
         for path in (bundle / "data").rglob("*")
         if path.is_file()
     }
+
+
+def run_here(*arguments: str, code: int = 0) -> Result:
+    """`stage` in this process; no traceback whatever happens."""
+    done = CliRunner().invoke(main, list(arguments))
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
+    return done
