@@ -72,6 +72,7 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
+        folder.require_same_bundle(manifest)
         sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
