@@ -71,12 +71,7 @@ def check_space(folder: Path, needed: int) -> None:
     Raises:
         IncompleteError: saying how much is missing.
     """
-    import shutil  # slow to import, and `stage verify` has to begin at once
-
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = free_space(folder)
     if needed > free:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
@@ -84,6 +79,16 @@ def check_space(folder: Path, needed: int) -> None:
             f"Free {human_size(needed - free)} there (`stage gc` drops what no bundle uses from the shared store), or "
             "choose another folder with -o.",
         )
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free on the disk of a folder that may not be there yet."""
+    import shutil  # slow to import, and `stage verify` has to begin at once
+
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
 
 
 def human_size(size: int | float) -> str:

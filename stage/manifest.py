@@ -46,6 +46,7 @@ class DatasetRequest:
     revision: str = "main"
     config: str | None = None
     splits: tuple[str, ...] = ()
+    separator: str | None = None
     licence: str | None = None
 
 
@@ -57,6 +58,7 @@ class PathRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     convert: str | None = None
+    separator: str | None = None
     licence: str | None = None
 
 
@@ -68,6 +70,7 @@ class UrlRequest:
     sha256: str | None = None
     unpack: bool = False
     convert: str | None = None
+    separator: str | None = None
     licence: str | None = None
 
 
@@ -152,6 +155,7 @@ _OPTIONAL = (
     "include",
     "exclude",
     "convert",
+    "separator",
     "sha256",
     "unpack",
     "allow_code",
@@ -185,9 +189,9 @@ def as_lock_request(request: Request) -> dict[str, Any]:
 _KEYS = {
     "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
-    "dataset": ("dataset", "revision", "config", "splits", "licence"),
-    "path": ("path", "include", "exclude", "convert", "licence"),
-    "url": ("url", "sha256", "unpack", "convert", "licence"),
+    "dataset": ("dataset", "revision", "config", "splits", "separator", "licence"),
+    "path": ("path", "include", "exclude", "convert", "separator", "licence"),
+    "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
 }
 
@@ -241,6 +245,7 @@ def _dataset(entry: _Entry) -> DatasetRequest:
         revision=entry.text("revision", default="main"),
         config=entry.text("config", default="") or None,
         splits=entry.texts("splits"),
+        separator=entry.separator(),
         licence=entry.optional("licence"),
     )
 
@@ -251,6 +256,7 @@ def _path(entry: _Entry) -> PathRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
+        separator=entry.separator(of="csv"),
         licence=entry.optional("licence"),
     )
 
@@ -269,6 +275,7 @@ def _url(entry: _Entry) -> UrlRequest:
         sha256=sha256.lower() if sha256 else None,
         unpack=entry.flag("unpack"),
         convert=entry.choice("convert", CONVERSIONS),
+        separator=entry.separator(of="csv"),
         licence=entry.optional("licence"),
     )
 
@@ -348,6 +355,17 @@ class _Entry:
         value = self.data.get(key)
         if value is not None and value not in choices:
             raise self.wrong(key, f"should be one of {', '.join(choices)}", value)
+        return value
+
+    def separator(self, of: str | None = None) -> str | None:
+        """The character between the cells of a CSV; `of`: the conversion it goes with."""
+        value = self.optional("separator")
+        if value is None:
+            return None
+        if len(value.encode()) != 1 or value in '"\r\n':
+            raise self.wrong("separator", 'should be one character, such as ";" or "\\t"', value)
+        if of is not None and self.data.get("convert") != of:
+            raise self.wrong("separator", f"goes with `convert: {of}`", value)
         return value
 
     def mapping(self, key: str) -> Mapping[str, Any]:

@@ -110,8 +110,8 @@ class WorkFolder:
         raise UsageError(
             f"{self.root}: another bundle is here: {printable(self.lock.name)}; {manifest.path} makes "
             f"{printable(manifest.name)}. Nothing was changed.",
-            f"Give it a folder of its own: stage fetch {manifest.path} -o {beside}   (to turn this bundle into that one: "
-            f"`name: {self.lock.name}` in {manifest.path}, or remove the folder)",
+            f"Give it a folder of its own: stage fetch {manifest.path} -o {beside}   (to make this bundle that one: "
+            f"write `name: {self.lock.name}` in {manifest.path}, or remove the folder)",
         )
 
     def size_of(self, path: str) -> int | None:

@@ -85,8 +85,18 @@ class _Words:
             if isinstance(error, OSError) and error.errno is not None:
                 return
             text = " ".join(str(error).split())[:300]
+            if isinstance(error, _NotCommas):
+                raise UsageError(f"{self._where}: {text}", error.remedy) from None
             remedy = _UTF8 if "UTF8" in text or "UTF-8" in text else _MEND
             raise UsageError(f"{self._where}: {text}", remedy) from None
+
+
+class _NotCommas(ValueError):
+    """A CSV that its separator does not cut into columns."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.remedy = remedy
 
 
 _MEND = "Mend that in the file, or convert it yourself and name the parquet with `path:`."
@@ -121,10 +131,24 @@ def _open_csv(path: Path, options: csv.ConvertOptions, separator: str | None) ->
 def _csv_names(path: Path, separator: str | None) -> list[str]:
     with _open_csv(path, csv.ConvertOptions(), separator) as reader:
         names = list(reader.schema.names)
+    if len(names) == 1 and separator is None:
+        _refuse_other_separator(names[0])
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"two columns are called {sorted(twice)[0]!r}.")
     return names
+
+
+def _refuse_other_separator(header: str) -> None:
+    """One column whose name would be several with another separator: pyarrow reads such a file without a word."""
+    for separator in (";", "\t", "|"):
+        if separator in header:
+            columns = header.split(separator)
+            raise _NotCommas(
+                f"its header has no comma, and would be one column; cut at {separator!r} it is {len(columns)}: "
+                f"{', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}.",
+                f"Say so in its entry: separator: {json.dumps(separator)}",
+            )
 
 
 def _merged_csv(one: pa.Schema, other: pa.Schema) -> pa.Schema:

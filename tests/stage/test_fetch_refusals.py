@@ -123,6 +123,17 @@ def test_a_path_that_may_not_be_in_a_bundle(laptop: Laptop) -> None:
     assert nothing_was_downloaded(laptop)
 
 
+def test_patterns_that_leave_out_the_config_are_told_before_the_download(laptop: Laptop) -> None:
+    patterns = 'include: ["*.safetensors"]'
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    {patterns}"))
+    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle")
+    assert done.returncode == 2 and 'Add to `include` (or take out of `exclude`): "config.json"' in done.stderr
+    assert "tiny.yaml:4: `tiny-bert`: `include` leaves out its tokenizer (tokenizer.json, vocab.txt)" in done.stderr
+    assert nothing_was_downloaded(laptop)
+    done = laptop.fetch()  # --no-offline-check: as they are
+    assert done.returncode == 0 and "warning: tiny.yaml:4: `tiny-bert`: its weights will not load" in done.stderr
+
+
 def test_a_disk_too_small(laptop: Laptop) -> None:
     disk = laptop.folder / "disk"
     disk.mkdir()
