@@ -132,7 +132,7 @@ class Manifest:
         assets = entry.mapping("assets")
         if not assets:
             raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
-        requests = {str(name): _request(str(name), assets[name], lines) for name in assets}
+        requests = _requests(path, assets, lines)
         for first, second in names.collisions(requests):
             raise PolicyError(
                 f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be one folder on a disk "
@@ -196,6 +196,27 @@ _KEYS = {
 }
 
 
+def _requests(path: Path, assets: Mapping[Any, Any], lines: Lines) -> dict[str, Request]:
+    """Every asset's request; the first mistake of each asset, all told at once.
+
+    Raises:
+        UsageError: there are mistakes.
+    """
+    requests: dict[str, Request] = {}
+    mistakes: list[UsageError] = []
+    for name, value in assets.items():
+        try:
+            requests[str(name)] = _request(str(name), value, lines)
+        except UsageError as mistake:
+            mistakes.append(mistake)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        told = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
+        raise UsageError(f"{path}: {len(mistakes)} mistakes:\n{told}", "Correct these lines.")
+    return requests
+
+
 def _request(name: str, value: Any, lines: Lines) -> Request:
     where: Where = ("assets", name)
     if problem := names.problem_with_asset_name(name):
@@ -207,6 +228,7 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
             f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.",
             f"Give it one of: {', '.join(_KEYS)}.",
         )
+    value = _one_spelling(value, "license", "licence", where, lines)
     kinds = [key for key in _KEYS if key in value]
     if len(kinds) != 1:
         every = sorted({key for keys in _KEYS.values() for key in keys})
@@ -215,6 +237,19 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
         raise UsageError(f"{lines.place(*where)}: asset `{name}` {found}.", f"Give it one of: {', '.join(_KEYS)}.")
     check_keys(value, _KEYS[kinds[0]], where, lines)
     return _BUILDERS[kinds[0]](_Entry(value, where, lines))
+
+
+def _one_spelling(value: Mapping[str, Any], theirs: str, ours: str, where: Where, lines: Lines) -> dict[str, Any]:
+    """The Hub's cards spell it `license`: both are read, and one is meant.
+
+    Raises:
+        UsageError: both are written.
+    """
+    if theirs in value and ours in value:
+        raise UsageError(
+            f"{lines.place(*where, theirs)}: `{theirs}` and `{ours}` are two spellings of one key.", "Keep one."
+        )
+    return {ours if key == theirs else key: found for key, found in value.items()}
 
 
 def _model(entry: _Entry) -> ModelRequest:
@@ -297,7 +332,7 @@ _BUILDERS: Mapping[str, Callable[[_Entry], Request]] = {
 def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
     if "policy" not in entry.data:
         return None
-    policy = entry.mapping("policy")
+    policy = _one_spelling(entry.mapping("policy"), "licenses", "licences", ("policy",), lines)
     check_keys(policy, ("licences",), ("policy",), lines)
     licences = _Entry(policy, ("policy",), lines).texts("licences")
     if not licences:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
+from tests.support.web import serve
 
 
 def nothing_was_downloaded(laptop: Laptop) -> bool:
@@ -45,7 +46,13 @@ def test_a_dataset_asked_for_as_a_model_and_the_reverse(laptop: Laptop, wrong: s
 def test_where_nobody_answers_it_gives_up_soon(laptop: Laptop) -> None:
     """A wrong endpoint or no network; what breaks later is waited for."""
     message = laptop.refused(5, HF_ENDPOINT="http://127.0.0.1:9")
-    assert "cannot connect; gave up after 3 attempts" in message and "--endpoint" in message
+    assert "cannot connect to 127.0.0.1:9; gave up after 3 attempts" in message and "--endpoint" in message
+
+
+def test_a_web_site_is_no_hub(laptop: Laptop) -> None:
+    with serve() as site:
+        message = laptop.refused(5, HF_ENDPOINT=site.url("/shop"))
+    assert "/shop does not answer as a Hub: HTTP 404, a page for people" in message and "--endpoint" in message
 
 
 def test_a_file_that_the_storage_has_not_got_is_not_asked_for_again(laptop: Laptop) -> None:

@@ -63,11 +63,11 @@ def sha256(data: bytes) -> str:
 @pytest.mark.parametrize(
     ("url", "environment", "words"),
     [
-        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1; gave up after 3 attempts"),
+        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1:9; gave up after 3 attempts"),
         (
             "http://example.org/x",
             {"http_proxy": "http://127.0.0.1:9"},
-            "cannot connect to the proxy that the environment",
+            "cannot connect to the proxy 127.0.0.1:9 that the environment",
         ),
     ],
     ids=["nobody", "no proxy"],
@@ -113,6 +113,22 @@ def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) 
     manifest(url=web.url("/f"), sha256="0" * 64)
     assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
     assert not list(Path("c").rglob("f"))
+
+
+def test_another_file_than_pinned_is_not_fetched_twice(stage: Callable[..., Result], web: Web) -> None:
+    """But one that came in two parts is: their seam may be at fault."""
+    web.files["/f"] = DATA
+    web.probes = 0
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    stage("lock", "m.yaml")
+    web.requests.clear()
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert len(web.requests) == 1 and f"its sha256 is {sha256(DATA)}, not 000" in said
+    assert "--endpoint" not in said and "`sha256` into the manifest" in said and "--update x" in said
+    web.requests.clear()
+    web.cut = [1_000_000]
+    stage("fetch", "m.yaml", "-o", "b", code=1)
+    assert len(web.requests) == 3
 
 
 def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
