@@ -129,21 +129,36 @@ def _open_csv(path: Path, options: csv.ConvertOptions, separator: str | None) ->
 
 
 def _csv_names(path: Path, separator: str | None) -> list[str]:
-    with _open_csv(path, csv.ConvertOptions(), separator) as reader:
-        names = list(reader.schema.names)
-    if len(names) == 1 and separator is None:
-        _refuse_other_separator(names[0])
+    header = _first_line(path)
+    if separator is None and "," not in header and ".tsv" not in path.suffixes:
+        _refuse_other_separator(header)
+    try:
+        with _open_csv(path, csv.ConvertOptions(), separator) as reader:
+            names = list(reader.schema.names)
+    except pa.ArrowInvalid as error:
+        if "Expected 1 columns" not in str(error):
+            raise
+        raise _NotCommas(
+            f"its first line is one column, and others are more: {error}",
+            "A CSV begins with a line of names. Is it plain text, a row a line? Then: convert: text",
+        ) from None
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"two columns are called {sorted(twice)[0]!r}.")
     return names
 
 
+def _first_line(path: Path) -> str:
+    """What may be the names of the columns; of a very long line the beginning."""
+    head: bytes = pa.input_stream(str(path), compression="detect").read(_READ)
+    return (head.decode("utf-8", "replace").removeprefix("\ufeff").splitlines() or [""])[0]
+
+
 def _refuse_other_separator(header: str) -> None:
     """One column whose name would be several with another separator: pyarrow reads such a file without a word."""
     for separator in (";", "\t", "|"):
         if separator in header:
-            columns = header.split(separator)
+            columns = [column.strip('"') for column in header.split(separator)]
             raise _NotCommas(
                 f"its header has no comma, and would be one column; cut at {separator!r} it is {len(columns)}: "
                 f"{', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}.",

@@ -307,8 +307,8 @@ def test_a_csv_beside_the_manifest(stage: Callable[..., Result]) -> None:
 @pytest.mark.parametrize(
     ("text", "separator", "said"),
     [
-        ("User;Prompt\na;b\n", ";", "cut at ';' it is 2: User, Prompt"),
-        ("User\tPrompt\na\tb\n", "\t", 'separator: "\\t"'),
+        ('"User";"Prompt"\na;"b, and c"\n', ";", "cut at ';' it is 2: User, Prompt"),
+        ("User\tPrompt\na\tb, and c\n", "\t", 'separator: "\\t"'),
     ],
     ids=["semicolons", "tabs"],
 )
@@ -322,7 +322,7 @@ def test_a_csv_of_other_separators_is_refused_with_the_line_to_write(
     manifest(path="prompts.csv", convert="csv", separator=separator)
     assert "x: default/train: 1 row, 2 columns: User, Prompt" in stage("fetch", "m.yaml", "-o", "b").output
     (shard,) = Path("b").rglob("*.parquet")
-    assert pq.read_table(shard).to_pylist() == [{"User": "a", "Prompt": "b"}]
+    assert pq.read_table(shard).to_pylist() == [{"User": "a", "Prompt": "b, and c"}]
 
 
 def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
@@ -330,6 +330,8 @@ def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
     manifest(path="a.csv", convert="csv")
     said = stage("fetch", "m.yaml", "-o", "a").output
     assert "warning: x: default/train: one column, called 'It was a dark night'" in said and "`convert: text`" in said
+    Path("a.csv").write_text("It was a dark night\nand, of course, it rained\n")
+    assert "Then: convert: text" in stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
     Path("a.csv").write_text("User,Prompt\n")
     said = stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
     assert "not one row came out of 1 file" in said and not Path("b/tagmanifest-sha256.txt").exists()
