@@ -69,6 +69,21 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
     return replace(asset, files=tuple(files), left_out=tuple(left_out))
 
 
+def check_csv_headers(asset: LockedAsset, request: PathRequest, manifest: Manifest) -> None:
+    """Tells a CSV with another separator when it is resolved: what else is asked for may take hours to download.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if request.convert != "csv":
+        return
+    from stage.convert.readers import check_csv
+
+    for ingredient in asset.made_from:
+        what = f"{manifest.place(asset.name, 'path')}: `{asset.name}`"
+        check_csv(ingredient.origin, local_file(asset, ingredient.origin, manifest), what, request.separator)
+
+
 def _why_left(path: str, request: PathRequest) -> str | None:
     """Why the patterns leave a file behind; None if they don't."""
     if any(matches(path, pattern) for pattern in request.exclude):

@@ -317,8 +317,8 @@ def test_a_csv_of_other_separators_is_refused_with_the_line_to_write(
 ) -> None:
     Path("prompts.csv").write_text(text)
     manifest(path="prompts.csv", convert="csv")
-    refusal = stage("fetch", "m.yaml", "-o", "b", code=2).output
-    assert said in refusal and "separator: " in refusal and not Path("b/tagmanifest-sha256.txt").exists()
+    refusal = stage("lock", "m.yaml", code=2).output  # before anything is downloaded
+    assert said in refusal and "separator: " in refusal and "m.yaml:1" in refusal and not Path("m.lock").exists()
     manifest(path="prompts.csv", convert="csv", separator=separator)
     assert "x: default/train: 1 row, 2 columns: User, Prompt" in stage("fetch", "m.yaml", "-o", "b").output
     (shard,) = Path("b").rglob("*.parquet")
