@@ -59,10 +59,12 @@ def laptop(hub: TestHub, tmp_path: Path) -> Laptop:
 
 @pytest.fixture(scope="session")
 def undisturbed_id(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The bundle id of `laptop`'s manifest where nothing goes wrong."""
+    """The bundle id of `laptop`'s manifest where nothing goes wrong and `stage` is a process of its own."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with ExitStack() as stack:
-        return _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop").fetched()
+        laptop = _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop")
+        laptop.own_process = True
+        return laptop.fetched()
 
 
 def _new_laptop(hub: TestHub, folder: Path) -> Laptop:
