@@ -182,9 +182,7 @@ def run_here(*arguments: str, code: int = 0) -> Result:
     return done
 
 
-def run_as(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def run_as(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """`stage` in this process, as if it were one of its own with that folder and nothing but that environment.
 
     Raises:
