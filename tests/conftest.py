@@ -14,7 +14,7 @@ import pytest
 from tests.support.channel import conda_channel
 from tests.support.environments import environment_laptop
 from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
-from tests.support.scheduling import long_ones_first, make_scheduler
+from tests.support.scheduling import in_order, make_scheduler
 from tests.support.staging import MANIFEST, Laptop
 
 __all__ = ["conda_channel", "environment_laptop"]
@@ -84,7 +84,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        long_ones_first(items)
+        in_order(items)
 
 
 @pytest.hookimpl(optionalhook=True)

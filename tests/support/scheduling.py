@@ -12,8 +12,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SITE = "tests/site/"
-# What takes minutes begins first: no worker is left alone with it at the end. The site's tests mostly wait.
-FIRST = (SITE, "tests/runner/test_resume.py", "tests/runner/test_train.py", "tests/stage/hostile/")
+# The site mostly waits for Slurm: it begins first, beside tests that need no more than one core, and what trains two
+# ranks for minutes comes before the many short files that let both workers end together.
+ORDER = (SITE, "tests/stage/", "tests/runner/test_resume.py", "tests/runner/test_train.py")
 
 
 class ByFile(LoadFileScheduling):
@@ -24,11 +25,11 @@ class ByFile(LoadFileScheduling):
         return SITE if file.startswith(SITE) else file
 
 
-def long_ones_first(items: list[pytest.Item]) -> None:
-    """Sorts in place; the rest stays in its order."""
+def in_order(items: list[pytest.Item]) -> None:
+    """Sorts in place; what `ORDER` does not name comes last, as it was."""
 
     def place(item: pytest.Item) -> int:
-        return next((number for number, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+        return next((number for number, start in enumerate(ORDER) if item.nodeid.startswith(start)), len(ORDER))
 
     items.sort(key=place)
 
