@@ -18,6 +18,7 @@ from pathlib import Path
 from runner import launch
 from runner.sbatch import SbatchRequest
 from runner.submit import submit
+from runner.vitals import Vitals
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
@@ -51,8 +52,18 @@ def meet(folder: Path, place: launch.RankEnvironment) -> None:
 
 def fail(folder: Path, place: launch.RankEnvironment) -> None:
     """One rank fails with the code of a damaged bundle, the others would wait for it for ever."""
+    vitals = Vitals(folder / "logs", place.rank)
     if place.rank == 3:
+        vitals.fail("Traceback of the rank that failed", 3, consequence=False)
         sys.exit(1 if (folder / "crash").exists() else 3)
+    time.sleep(600)
+
+
+def hang(folder: Path, place: launch.RankEnvironment) -> None:
+    """One rank stops, the others wait for it."""
+    Vitals(folder / "logs", place.rank).beat("train")
+    if place.rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
 
 
@@ -83,7 +94,7 @@ def start_slowly(folder: Path, place: launch.RankEnvironment) -> None:
         time.sleep(600)
 
 
-PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "save_when_told": save_when_told}
+PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "hang": hang, "save_when_told": save_when_told}
 
 
 def main(step: str, path: str, program: str, *changes: str) -> int:
@@ -94,7 +105,8 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         return 0
     if step == "launch":
         assert launch.role(os.environ) == "batch"
-        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder)
+        hang_after_s = 5.0 if program == "hang" else None
+        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s)
     assert launch.role(os.environ) == "rank"
     place = launch.rank_environment(os.environ)
     os.environ.update(place.variables())
