@@ -118,6 +118,7 @@ class SlurmConfig:
     time: str | None = setting(None, "the site's default")
     modules: tuple[str, ...] = setting((), "none")
     setup: tuple[str, ...] = setting((), "nothing")
+    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is")
     options: dict[str, str | int | float | bool] = setting(dict, "none")
 
 

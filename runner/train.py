@@ -88,6 +88,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     )  # fmt: skip
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     if role == "batch":
+        argv = [*run.config.slurm.container, *argv]
         return launch.run_batch(argv, run.folder.root, hang_after_s=hang_after_s)
     return launch.run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
 

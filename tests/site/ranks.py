@@ -1,6 +1,7 @@
 """A job without training: the launcher and its ranks, as `runner train` uses them.
 
 ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
+ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
 ranks.py rank FOLDER PROGRAM                     in each task
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from runner import launch
 from runner.sbatch import SbatchRequest
 from runner.submit import submit
+from runner.sweep import members
 from runner.vitals import Vitals
 
 
@@ -99,10 +101,17 @@ PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "hang": ha
 
 def main(step: str, path: str, program: str, *changes: str) -> int:
     folder = Path(path)
+    if step == "sweep":
+        print(submit(request(folder, program, members=members(changes), tasks_per_node=1)))
+        return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)
         print(submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs})))
         return 0
+    if "--output" in changes:  # a member of a sweep
+        path = changes[changes.index("--output") + 1]
+        folder = Path(path)
+        folder.mkdir(exist_ok=True)
     if step == "launch":
         assert launch.role(os.environ) == "batch"
         hang_after_s = 5.0 if program == "hang" else None

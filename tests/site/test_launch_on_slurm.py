@@ -177,3 +177,12 @@ def test_a_job_that_loses_a_node_starts_again(site: Site) -> None:
         site.control("start-node", "n2")
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+
+
+def test_each_run_of_a_sweep_gets_a_run_folder_of_its_own(site: Site) -> None:
+    folder = site.home / "sweep"
+    job = int(site.python(PROGRAM, "sweep", str(folder), "meet", "optimizer.lr=1e-4,3e-4").stdout)
+    for member, name in enumerate(("lr=1e-4", "lr=3e-4")):
+        ended = site.wait_for_end(f"{job}_{member}")
+        assert ended["JobState"] == "COMPLETED", (folder / f"logs/slurm-{job}_{member}.out").read_text()
+        assert len(told(folder / name)) == 2
