@@ -181,6 +181,12 @@ def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callab
     return run_folder
 
 
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
+    """The same for all tests of a module: what one trained, another looks at."""
+    return Cluster(tmp_path_factory.mktemp("cluster"), bundle)
+
+
 @pytest.fixture(scope="session")
 def run_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
     """Runs a piece of Python in a process of its own: for what cannot be undone in one."""
