@@ -10,6 +10,8 @@ from tests.support.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
 from tests.support.web import serve
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 
 def nothing_was_downloaded(laptop: Laptop) -> bool:
     """Nothing but configs, which have to be read to know what else a model needs."""
