@@ -72,7 +72,9 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
-        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
+        sources = Sources(
+            endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle, keep_locks=not dry_run
+        )
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if dry_run:
