@@ -7,8 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from scripts.lib.bench.environments import environment_workloads
 from scripts.lib.bench.fetching import fetch_workloads
 from scripts.lib.bench.machine import describe, load
 from scripts.lib.bench.measure import BenchError
@@ -17,28 +20,30 @@ from scripts.lib.bench.report import Result, page, read_results, section, write_
 from scripts.lib.bench.verifying import verify_workloads
 from scripts.lib.bench.workload import Workload, measure
 
+Part = Callable[[Path, Peers], AbstractContextManager[list[Workload]]]
 ROOT = Path(__file__).resolve().parents[3]
-PARTS = {"fetch": fetch_workloads, "verify": verify_workloads}
+AREAS = {"stage": {"fetch": fetch_workloads, "verify": verify_workloads}, "env": {"environment": environment_workloads}}
 
 
 def main() -> int:
     """Measures, prints, writes. Exit code 1 if it could not be done, whatever was measured before stays."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures stage beside other tools.")
-    parser.add_argument("area", choices=["stage"])
-    parser.add_argument("parts", nargs="*", metavar="fetch|verify", help="default: both")
+    parser.add_argument("area", choices=list(AREAS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of stage: fetch, verify; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--folder", type=Path, default=ROOT / "output/scripts-bench", help="where to work")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md too")
     arguments = parser.parse_args()
-    if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    known = AREAS[arguments.area]
+    if unknown := set(arguments.parts) - set(known):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not Path("/proc/self/smaps_rollup").exists():
         parser.error("memory is read from /proc/*/smaps_rollup, which only Linux has")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     folder = arguments.folder.absolute()
     try:
-        results = _measure(arguments.parts or list(PARTS), arguments.rounds, folder)
+        results = _measure([known[part] for part in arguments.parts or known], arguments.rounds, folder)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -49,7 +54,7 @@ def main() -> int:
     return 0
 
 
-def _measure(parts: list[str], rounds: int, folder: Path) -> dict[str, Result]:
+def _measure(parts: Sequence[Part], rounds: int, folder: Path) -> dict[str, Result]:
     folder.mkdir(parents=True, exist_ok=True)
     peers = Peers.install(folder / "peers", _say)
     results: dict[str, Result] = {}
@@ -57,9 +62,9 @@ def _measure(parts: list[str], rounds: int, folder: Path) -> dict[str, Result]:
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        _say(f"\n== {part}: making files")
+        _say("\n== making files")
         try:
-            with PARTS[part](work, peers) as workloads:
+            with part(work, peers) as workloads:
                 for workload in workloads:
                     _say(f"\n== {workload.title}")
                     results[workload.name] = _result(workload, rounds, work, peers)
@@ -81,7 +86,7 @@ def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result
     return Result(
         name=workload.name,
         title=workload.title,
-        note=workload.note,
+        note=f"{workload.note}\n\n{workload.afterwards()}".strip(),
         size=workload.size,
         base=workload.base,
         rounds=samples,
