@@ -55,12 +55,14 @@ class Shell:
         cwd: Path,
         wall: tuple[str, ...] = (),
         wall_name: str = "offline",
+        shown: str | None = None,
         output: Path | None = None,
     ) -> None:
         """Runs a command, behind a `wall` (see `network_wall`) that takes the network away if one is given.
 
         Args:
             wall_name: what stands for the wall where the command is printed.
+            shown: the command as a person would type it, where that is not `command` itself.
             output: a file that takes what the command prints to stdout.
 
         Raises:
@@ -71,7 +73,7 @@ class Shell:
             self.cwd = cwd
             print(f"$ cd {shlex.quote(str(cwd))}")
         to = f" > {shlex.quote(output.name)}" if output else ""
-        print(f"$ {f'{wall_name} ' if wall else ''}{shlex.join(command)}{to}", flush=True)
+        print(f"$ {f'{wall_name} ' if wall else ''}{shown or shlex.join(command)}{to}", flush=True)
         began = time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLURM_"))}
         environment["AIRLIFT_STORE"] = "none"  # the demo leaves nothing outside its folder

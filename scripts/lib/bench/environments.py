@@ -1,8 +1,8 @@
 """What it costs to make an environment on a cluster, by each route, and to import torch and transformers from it.
 
 The materials are the demo's (`scripts.lib.environment_materials`): a bundle with Python, torch for CPUs, transformers
-and what airlift needs. Making is measured on this machine's disk; importing from that disk as it is, and with each open,
-stat and the like below the environment taking as long as a busy shared file system's metadata server does
+and what airlift needs. Making is measured on this machine's disk; importing from that disk as it is, and with each
+open, stat and the like below the environment taking as long as at a busy shared file system's metadata server
 (`slow_metadata.c`, preloaded).
 """
 
