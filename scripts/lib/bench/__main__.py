@@ -42,22 +42,20 @@ def main() -> int:
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     folder = arguments.folder.absolute()
+    where = [folder, ROOT / "docs"] if arguments.record else [folder]
     try:
-        results = _measure([known[part] for part in arguments.parts or known], arguments.rounds, folder)
+        _measure([known[part] for part in arguments.parts or known], arguments.rounds, folder, where)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    where = [folder, ROOT / "docs"] if arguments.record else [folder]
-    for place in where:
-        _write(place, results, Peers(folder / "peers"))
     print(f"\nwritten: {', '.join(str(place / 'benchmarks.md') for place in where)}")
     return 0
 
 
-def _measure(parts: Sequence[Part], rounds: int, folder: Path) -> dict[str, Result]:
+def _measure(parts: Sequence[Part], rounds: int, folder: Path, where: Sequence[Path]) -> None:
+    """Measures; each workload is written as soon as it has been, so that an interruption costs only the next one."""
     folder.mkdir(parents=True, exist_ok=True)
     peers = Peers.install(folder / "peers", _say)
-    results: dict[str, Result] = {}
     for part in parts:
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
@@ -67,11 +65,12 @@ def _measure(parts: Sequence[Part], rounds: int, folder: Path) -> dict[str, Resu
             with part(work, peers) as workloads:
                 for workload in workloads:
                     _say(f"\n== {workload.title}")
-                    results[workload.name] = _result(workload, rounds, work, peers)
-                    _say(section(results[workload.name]))
+                    result = _result(workload, rounds, work, peers)
+                    _say(section(result))
+                    for place in where:
+                        _write(place, {result.name: result}, peers)
         finally:
             shutil.rmtree(work)
-    return results
 
 
 def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result:
