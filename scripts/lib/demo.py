@@ -81,7 +81,8 @@ class Shell:
         environment |= self.settings
         with open(output, "wb") if output else nullcontext() as sink:
             code = subprocess.run([*wall, *command], cwd=cwd, env=environment, stdout=sink).returncode
-        self.times.append((shlex.join(command[:2]), time.monotonic() - began))
+        name = " ".join((shown or shlex.join(command)).rpartition("&& ")[2].split()[:2])
+        self.times.append((name, time.monotonic() - began))
         if code != 0:
             raise DemoError(f"`{shlex.join(command)}` ended with {code} (in {cwd})")
 
