@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from runner import cli_tools
 from runner.errors import CommandGroup, __version__
 
 
@@ -120,3 +121,7 @@ def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, .
     click.echo(f"submitted job {job}; follow it: squeue -j {job}")
     click.echo(f"  script: {wanted.script}")
     click.echo(f"  log:    {str(wanted.log).replace('%j', str(job))}")
+
+
+for command in (cli_tools.exec_, cli_tools.status, cli_tools.logs):
+    main.add_command(command)

@@ -1,0 +1,80 @@
+"""The commands beside training: `exec`, `status`, `logs`, `report`, `bench`. They parse and print; nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from runner.errors import as_shown
+
+ASK_SLURM_EVERY_S = 20
+
+bundle_option = click.option(
+    "--bundle", required=True, type=click.Path(path_type=Path), help="The bundle's folder, verified beforehand."
+)
+
+
+@click.command(name="exec", context_settings={"allow_interspersed_args": False})
+@bundle_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(bundle: Path, command: tuple[str, ...]) -> None:
+    """Run COMMAND, unmodified, where the bundle answers to the names it has on the Hub.
+
+    \b
+    runner exec --bundle B -- python their_script.py --epochs 3
+    runner exec --bundle B -- accelerate launch their_script.py
+    srun runner exec --bundle B -- python their_script.py
+    """
+    from runner.exec import run
+
+    run(command, bundle, os.environ)
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there.")
+def status(run: str, as_json: bool) -> None:
+    """Say where RUN stands: a run folder, a run file, or a Slurm job's number."""
+    from runner.status import find
+    from runner.status import status as look
+
+    found = look(*find(run))
+    click.echo(json.dumps(found.document(), indent=1) if as_json else as_shown("\n".join(found.lines())))
+
+
+@click.command()
+@click.argument("run")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="The log of one rank. Default: the newest job's.")
+@click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="How many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over, or Ctrl-C.")
+def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
+    """Show what the ranks of RUN said: a run folder, a run file, or a Slurm job's number."""
+    from runner import logs as reading
+    from runner.history import History
+    from runner.status import find
+    from runner.status import status as look
+
+    folder, job = find(run)
+    path = reading.log_of(History.read(folder), rank)
+    click.echo(as_shown(f"{path}:"), err=True)
+    shown, position = reading.last_lines(path, lines)
+    click.echo(as_shown("".join(f"{line}\n" for line in shown)), nl=False)
+    if not follow:
+        return
+    asked, over = 0.0, False
+
+    def is_over() -> bool:
+        nonlocal asked, over
+        # Slurm's controller serves the whole cluster: it is asked seldom.
+        if time.monotonic() - asked > ASK_SLURM_EVERY_S:
+            asked, over = time.monotonic(), look(folder, job).state not in ("running", "waiting")
+        return over
+
+    for text in reading.follow(path, position, is_over):
+        click.echo(as_shown(text), nl=False)
+        sys.stdout.flush()
