@@ -63,7 +63,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     path = reading.log_of(History.read(folder), rank)
     click.echo(as_shown(f"{path}:"), err=True)
     shown, position = reading.last_lines(path, lines)
-    click.echo(as_shown("".join(f"{line}\n" for line in shown)), nl=False)
+    click.echo(as_shown("".join(f"{line.expandtabs()}\n" for line in shown)), nl=False)
     if not follow:
         return
     asked, over = 0.0, False
@@ -76,5 +76,21 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
         return over
 
     for text in reading.follow(path, position, is_over):
-        click.echo(as_shown(text), nl=False)
+        click.echo(as_shown(text.replace("\r", "\n").expandtabs()), nl=False)
         sys.stdout.flush()
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUNFOLDER...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page. Default: report.html in the run folder; of several runs, here.",
+)
+def report(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Write one HTML page on a run, or on several to compare: curves, settings, where they come from."""
+    from runner.report import write
+
+    click.echo(as_shown(str(write(runs, output))))

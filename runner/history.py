@@ -1,4 +1,4 @@
-"""What a run folder tells, read with no trust in it: the run may be going on, may have been killed, may be somebody else's.
+"""What a run folder tells, read with no trust in it: the run may go on, may have been killed, may be somebody else's.
 
 `RunFolder` -> `History`: settings, environment, metrics, checkpoints, logs, and what of it could not be read. Used by
 `status`, `logs`, `report` and `bench`; needs no torch.
@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from runner.errors import UsageError
+from runner.errors import StageError, UsageError, load_yaml_with_lines
 from runner.records import RunFolder
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a config.yaml or environment.json above it is none of ours
@@ -105,11 +103,12 @@ def _document(path: Path, warnings: list[str]) -> dict[str, Any]:
             return {}
         if not path.is_file() or path.stat().st_size > LARGEST_DOCUMENT:
             raise ValueError("not a file that a run writes")
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".yaml":
+            return load_yaml_with_lines(path)[0]
+        found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("not a mapping")
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, StageError, RecursionError) as error:
         warnings.append(f"{path.name} cannot be read: {str(error).splitlines()[0] if str(error) else 'damaged'}")
         return {}
     return found
@@ -123,9 +122,7 @@ def _metrics(path: Path, warnings: list[str]) -> Iterator[dict[str, Any]]:
                 line = _line(raw)
                 if line is not None:
                     yield line
-                elif raw.strip() and raw.endswith(b"\n"):
-                    unread += 1
-                elif raw.strip() and file.peek(1):
+                elif raw.strip() and (raw.endswith(b"\n") or file.peek(1)):  # else it is being written
                     unread += 1
     except FileNotFoundError:
         return

@@ -1,6 +1,6 @@
 """What Slurm says of jobs: those in the queue by squeue, those that are over by sacct. None of it is written.
 
-Texts of Slurm -> `Job`; reasons for waiting and ends in words. Where there is no Slurm, or no accounting, that is no fault.
+Texts of Slurm -> `Job`; reasons for waiting and ends in words. No Slurm, or one without accounting, is no fault.
 """
 
 from __future__ import annotations

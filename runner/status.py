@@ -1,4 +1,4 @@
-"""`runner status` and `runner logs`: where a run stands, from its folder and from Slurm. Runs on a login node, no torch.
+"""`runner status`: where a run stands, from its folder and from Slurm. Runs on a login node, without torch.
 
 RUN (a run file, a run folder or a job's number) -> `find` -> `Status` -> lines for people, or JSON.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from runner import jobs
 from runner.config import RunConfig
-from runner.errors import UsageError, human_count
+from runner.errors import UsageError
 from runner.history import History, number
 from runner.jobs import Job
 
@@ -57,10 +57,11 @@ class Status:
         history = self.history
         last = dict(history.steps[-1]) if history and history.steps else None
         validation = dict(history.validations[-1]) if history and history.validations else None
+        job = self.job
         return {
             "run_folder": str(self.run_folder),
             "state": self.state,
-            "job": None if self.job is None else {"id": self.job.id, "state": self.job.state, "words": self.job.in_words},
+            "job": None if job is None else {"id": job.id, "state": job.state, "words": job.in_words},
             "step": last["step"] if last else 0,
             "num_steps": history.num_steps if history else None,
             "seconds_left": self.seconds_left,
@@ -170,7 +171,8 @@ def _seconds_left(history: History | None) -> float | None:
     recent = [took for line in history.steps[-RECENT_STEPS:] if (took := number(line, "step_s")) is not None]
     if not recent:
         return None
-    return max(0, history.num_steps - history.steps[-1]["step"]) * statistics.median(recent)
+    done = int(history.steps[-1]["step"])
+    return max(0, history.num_steps - done) * statistics.median(recent)
 
 
 def _progress(history: History, seconds_left: float | None, *, running: bool) -> list[str]:
@@ -189,7 +191,7 @@ def _progress(history: History, seconds_left: float | None, *, running: bool) ->
         last = history.validations[-1]
         said.append(f"validation at step {last['step']}: {_form(last, 'validation_loss', 'loss {:.4f}') or 'no loss'}")
     if history.checkpoints:
-        said.append(f"checkpoint: step-{history.checkpoints[-1]} ({human_count(len(history.checkpoints))} kept)")
+        said.append(f"checkpoint: step-{history.checkpoints[-1]} ({len(history.checkpoints)} kept)")
     elif history.steps:
         said.append("checkpoint: none yet")
     if seconds_left and running:

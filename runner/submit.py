@@ -80,9 +80,7 @@ def request(config: RunConfig, bundle: Path, run_folder: Path, overrides: Sequen
 
 def node_shapes(partition: str | None) -> list[NodeShape]:
     """The nodes of a partition (None: the default one); empty where there is no Slurm to ask."""
-    shown = ask(
-        "sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *([f"--partition={partition}"] * bool(partition))
-    )
+    shown = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *([f"--partition={partition}"] * bool(partition)))
     if shown is None or shown.returncode != 0:
         return []
     rows = [line.split("|", 2) for line in shown.stdout.splitlines() if line.count("|") >= 2]

@@ -134,10 +134,10 @@ def refuse_loss(step: int, loss: float, by_rank: Sequence[float], checkpoints: P
     ranks = [str(rank) for rank, value in enumerate(by_rank) if not math.isfinite(value)]
     where = f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if ranks else "summed over the ranks"
     raise StageError(
-        f"step {step}: the loss is {loss} {where}; nothing was saved after it. The checkpoints before it in {checkpoints} "
-        "are whole.",
-        "Lower optimizer.lr, set precision: bf16 or fp32 instead of fp16, or look at the data of that step; then run the "
-        "same command again: it goes on from the last checkpoint.",
+        f"step {step}: the loss is {loss} {where}. Nothing was saved after it; the checkpoints before it in "
+        f"{checkpoints} are whole.",
+        "Lower optimizer.lr, set precision: bf16 or fp32 instead of fp16, or look at that step's data; then run "
+        "the same command again: it goes on from the last checkpoint.",
         exit_code=1,
     )
 

@@ -33,7 +33,7 @@ loader = DataLoader(
     collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for step, batch in zip(range(steps), loader):
+for step, batch in zip(range(steps), loader, strict=False):
     loss = model(**batch).loss
     loss.backward()
     optimizer.step()
