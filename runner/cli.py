@@ -123,5 +123,5 @@ def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, .
     click.echo(f"  log:    {str(wanted.log).replace('%j', str(job))}")
 
 
-for command in (cli_tools.exec_, cli_tools.status, cli_tools.logs, cli_tools.report):
+for command in (cli_tools.exec_, cli_tools.status, cli_tools.logs, cli_tools.report, cli_tools.bench):
     main.add_command(command)

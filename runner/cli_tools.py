@@ -94,3 +94,53 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     from runner.report import write
 
     click.echo(as_shown(str(write(runs, output))))
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@bundle_option
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the results. Default: output/<name>-bench."
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--processes", type=click.IntRange(1), help="Ranks on this machine. In a Slurm job srun starts them.")
+@click.option(
+    "--strategies", metavar="A,B", help="Which to compare, e.g. ddp,zero2,fsdp-full. Default: all but offload."
+)
+@click.option("--steps", type=click.IntRange(2), default=8, show_default=True, help="Steps of a trial.")
+@click.option(
+    "--largest", type=click.IntRange(1), default=256, show_default=True, help="No larger micro batch is tried."
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="Of a rank, at most. Default: what is there.",
+)
+@click.option("--limit", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds a trial may take.")
+def bench(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    strategies: str | None,
+    steps: int,
+    largest: int,
+    memory: float | None,
+    limit: float,
+) -> None:
+    """Find the largest micro batch of RUN that fits, and its speed, for each way to spread the model."""
+    from runner import offline
+    from runner.bench.compare import Request, become_part, compare
+    from runner.bench.strategies import chosen
+    from runner.bench.trial import TRIAL_FLAG
+    from runner.train import Run
+
+    offline.set_variables(os.environ)
+    if os.environ.get(TRIAL_FLAG) == "1":
+        loaded = Run.load(run, bundle, output, overrides)
+        sys.exit(become_part(loaded, sys.argv[1:], processes, steps, memory, os.environ))
+    wanted = Request(run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit)
+    folder = compare(wanted, os.environ, lambda text: click.echo(as_shown(text)))
+    click.echo(f"table: {folder / 'table.md'}  plot: {folder / 'bench.svg'}")
