@@ -30,6 +30,7 @@ _NO_MEMORY = (
     "Out Of Memory",
     "OOM Killed",
     "bad_alloc",
+    "MemoryError",
     "can't allocate memory",
     "Cannot allocate memory",
 )

@@ -12,6 +12,7 @@ from runner.report.curves import Chart, Curve
 
 WIDTH, HEIGHT = 520, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
+LIMIT = 1.7e308  # about the edge of what a double holds
 NUM_COLOURS = 8
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 """From the ninth run on colours come again, and the dashes tell them apart."""
@@ -53,13 +54,14 @@ def _range(values: list[float], *, from_zero: bool) -> tuple[float, float]:
     low, high = min(values), max(values)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
-        room = abs(low) * 0.1 or 1.0
-        return low - room, high + room
+    largest = max(abs(low), abs(high))
+    # Nearer to each other than a double can divide, or than anybody could see.
+    if high / 2 - low / 2 <= max(largest * 1e-9, 1e-300):
+        room = largest * 0.1 if largest > 1e-290 else 1.0
+        return max(low - room, -LIMIT), min(high + room, LIMIT)
     room = (high / 2 - low / 2) * 0.1
     low, high = low if from_zero and low == 0 else low - room, high + room
-    limit = 1.7e308  # the edge of what a double holds
-    return max(low, -limit), min(high, limit)
+    return max(low, -LIMIT), min(high, LIMIT)
 
 
 def _axes(frame: _Frame) -> list[str]:

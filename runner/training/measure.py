@@ -67,6 +67,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         "bad_alloc",
         "Cannot allocate memory",
         "CUBLAS_STATUS_ALLOC_FAILED",
+        "Resource temporarily unavailable",  # no room for a thread's stack
     )
     return any(words in str(error) for words in said)
 
