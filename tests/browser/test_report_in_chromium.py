@@ -15,7 +15,8 @@ from tests.runner.folders import hostile_folder, run_folder
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1100,1500",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars", "--window-size=1100,1500",
 )  # fmt: skip
 LIGHT, DARK = (0xFD, 0xFD, 0xFC), (0x15, 0x18, 0x1C)
 
