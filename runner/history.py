@@ -57,6 +57,14 @@ class History:
         said = self.facts.get("num_steps", self.settings.get("steps"))
         return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
 
+    @property
+    def last_job(self) -> int | None:
+        """The number of the Slurm job that wrote here last; None: there was none."""
+        slurm = self.facts.get("slurm")
+        recorded = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
+        told = [int(recorded)] if isinstance(recorded, str) and re.fullmatch(r"\d{1,18}", recorded) else []
+        return max([*self.jobs[-1:], *told], default=None)
+
     @staticmethod
     def read(root: Path) -> History:
         """Reads a run folder.

@@ -93,10 +93,10 @@ class Job:
 def queued(job_id: int | None = None) -> list[Job] | None:
     """Jobs in the queue: this user's, or the one with this number. None: there is no Slurm to ask."""
     which = [f"--jobs={job_id}"] if job_id is not None else ["--me"]
-    shown = ask("squeue", "--noheader", *which, "--format=%i|%T|%r|%N|%M|%L|%S|%o")
+    shown = ask("squeue", "--noheader", *which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
     if shown is None:
         return None
-    # A number that is no longer known is an error to squeue.
+    # A number that is no longer known is an error to squeue. %A, because %i of an array's task is `17_2`.
     return [job for line in shown.stdout.splitlines() if (job := _queued(line)) is not None]
 
 

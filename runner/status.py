@@ -110,19 +110,27 @@ def status(run_folder: Path, job_id: int | None = None) -> Status:
         IncompleteError: Slurm does not answer.
     """
     queue = jobs.queued(job_id)
-    mine = [job for job in queue or [] if job.id == job_id or job.script == str(run_folder / "submit.sbatch")]
     try:
         history: History | None = History.read(run_folder)
     except UsageError:
-        if not mine and not (run_folder / "submit.sbatch").exists():
+        if not (run_folder / "submit.sbatch").exists():
             raise
         history = None
-    job = mine[-1] if mine else None
-    newest = job_id or (history.jobs[-1] if history and history.jobs else None)
+    newest = job_id or (history.last_job if history else None)
+    job = next((job for job in queue or [] if _writes(job, run_folder, newest)), None)
     if job is None and newest is not None and queue is not None:
         job = jobs.ended(newest)
     state, words = _state(history, job, newest if queue is not None else None)
     return Status(history, run_folder, state, tuple(words), job, _seconds_left(history))
+
+
+def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
+    """Whether a job in the queue is that of a run: by its script, or by the number the run recorded.
+
+    The script of a sweep lies beside its runs; which of them a task that still waits will be, nobody says.
+    """
+    scripts = [run_folder / "submit.sbatch", *([run_folder.parent / "submit.sbatch"] if job.state == "PENDING" else [])]
+    return job.id == newest or job.script in map(str, scripts)
 
 
 def _state(history: History | None, job: Job | None, last_job: int | None) -> tuple[str, list[str]]:

@@ -18,6 +18,7 @@ from runner.bench.strategies import overrides
 from runner.errors import StageError, UsageError
 from runner.launch import runner_command
 from runner.train import Run
+from runner.vitals import Vitals
 
 TRIAL_FLAG = "AIRLIFT_TRIAL"
 """Set to 1 in the launcher of one trial, which is `runner bench` again, and in its ranks."""
@@ -142,16 +143,17 @@ def be_a_rank(run: Run, steps: int, memory_gib: float | None, environ: Mapping[s
     """A rank of one trial. Returns the exit code."""
     offline.set_variables(os.environ)
     place = launch.rank_environment(environ)
+    vitals = Vitals(run.folder.logs, place.rank)
     os.environ.update(place.variables())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     offline.tripwire([place.master_addr])
     from runner.training.measure import measure
 
     try:
-        measure(run.config, run.inputs, run.folder, place, steps=steps, memory_gib=memory_gib)
+        measure(run.config, run.inputs, run.folder, place, vitals, steps=steps, memory_gib=memory_gib)
     except StageError as error:
         # As in `runner train`: other ranks may wait for this one.
-        print(f"error: {error}", flush=True)
+        vitals.fail(f"error: {error}", error.exit_code, consequence=False)
         os._exit(error.exit_code)
     return 0
 

@@ -49,4 +49,4 @@ def test_a_waiting_and_a_cancelled_job_are_told_in_words(site: Site, bundle: Pat
     site.run("scancel", str(number))
     site.wait_for_end(number)
     document = json.loads(site.run(*HERE, "status", str(output), "--json").stdout)
-    assert document["state"] == "new" and document["job"] is None
+    assert document["state"] == "stopped" and document["job"] is None
