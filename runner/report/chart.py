@@ -6,13 +6,14 @@ Colours are CSS classes of the page (`c0` to `c7`), so one picture serves light 
 from __future__ import annotations
 
 import math
+import sys
 from html import escape
 
 from runner.report.curves import Chart, Curve
 
 WIDTH, HEIGHT = 520, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
-LIMIT = 1.7e308  # about the edge of what a double holds
+LIMIT = sys.float_info.max
 NUM_COLOURS = 8
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 """From the ninth run on colours come again, and the dashes tell them apart."""
