@@ -75,7 +75,7 @@ def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Clu
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+ loss ([\d.]+)", done.stdout)]
     assert len(losses) == 6 and losses[-1] < losses[0]
-    assert {"rank 0 of 2 done", "rank 1 of 2 done"} <= set(done.stdout.splitlines())
+    assert "rank 0 of 2 done" in done.stdout and "rank 1 of 2 done" in done.stdout  # on one line, now and then
     # Weights and parquet are read where they lie in the bundle: the caches hold links, and Arrow for the dataset.
     cached = [path for path in (node.folder.parent / "local").rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in cached if path.suffix in (".safetensors", ".parquet")]
