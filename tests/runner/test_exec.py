@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from runner.exec import environment
+from runner.hub_cache import write_hub_cache
+from runner.inputs import HubRepository
 from runner.keeper import read_line, start_server
 from tests.runner.conftest import Cluster
 
@@ -242,3 +244,21 @@ def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:
     assert variables["HF_HUB_CACHE"] == "/tmp/a/exec/abc/hub"
     assert "HF_HUB_OFFLINE" not in variables
     assert "127.0.0.1" in variables["no_proxy"]
+
+
+def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_the_cache(tmp_path: Path) -> None:
+    """`bert-large-uncased` and `google-bert/bert-large-uncased` are one; links are by absolute path."""
+    from huggingface_hub import snapshot_download
+
+    commit = "c" * 40
+    for place in ("there", "here"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(place)
+        snapshot = {commit: {"config.json": tmp_path / place / "config.json", "sub/card.md": b"# made\n"}}
+        for name in ("bert-large-uncased", "google-bert/bert-large-uncased"):
+            write_hub_cache([HubRepository("models", name, {"main": commit}, snapshot)], tmp_path / "hub")
+            folder = Path(snapshot_download(name, cache_dir=tmp_path / "hub", local_files_only=True))
+            assert folder.name == commit
+            assert (folder / "config.json").read_text() == place
+            assert (folder / "sub" / "card.md").read_text() == "# made\n"
+        shutil.rmtree(tmp_path / place)
