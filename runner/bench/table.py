@@ -72,7 +72,7 @@ def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
     return f"# {title}\n\n{body}\n"
 
 
-WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 150, 170, 56
+WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 150, 220, 56
 
 
 def svg(title: str, found: Sequence[Found]) -> str:

@@ -56,7 +56,7 @@ def page(runs: Sequence[History]) -> str:
         "<h2>Settings</h2>",
         _settings(runs, names),
         "<h2>Where it comes from</h2>",
-        _table(names, [(label, _values(runs, key)) for key, label in PROVENANCE if any(key in r.facts for r in runs)]),
+        _table(names, [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))]),
         f'<p class="sub">Written by runner report, airlift {_text(__version__)}.</p>',
     ]
     return "\n".join([
