@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from runner import cli_tools
 from runner.errors import CommandGroup, __version__
 
 
@@ -143,3 +144,7 @@ def submit(
     click.echo(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
     click.echo(f"  log:    {log}")
+
+
+for command in (cli_tools.exec_, cli_tools.status, cli_tools.logs, cli_tools.report, cli_tools.bench):
+    main.add_command(command)

@@ -35,6 +35,7 @@ from runner.training.ranks import Ranks, is_lost_peer
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
+from runner.training.throughput import StepClock, refuse_loss
 from runner.vitals import Vitals
 
 
@@ -95,6 +96,7 @@ class Trainer:
     vitals: Vitals
     device: torch.device
     num_steps: int
+    clock: StepClock
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
@@ -128,7 +130,7 @@ class Trainer:
         task = task_named(config.task)(config, inputs.model)
         engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
         if ranks.is_first:
-            write_json(folder.environment, _facts(config, inputs, plan, facts))
+            write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
 
         observer = Observer(folder, steps, console, is_first=ranks.is_first)
         return Trainer(
@@ -147,6 +149,7 @@ class Trainer:
             vitals=vitals,
             device=device,
             num_steps=steps,
+            clock=StepClock.of(config, shape, plan, facts),
         )
 
     def resume(self) -> None:
@@ -186,10 +189,11 @@ class Trainer:
 
     def train_step(self) -> None:
         """One optimizer step: all micro batches forward and backward, then one update."""
-        began = time.monotonic()
+        self.clock.begin()
         # Dropout belongs to step and rank, not to how long the process lives: a resumed run draws the same.
         torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
         batches = self.micro_batches()
+        self.clock.data_ready()
         (predictions,) = self.ranks.total(sum(self.task.num_predictions(batch) for batch in batches))
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
@@ -202,13 +206,13 @@ class Trainer:
         self.step += 1
         loss_of_step, stops = self.ranks.total(summed.item(), float(self.stop.received is not None))
         self.should_stop = stops > 0
-        elapsed = time.monotonic() - began
         tokens = self.plan.total * self.plan.sequence_length
         self.observer.step({
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
-            "tokens": tokens, "tokens_per_s": tokens / elapsed, "step_s": elapsed,
-            "memory_gib": peak_memory(self.device),
+            **self.clock.measures(self.plan.total, tokens), "memory_gib": peak_memory(self.device),
         })  # fmt: skip
+        if not math.isfinite(loss_of_step):
+            refuse_loss(self.step, loss_of_step, self.ranks.gather(summed.item()), self.folder.checkpoints)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This rank's part of the step."""
@@ -298,7 +302,7 @@ class Trainer:
         return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, constant, self.evaluation_due)
 
 
-def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:
+def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_steps: int) -> dict[str, Any]:
     """`environment.json`: what was trained, where, on what."""
     facts = {
         "bundle_id": inputs.bundle_id,
@@ -306,6 +310,8 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
         "environment_tree": running_tree(),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
+        "num_steps": num_steps,
+        "pid": os.getpid(),
         "world_size": plan.world_size,
         "sequence_length": plan.sequence_length,
         "batch": {"global": plan.total, "micro": plan.micro, "accumulation": plan.accumulation},
