@@ -50,7 +50,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     now = signature(
         config, inputs, recipes(config, inputs, length)["train"].key, total if isinstance(total, int) else None
     )
-    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps)
+    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps, config.engine.name)
     needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
