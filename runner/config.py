@@ -56,10 +56,15 @@ class BundleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model, and whether its weights are taken or drawn anew."""
+    """Which model, and whether its weights are taken, drawn anew, or those of a folder: what another run exported."""
 
     asset: str = setting()
-    init: Literal["pretrained", "scratch"] = setting("pretrained", "the asset's own weights")
+    init: Literal["pretrained", "scratch"] | str = setting("pretrained", "the asset's own weights")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the first weights; None where they are the asset's, or new."""
+        return None if self.init in ("pretrained", "scratch") else Path(self.init)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +243,7 @@ class RunConfig:
             config = replace(config, epochs=None)
         config = _with_optimizers_own(replace(config, path=Path(path), given=given))
         _check_together(config, lines)
-        return _with_their_config(config, lines)
+        return _with_their_config(_with_first_weights(config, lines), lines)
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
@@ -370,6 +375,20 @@ def _check_engine(config: RunConfig, lines: Lines) -> None:
             "partitions",
             f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
         )
+
+
+def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
+    """`model.init` as an absolute path, where it is one."""
+    if config.model.folder is None:
+        return config
+    folder = (config.path.parent / config.model.folder).resolve()
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` nor `scratch` nor a folder "
+            f"with a model in it ({folder})",
+            "A folder is relative to the run file: the `model/` that another run exported.",
+        )
+    return replace(config, model=replace(config.model, init=str(folder)))
 
 
 def _with_optimizers_own(config: RunConfig) -> RunConfig:

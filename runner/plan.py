@@ -226,6 +226,8 @@ def _zero(
             return stage, "as the run file says"
         if config.engine.offload == "nvme":
             return stage, "DeepSpeed offloads to NVMe at stage 3 only"
+        if precision == "fp32":
+            return stage, "stage 0 offloads nothing"
         # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
         return stage, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
     for stage in range(lowest, 4):
@@ -268,7 +270,8 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
         for stage in (1, 2, 3):
             need = state_bytes(shape.num_parameters, stage, world_size, each, offload)
             host = shape.num_parameters * each // world_size
-            if need <= room and (offload == "none" or host <= (device.host_memory or host) * SHARE_FOR_STATE):
+            has_host = not device.host_memory or host <= device.host_memory * SHARE_FOR_STATE
+            if need <= room and (offload == "none" or has_host):
                 words = f"Set engine: {{name: deepspeed, zero: {stage}" + (", offload: cpu" if offload == "cpu" else "")
                 on_host = f", and {human_size(host)} of the node's memory" if offload == "cpu" else ""
                 return f"{words}}}: {human_size(need)} a rank{on_host}."

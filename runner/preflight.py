@@ -83,11 +83,11 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
 
 
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes a run writes at most: `keep` checkpoints and one more while it is written, and the exported model.
+    """Bytes a run writes at most: `keep` checkpoints, the best one, one more while it is written, and the model.
 
     A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
     """
-    return shape.num_parameters * (16 * (config.checkpoint.keep + 1) + 4)
+    return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
 
 
 def count_parameters(model: ModelInput) -> int | None:
@@ -140,10 +140,29 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: a token would see the one it has to guess.",
             "Set task: masked-lm, or use a decoder such as GPT-2.",
         )
+    _check_first_weights(config, model)
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
         raise UsageError(
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
             "Set model.init: scratch, or stage the weights.",
+        )
+
+
+def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+    """Weights of a folder must be of the asset's own architecture: tokenizer and config are the asset's."""
+    if config.model.folder is None:
+        return
+    path = config.model.folder / "config.json"
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
+        same = theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a model's config: {error}.", "Export the model again.") from None
+    if not same:
+        raise UsageError(
+            f"{config.path}: model.init: the weights in {config.model.folder} are not of the shape of `{model.asset}`.",
+            "Name the asset that the first run began with.",
         )
 
 

@@ -1,6 +1,8 @@
-"""Several runs one after the other in the same ranks: joining and importing is most of the time of a small run.
+"""Several runs one after the other in the same ranks: importing and joining is most of the time of a small run.
 
-    python -m tests.support.in_ranks RANKS BUNDLE RUN_FILE...    each run's folder is output/<name> beside its run file
+    python -m tests.support.in_ranks RANKS BUNDLE RUN_FILE...
+
+NAME.yaml and NAME.ANYTHING.yaml run in output/NAME beside them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     from runner.training.signals import StopRequest
 
     for path in map(Path, run_files):
-        run = Run.load(path, Path(bundle), path.parent / "output" / path.stem.partition("@")[0], ())
+        run = Run.load(path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ())
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
             place = rank_environment(os.environ)
@@ -39,8 +41,17 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
 
 if __name__ == "__main__":
+    os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+    # Imported once: the ranks are forked.
+    import deepspeed  # noqa: F401
     import torch.multiprocessing as mp
+    import transformers.models.bert.modeling_bert  # noqa: F401
+
+    import runner.training.engines.deepspeed
+    import runner.training.engines.fsdp
+    import runner.training.loop  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         ranks = int(sys.argv[1])
-        mp.spawn(one_rank, (ranks, f"{folder}/ranks", sys.argv[2], sys.argv[3:]), nprocs=ranks)
+        arguments = (ranks, f"{folder}/ranks", sys.argv[2], sys.argv[3:])
+        mp.start_processes(one_rank, arguments, nprocs=ranks, start_method="fork")

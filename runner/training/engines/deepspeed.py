@@ -37,7 +37,9 @@ def ds_config(config: RunConfig, plan: Plan, *, pin: bool = False) -> dict[str, 
         pin: whether offloaded tensors lie in pinned memory, which only a GPU has use for.
     """
     theirs = dict(config.deepspeed)
-    zero = {**_offload(config, plan, pin), **dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
+    zero = {**dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
+    if not any(key.startswith("offload_") for key in zero):
+        zero |= _offload(config, plan, pin)
     low: dict[str, Any] = {"bf16": {"enabled": True}} if plan.precision == "bf16" else {}
     if plan.precision == "fp16":
         # loss_scale 0: dynamic, from 2**16 down.
@@ -83,11 +85,11 @@ class DeepSpeedEngine:
         if plan.zero == 3:
             # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
             deepspeed.zero.Init(module=module, config_dict_or_path=settings)
+        # torch's fused Adam does for what is offloaded to the CPU what DeepSpeed would compile.
+        fused = device.type == "cuda" or plan.offload != "none"
+        self._base = make_optimizer(module, config.optimizer, fused=fused)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module,
-            optimizer=make_optimizer(module, config.optimizer, fused=device.type == "cuda" or plan.offload != "none"),
-            config=settings,
-            dist_init_required=False,
+            model=module, optimizer=self._base, config=settings, dist_init_required=False
         )
         if config.compile:
             self._engine.compile()
@@ -148,14 +150,18 @@ class DeepSpeedEngine:
         dist.broadcast_object_list(said)
         if said[0] is not None:
             raise OSError(f"{folder}: converting it for {self._plan.world_size} ranks failed: {said[0]}")
-        # At stage 3 DeepSpeed gives every group the decay of the first; ours are kept.
         kept = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         # Said in the configuration it would have to be known before the engine is made.
         self._engine._config.load_universal_checkpoint = True
         self._load(converted)
         self._engine._config.load_universal_checkpoint = False
+        # At stage 3 DeepSpeed gives every group the decay of the first, and all weights one and the same count of
+        # steps, a tensor that each of them would increase.
         for group, values in zip(self._optimizer.param_groups, kept, strict=True):
             group.update(values)
+        for state in self._base.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(converted)

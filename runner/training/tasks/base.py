@@ -60,7 +60,7 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
         made, origin = auto.from_config(settings, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
         made, info = auto.from_pretrained(
-            str(model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
+            str(config.model.folder or model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
         origin = _origin(info, model)
     if config.activation_checkpointing:
