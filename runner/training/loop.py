@@ -14,7 +14,7 @@ import torch
 from runner.config import RunConfig
 from runner.data.prepare import open_prepared, recipes
 from runner.data.store import TokenStore
-from runner.errors import IncompleteError
+from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.node_local import running_tree
@@ -22,6 +22,7 @@ from runner.plan import Device, ModelShape, Plan, decide, num_steps
 from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
+from runner.training.agreement import Standpoint, check_agreement
 from runner.training.batches import Order, evaluation_batches
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
@@ -33,10 +34,14 @@ from runner.training.ranks import Ranks, is_lost_peer, join
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
+from runner.vitals import Vitals
 
 
-def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment) -> None:
+def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, vitals: Vitals) -> None:
     """Trains. Resumes from the newest valid checkpoint by itself.
+
+    Args:
+        vitals: where this rank shows that it gets on.
 
     Raises:
         UsageError: data that is not prepared, a checkpoint of something else, a plan that cannot be.
@@ -47,7 +52,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
     log = folder.logs / f"rank-{place.rank}.log"
     with open_console(log) as console:
         try:
-            trainer = Trainer.start(config, inputs, folder, place, stop, console)
+            trainer = Trainer.start(config, inputs, folder, place, stop, console, vitals)
             try:
                 trainer.resume()
                 if trainer.run():
@@ -63,7 +68,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
-            raise IncompleteError(
+            raise LostPeerError(
                 f"rank {place.rank} lost another rank; see the other logs in {folder.logs} for why.",
                 "Run the same command again: it goes on from the last checkpoint.",
             ) from None
@@ -86,6 +91,7 @@ class Trainer:
     checkpoints: Checkpoints
     observer: Observer
     stop: StopRequest
+    vitals: Vitals
     device: torch.device
     num_steps: int
     step: int = 0
@@ -102,6 +108,7 @@ class Trainer:
         place: RankEnvironment,
         stop: StopRequest,
         console: Console,
+        vitals: Vitals,
     ) -> Trainer:
         """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
         device, facts = find_device(place.local_rank, place.local_world_size)
@@ -110,6 +117,7 @@ class Trainer:
         ranks = Ranks()
         shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
         plan = decide(config, shape, facts, ranks.world_size)
+        check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
         stores = {
             role: open_prepared(recipe, folder.stores, command)
@@ -135,6 +143,7 @@ class Trainer:
             checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
             observer=observer,
             stop=stop,
+            vitals=vitals,
             device=device,
             num_steps=steps,
         )
@@ -184,6 +193,7 @@ class Trainer:
         (predictions,) = self.ranks.total(sum(self.task.num_predictions(batch) for batch in batches))
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
+            self.vitals.beat("train")
             last = number == len(batches)
             loss = self.engine.forward(batch, last=last) / predictions
             self.engine.backward(loss, last=last)
@@ -236,6 +246,7 @@ class Trainer:
         summed = count = 0.0
         with torch.no_grad():
             for part in evaluation_batches(len(store), self.ranks.rank, self.ranks.world_size, self.plan.micro):
+                self.vitals.beat("evaluate")
                 if self.ranks.any(self.stop.received is not None):
                     self.should_stop = True
                     break
@@ -260,6 +271,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
+        self.vitals.beat("save")
         self.checkpoints.save(self.engine, self.state())
         self.is_best = False
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
@@ -276,6 +288,7 @@ class Trainer:
         if self.resumed_at_end and self.ranks.any(self.folder.model.is_dir()):
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
+        self.vitals.beat("export")
         state = self.engine.export()
         if self.ranks.is_first:
             export(self.task.model, "model.", state, self.inputs.model, self.folder.model)
