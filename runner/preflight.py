@@ -16,7 +16,7 @@ from runner.config import RunConfig
 from runner.data.prepare import frame, load_tokenizer, recipes
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import Inputs, ModelInput, verification
-from runner.plan import STATE_BYTES, ModelShape, check_batch, sequence_length, state_bytes
+from runner.plan import ModelShape, check_batch, sequence_length, state_bytes_each, state_needed
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
 
@@ -64,11 +64,10 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
     ]
     if world_size is not None:
-        sizes = ", ".join(
-            f"{stage}: {human_size(state_bytes(shape.num_parameters, stage, world_size))}" for stage in range(4)
-        )
+        state = state_needed(config, shape, world_size)
+        sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         lines.append(
-            f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
+            f"model state a rank, by ZeRO stage, on {world_size} ranks ({state_bytes_each(config)} bytes a parameter): {sizes}"
         )
     return [*lines, resumed] if resumed else lines
 
