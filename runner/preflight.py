@@ -66,9 +66,8 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     if world_size is not None:
         state = state_needed(config, shape, world_size)
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
-        lines.append(
-            f"model state a rank, by ZeRO stage, on {world_size} ranks ({state_bytes_each(config)} bytes a parameter): {sizes}"
-        )
+        each = state_bytes_each(config)
+        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({each} bytes a parameter): {sizes}")
     return [*lines, resumed] if resumed else lines
 
 
