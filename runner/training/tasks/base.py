@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -54,13 +55,15 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
     """
     from transformers import AutoConfig
 
+    if config.model.folder is not None:
+        model = replace(model, asset=str(config.model.folder), path=config.model.folder)
     torch.manual_seed(config.seed)
     if config.model.init == "scratch":
         settings = AutoConfig.from_pretrained(str(model.path), local_files_only=True)
         made, origin = auto.from_config(settings, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
         made, info = auto.from_pretrained(
-            str(config.model.folder or model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
+            str(model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
         origin = _origin(info, model)
     if config.activation_checkpointing:
