@@ -96,7 +96,7 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     after = {**asdict(now), **now.signature}
     _check_engine(found, now.engine, now.zero, folder)
     for key in ("precision", *now.signature):
-        if before.get(key) != after[key]:
+        if before.get(key, after[key]) != after[key]:  # an older version did not note every key
             raise _not_this_run(folder, key, before.get(key), after[key])
 
 
@@ -129,7 +129,7 @@ def check_before_launch(
     """
     for folder, found in _readable(checkpoints):
         for key, value in now.items():
-            if found.signature.get(key) != value:
+            if found.signature.get(key, value) != value:
                 raise _not_this_run(folder, key, found.signature.get(key), value)
         _check_engine(found, engine, None, folder)
         if steps is not None:
