@@ -27,11 +27,10 @@ from runner.training.batches import Order, evaluation_batches
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
 from runner.training.device import find_device, peak_memory
-from runner.training.engines import deepspeed as deepspeed_engine
-from runner.training.engines.base import Engine
+from runner.training.engines import Engine, make_engine
 from runner.training.export import export
 from runner.training.observer import Observer
-from runner.training.ranks import Ranks, is_lost_peer
+from runner.training.ranks import Ranks, is_lost_peer, join
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
@@ -100,6 +99,7 @@ class Trainer:
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
+    is_best: bool = False
     resumed_at_end: bool = False
 
     @staticmethod
@@ -115,8 +115,7 @@ class Trainer:
         """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
         device, facts = find_device(place.local_rank, place.local_world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        deepspeed_engine.prepare_environment(os.environ, device.type)
-        deepspeed_engine.init_distributed(device.type, place, os.environ.get(MEETING_FILE))
+        join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
         shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
         plan = decide(config, shape, facts, ranks.world_size)
@@ -128,7 +127,7 @@ class Trainer:
         }
         steps = num_steps(config, len(stores["train"]), plan.total)
         task = task_named(config.task)(config, inputs.model)
-        engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
+        engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
 
@@ -143,7 +142,7 @@ class Trainer:
             ranks=ranks,
             stores=stores,
             order=Order(len(stores["train"]), config.seed),
-            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, observer.say),
+            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
             observer=observer,
             stop=stop,
             vitals=vitals,
@@ -167,7 +166,8 @@ class Trainer:
             self.observer.say(f"resumed from {found[0].name}")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
-        self.observer.say(f"  {self.task.note}")
+        for note in (self.task.note, *self.engine.notes):
+            self.observer.say(f"  {note}")
         ranks = self.ranks.world_size
         self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
 
@@ -180,7 +180,7 @@ class Trainer:
             self.evaluation_due = self.is_epoch_end() or self.step == self.num_steps
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
-            if self.should_stop or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
+            if self.should_stop or self.is_best or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
                 self.save()
         finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
@@ -198,8 +198,9 @@ class Trainer:
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.vitals.beat("train")
-            loss = self.engine.forward(batch) / predictions
-            self.engine.backward(loss, last=number == len(batches))
+            last = number == len(batches)
+            loss = self.engine.forward(batch, last=last) / predictions
+            self.engine.backward(loss, last=last)
             summed += loss.detach()
         lr = self.rate()
         norm = self.engine.step(lr)
@@ -223,7 +224,8 @@ class Trainer:
         """This step's learning rate."""
         schedule = self.config.schedule
         warmup = warmup_steps(schedule.warmup, self.num_steps)
-        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step)
+        decay = warmup_steps(schedule.decay, self.num_steps)
+        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step, decay)
 
     def epoch(self) -> float:
         """Epochs done."""
@@ -268,12 +270,14 @@ class Trainer:
             "step": self.step, "epoch": self.epoch(), "validation_loss": mean,
             "validation_perplexity": math.exp(min(mean, 700.0)),
         })  # fmt: skip
+        self.is_best = self.checkpoints.mark_best(self.step, mean)
 
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
         self.vitals.beat("save")
         self.checkpoints.save(self.engine, self.state())
+        self.is_best = False
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
 
     def leave(self) -> None:
@@ -299,7 +303,8 @@ class Trainer:
         """What the next run must know."""
         plan = self.plan
         constant = signature(self.config, self.inputs, self.stores["train"].folder.name, plan.total)
-        return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, constant, self.evaluation_due)
+        engine, due = self.config.engine.name, self.evaluation_due
+        return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
 
 
 def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_steps: int) -> dict[str, Any]:
@@ -319,5 +324,6 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_st
         "device_memory_gib": round(device.memory / 2**30, 1),
         "precision": plan.precision,
         "zero": plan.zero,
+        "engine": config.engine.name,
     }
     return environment_record(facts, os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +55,8 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
     """
     from transformers import AutoConfig
 
+    if config.model.folder is not None:
+        model = replace(model, asset=str(config.model.folder), path=config.model.folder)
     torch.manual_seed(config.seed)
     if config.model.init == "scratch":
         settings = AutoConfig.from_pretrained(str(model.path), local_files_only=True)
