@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from runner import deepspeed_config
+from runner.data_config import DatasetConfig, EvaluationConfig, PackingConfig, check_datasets, not_for
 from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
 
@@ -45,18 +46,6 @@ class ModelConfig:
 
     asset: str = setting()
     init: Literal["pretrained", "scratch"] = setting("pretrained", "the asset's own weights")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetConfig:
-    """Which rows become text. `limit` counts rows of a split, from its beginning."""
-
-    asset: str = setting()
-    config: str | Auto = setting("auto", "the only configuration of the dataset")
-    train: str = setting("train", "the usual name")
-    validation: str | None = setting("auto", "the split named `validation`, if there is one")
-    text: str = setting("text", "the usual name of the column")
-    limit: dict[str, int] = setting(dict, "all rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +153,9 @@ class RunConfig:
     task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
-    dataset: DatasetConfig = setting()
+    dataset: DatasetConfig | None = setting(None)
+    datasets: tuple[DatasetConfig, ...] = setting(())
+    packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
     steps: int | None = setting(None, "follows from the epochs", at_least=1)
@@ -178,12 +169,18 @@ class RunConfig:
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
     environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    evaluation: EvaluationConfig = setting(EvaluationConfig)
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
     path: Path = field(default=Path("run.yaml"))
     given: frozenset[str] = field(default=frozenset())
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Choice, ...] = field(default=())
+
+    @property
+    def sources(self) -> tuple[DatasetConfig, ...]:
+        """What `dataset` or `datasets` names; never empty."""
+        return (self.dataset,) if self.dataset is not None else self.datasets
 
     @staticmethod
     def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -215,7 +212,12 @@ class RunConfig:
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
-        skip = {note.key for note in self.notes} | NOT_YET | {"slurm", "steps" if self.steps is None else "epochs"}
+        skip = (
+            {note.key for note in self.notes}
+            | NOT_YET
+            | set(not_for(self.task))
+            | {"slurm", "steps" if self.steps is None else "epochs"}
+        )
         choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
 
@@ -272,19 +274,15 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         raise UsageError(f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them.")
     if config.epochs is None and config.steps is None:
         raise UsageError(f"{lines.place('epochs')}: neither `epochs` nor `steps`", "Give one of them.")
-    if unknown := set(config.dataset.limit) - {"train", "validation"}:
-        raise UsageError(
-            f"{lines.place('dataset', 'limit', *unknown)}: `{unknown.pop()}` cannot be limited",
-            "Valid keys: train, validation.",
-        )
-    if low := [name for name, rows in config.dataset.limit.items() if rows < 1]:
-        raise UsageError(f"{lines.place('dataset', 'limit', low[0])}: at least 1 row")
+    if bool(config.dataset) == bool(config.datasets):
+        what = "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
+        raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+    check_datasets(config.task, config.sources, lines, config.given)
     if config.schedule.warmup > 1 and config.schedule.warmup != int(config.schedule.warmup):
         raise UsageError(
             f"{lines.place('schedule', 'warmup')}: {config.schedule.warmup} is neither a share below 1 nor whole steps"
         )
     later: dict[tuple[str, ...], str | None] = {
-        ("task",): config.task if config.task not in ("masked-lm", "causal-lm") else None,
         ("engine", "name"): config.engine.name if config.engine.name != "deepspeed" else None,
         ("engine", "offload"): config.engine.offload if config.engine.offload != "none" else None,
         ("engine", "sharding"): config.engine.sharding,
@@ -296,7 +294,7 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         if value:
             raise UsageError(
                 f"{lines.place(*where)}: `{'.'.join(where)}: {value}` is valid, but this version does not do it yet",
-                "This version trains masked-lm and causal-lm, all weights, with the engine deepspeed, without offload.",
+                "This version trains all weights, with the engine deepspeed, without offload.",
             )
 
 

@@ -125,7 +125,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "task: instruction",
         "engine: {name: fsdp}",
         "engine: {offload: cpu}",
         "lora: {rank: 8}",
