@@ -22,6 +22,7 @@ from runner.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL import Image
 
 PIXELS, LABELS = "pixels.bin", "labels.bin"
 IMAGES_AT_ONCE = 100
@@ -122,12 +123,15 @@ def write(recipe: Recipe, folder: Path) -> ImageFacts:
 
     names = class_names(recipe)
     side, number, largest = image_side(recipe.dataset, recipe.model), 0, -1
+    is_asked_for = recipe.dataset.image_size != "auto"
     with open(folder / PIXELS, "wb") as pixels, open(folder / LABELS, "wb") as labels:
         for image, label in _rows(recipe):
             where = f"split `{recipe.split.name}`, row {number}"
             if not isinstance(label, int) or label < 0 or (names and label >= len(names)):
                 known = f"0 to {len(names) - 1}" if names else "0 on"
                 raise UsageError(f"{where}: label {label}; classes count from {known}.", "Leave such rows out.")
+            if number == 0 and not is_asked_for:
+                side = min(side, *opened(image, where).size)
             pixels.write(decode(image, side, where).tobytes())
             labels.write(np.array(label, dtype="<i8").tobytes())
             number, largest = number + 1, max(largest, label)
@@ -154,23 +158,35 @@ def class_names(recipe: Recipe) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def decode(value: Any, side: int, where: str) -> NDArray[np.uint8]:
-    """An image file's bytes (or {bytes, path}) as pixels: the shorter side scaled to `side`, the middle cut out.
+def opened(value: Any, where: str) -> Image.Image:
+    """An image file's bytes, or {bytes, path}, as an image in red, green and blue.
 
     Raises:
         UsageError: it is no image, or lies outside of the dataset.
     """
-    import numpy as np
     from PIL import Image, UnidentifiedImageError
 
     data = value.get("bytes") if isinstance(value, dict) else value
     if not data:
         raise UsageError(f"{where}: the image is not in the dataset, only its name.", "Stage it with `imagefolder`.")
     try:
-        with Image.open(io.BytesIO(data)) as opened:
-            image = opened.convert("RGB")
+        with Image.open(io.BytesIO(data)) as image:
+            converted: Image.Image = image.convert("RGB")
+            return converted
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(f"{where}: not an image that can be decoded: {error}.", "Leave such rows out.") from None
+
+
+def decode(value: Any, side: int, where: str) -> NDArray[np.uint8]:
+    """An image as pixels, uint8 (side, side, 3): its shorter side scaled to `side`, the middle cut out.
+
+    Raises:
+        UsageError: as for `opened`.
+    """
+    import numpy as np
+    from PIL import Image
+
+    image = opened(value, where)
     width, height = image.size
     if (width, height) != (side, side):
         scale = side / min(width, height)

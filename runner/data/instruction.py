@@ -207,6 +207,9 @@ def _document(
     ids, offsets, everything = list(encoding.ids), encoding.offsets, recipe.dataset.loss_on == "all"
     spans = [(0, len(sample.text))] if everything else sample.response
     learned = [any(begin < end_ and end > begin_ for begin_, end_ in spans) for begin, end in offsets]
+    if not any(learned):  # an empty response: it would teach to say nothing
+        tally.nothing_to_learn += 1
+        return None
     # What is written out already is not added again.
     if before and ids[:1] != before:
         ids, learned = before + ids, [everything, *learned]

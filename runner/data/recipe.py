@@ -133,7 +133,10 @@ def _why_not_apart(model: ModelInput, sequence_length: int) -> str | None:
 
 
 def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
-    """Pixels of the square that images are stored as: as asked for, else the model's own, else 224."""
+    """Pixels of the square that images are stored as: as asked for, else the model's own, else 224.
+
+    Smaller images than that are not blown up in the store, if nobody asked for it.
+    """
     if dataset.image_size != "auto":
         return dataset.image_size
     own = model.settings.get("image_size")

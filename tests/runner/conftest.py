@@ -17,6 +17,7 @@ import pytest
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
+from tests.support.twins import stage_twins
 
 MANIFEST = f"""\
 format: 1
@@ -76,6 +77,12 @@ RUN = {
     "precision": "fp32",
     "checkpoint": {"every": 2, "keep": 2},
 }
+
+
+@pytest.fixture(scope="session")
+def twins_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tutorials' models and data, tiny (tests.support.twins)."""
+    return stage_twins(tmp_path_factory.mktemp("twins"))
 
 
 @dataclass

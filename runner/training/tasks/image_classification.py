@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 from runner.config import RunConfig
 from runner.data.images import ImageFacts, Pictures
+from runner.data.recipe import image_side
+from runner.data_config import DatasetConfig
 from runner.inputs import ModelInput
 from runner.training.batches import Sample, sample_rng
 from runner.training.tasks.base import Batch, load_model
@@ -39,11 +41,15 @@ class ImageClassification:
             fresh=("classifier", "head", "fc"),
             id2label=dict(enumerate(names)),
             label2id={name: number for number, name in enumerate(names)},
-            **({"image_size": facts.side} if _has_fixed_size(model) else {}),
         )
         mean, deviation = (tuple(model.preprocessing.get(f"image_{what}", HALF)) for what in ("mean", "std"))
-        self.module: nn.Module = _Classify(self.model, mean, deviation)
-        self.note = f"{origin}; {facts.num_classes} classes; pixels less {mean}, by {deviation}; moved and mirrored"
+        side = image_side(DatasetConfig(asset=""), model) if "image_size" in model.settings else facts.side
+        self.module: nn.Module = _Classify(self.model, side, mean, deviation)
+        scaled = f" (scaled to {side} on the device)" if side != facts.side else ""
+        self.note = (
+            f"{origin}; {facts.num_classes} classes; {facts.side} pixels{scaled}, less {mean}, by {deviation}; "
+            "moved and mirrored"
+        )
 
     def collate(self, rows: Pictures, samples: list[Sample]) -> Batch:
         """`pixels`: uint8 (number, 3, side, side); `labels`: int64 (number,). Nothing is drawn in evaluation."""
@@ -71,10 +77,6 @@ class ImageClassification:
         return {"validation_loss": sums[0] / count, "validation_accuracy": sums[1] / count}
 
 
-def _has_fixed_size(model: ModelInput) -> bool:
-    return isinstance(model.settings.get("image_size"), (int, list))
-
-
 def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
     """An image moved by up to an eighth of its side, and mirrored or not: uint8 (side, side, 3), as it was."""
     side = image.shape[0]
@@ -86,15 +88,17 @@ def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[
 
 
 class _Classify(nn.Module):
-    def __init__(self, model: Any, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+    def __init__(self, model: Any, side: int, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
         super().__init__()
-        self.model, self._mean, self._deviation = model, mean, deviation
+        self.model, self._side, self._mean, self._deviation = model, side, mean, deviation
 
     def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         mean, deviation = (
             torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (self._mean, self._deviation)
         )
         scaled = (pixels.float() / 255 - mean) / deviation
+        if scaled.shape[-1] != self._side:
+            scaled = interpolate(scaled, (self._side, self._side), mode="bilinear", align_corners=False)
         logits = self.model(pixel_values=scaled.to(self.model.dtype)).logits.float()
         loss = cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
         if self.training:
