@@ -277,6 +277,8 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
     if bool(config.dataset) == bool(config.datasets):
         what = "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
         raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+    if config.task == "image-classification" and config.sequence_length != "auto":
+        raise UsageError(f"{lines.place('sequence_length')}: images have no sequence_length.", "Leave it out.")
     check_datasets(config.task, config.sources, lines, config.given)
     if config.schedule.warmup > 1 and config.schedule.warmup != int(config.schedule.warmup):
         raise UsageError(

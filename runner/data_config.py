@@ -67,6 +67,9 @@ class DatasetConfig:
         return {"prompt": self.prompt or "", "response": self.response or ""}
 
 
+_DEFAULTS = {item.name: item.default for item in fields(DatasetConfig)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackingConfig:
     """How documents become sequences.
@@ -119,7 +122,9 @@ def check_datasets(task: str, sources: tuple[DatasetConfig, ...], lines: Lines, 
 
 def _check_keys_of_task(task: str, source: DatasetConfig, where: Where, lines: Lines, given: frozenset[str]) -> None:
     for key, tasks in KEYS.items():
-        if task not in tasks and dotted((*where, key)) in given and getattr(source, key) is not None:
+        # A default written out, as in the config.yaml of a run folder, does no harm.
+        is_default = getattr(source, key) == _DEFAULTS[key]
+        if task not in tasks and dotted((*where, key)) in given and not is_default:
             others = f"Its keys here: {', '.join(k for k, of in KEYS.items() if task in of)}."
             raise UsageError(f"{lines.place(*where, key)}: `{key}` is not for task {task}, but for {tasks[0]}.", others)
 

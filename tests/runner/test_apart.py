@@ -116,3 +116,29 @@ def test_no_token_is_guessed_from_another_document(bundle: Any, tmp_path: Any) -
     assert (labels[:, 1:][guessed[:, 1:]] == given.ids[:, 1:][guessed[:, 1:]]).all()
     assert (labels[:, 1:][~guessed[:, 1:]] == -100).all()
     assert task.num_predictions({"labels": task.collate(given, [])["labels"]}) == 6
+
+
+@pytest.mark.parametrize(("task", "asset"), [("masked-lm", "tiny-bert"), ("causal-lm", "tiny-gpt2")])
+def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
+    task: str, asset: str, bundle: Any, tmp_path: Any
+) -> None:
+    import torch
+
+    from runner.config import RunConfig
+    from runner.inputs import resolve
+    from runner.training.batches import Sample
+    from runner.training.tasks import task_named
+
+    (tmp_path / "run.yaml").write_text(
+        f"format: 1\ntask: {task}\nmodel: {{asset: {asset}, init: scratch}}\ndataset: {{asset: reference}}\n"
+    )
+    config = RunConfig.load(tmp_path / "run.yaml")
+    made = task_named(task)(config, resolve(config, bundle).model, None)
+    made.module.eval()
+    batch = made.collate(rows([9, 14], [17], layout="separate"), [Sample(0, 0), Sample(1, 0)])
+    with torch.no_grad():
+        expected = 0.0
+        for row, begin, end in ((0, 0, 9), (0, 9, 23), (1, 0, 17)):
+            alone = {name: batch[name][row : row + 1, begin:end] for name in ("input_ids", "labels")}
+            expected += made.module(**alone).item()
+        assert made.module(**batch).item() == pytest.approx(expected, rel=1e-5)
