@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.data.documents import Document
@@ -142,7 +142,6 @@ class Tally:
     too_long: int = 0
     cut: int = 0
     nothing_to_learn: int = 0
-    taken: int = field(default=0)
 
 
 def documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> Iterator[list[Document]]:
@@ -224,5 +223,4 @@ def _document(
     if not any(learned[1:]):
         tally.nothing_to_learn += 1
         return None
-    tally.taken += 1
     return Document(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.bool_))
