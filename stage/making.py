@@ -23,7 +23,6 @@ from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
 from stage.sources.code import made_local
-from stage.sources.environment.assets import make_environment
 from stage.sources.parquet_layout import natural, splits_of_names
 from stage.sources.together import together
 from stage.sources.web import file_name
@@ -75,6 +74,8 @@ def make(
     if out.exists():
         shutil.rmtree(out)
     if asset.environment is not None:
+        from stage.sources.environment.assets import make_environment  # a quarter of what starting would cost
+
         out.mkdir(parents=True)
         with reporter.at_work(f"make {asset.name}"):
             made, files = make_environment(asset, root / asset.folder, out, reporter)

@@ -17,8 +17,6 @@ from runner.training.batches import Order, Part
 from tests.runner.conftest import Cluster, metrics
 from tests.support import twins
 
-pytestmark = pytest.mark.xdist_group("twins")
-
 
 @pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory, twins_bundle: Path) -> Cluster:

@@ -9,6 +9,8 @@ import pytest
 from tests.support.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 
 def nothing_was_downloaded(laptop: Laptop) -> bool:
     """Nothing but configs, which have to be read to know what else a model needs."""
