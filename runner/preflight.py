@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -39,6 +40,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         PolicyError: the bundle has to be verified, and is not.
         IncompleteError: the disk is too small for the checkpoints.
     """
+    _check_installed(config)
     verified = _check_verified(config, inputs)
     model = inputs.model
     shape = ModelShape.of(model.settings, count_parameters(model))
@@ -52,7 +54,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     now = signature(
         config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
     )
-    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps)
+    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps, config.engine.name)
     needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
@@ -74,6 +76,17 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     return [*lines, resumed] if resumed else lines
 
 
+def _check_installed(config: RunConfig) -> None:
+    """What the run file asks for beyond torch and transformers; an environment of the bundle may have what we lack."""
+    needs = {
+        f"engine.name: {config.engine.name}": "deepspeed" if config.engine.name == "deepspeed" else None,
+        f"optimizer.name: {config.optimizer.name}": "bitsandbytes" if config.optimizer.name.endswith("8bit") else None,
+    }
+    for key, package in needs.items():
+        if package and config.environment is None and importlib.util.find_spec(package) is None:
+            raise UsageError(f"{config.path}: {key} needs {package}, which is not installed.", f"pip install {package}")
+
+
 def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     known = verification(inputs.bundle, os.environ)
     if not known.holds and config.bundle.verified == "required":
@@ -86,11 +99,11 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
 
 
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes a run writes at most: `keep` checkpoints and one more while it is written, and the exported model.
+    """Bytes a run writes at most: `keep` checkpoints, the best one, one more while it is written, and the model.
 
     A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
     """
-    return shape.num_parameters * (16 * (config.checkpoint.keep + 1) + 4)
+    return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
 
 
 def count_parameters(model: ModelInput) -> int | None:
@@ -149,6 +162,7 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: a token would see the one it has to guess.",
             "Set task: masked-lm, or use a decoder such as GPT-2.",
         )
+    _check_first_weights(config, model)
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
         raise UsageError(
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
@@ -173,6 +187,24 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
     if config.task != "instruction":
         return ""
     return "; ".join(dict.fromkeys(Writer.of(source, tokenizer).words for source in config.sources))
+
+
+def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+    """Weights of a folder must be of the asset's own architecture: tokenizer and config are the asset's."""
+    if config.model.folder is None:
+        return
+    path = config.model.folder / "config.json"
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
+        same = theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a model's config: {error}.", "Export the model again.") from None
+    if not same:
+        raise UsageError(
+            f"{config.path}: model.init: the weights in {config.model.folder} are not of the shape of `{model.asset}`.",
+            "Name the asset that the first run began with.",
+        )
 
 
 def _check_vocabulary(config: RunConfig, model: ModelInput, num_tokens: int, shape: ModelShape) -> None:
