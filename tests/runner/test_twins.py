@@ -116,6 +116,20 @@ def test_the_exported_classifier_gives_the_accuracy_of_the_run(pictured: Path) -
     assert right.item() == pytest.approx(metrics(pictured, "validation_accuracy")[-1][1], abs=1e-6)
 
 
+def test_gpt2_learns_sharded_from_documents_side_by_side(shared_cluster: Cluster) -> None:
+    shared_cluster.write(
+        "sharded", task="causal-lm", model={"asset": "gpt2-bare"}, steps=12, packing={"documents": "separate"},
+        dataset={"asset": "reference", "limit": {"train": 300, "validation": 40}}, sequence_length=64,
+        optimizer={"lr": 0.003}, engine={"name": "fsdp", "wrap": {"min_params": 10_000}}, **QUICK,
+    )  # fmt: skip
+    folder = shared_cluster.trained("sharded")
+    losses = [loss for _, loss in metrics(folder)]
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.3
+    assert all(0 < count <= 8 * 64 for _, count in metrics(folder, "tokens"))
+    assert metrics(folder, "validation_perplexity")
+
+
 PARITY = {"masked-lm": ("still-bert", "AutoModelForMaskedLM"), "causal-lm": ("tiny-chat", "AutoModelForCausalLM")}
 
 
