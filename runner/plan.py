@@ -203,7 +203,7 @@ def _spread(
 ) -> tuple[int, Choice]:
     """What the ranks partition, as a ZeRO stage."""
     engine = config.engine
-    needs = needed(config, shape, world_size)
+    needs = state_needed(config, shape, world_size)
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
         return zero, Choice("engine.zero", zero, why)
@@ -283,7 +283,7 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
     return f"Use at least {math.ceil(shape.num_parameters * each / room)} devices."
 
 
-def needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
+def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
     """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload."""
     each = state_bytes_each(config)
     return {

@@ -19,7 +19,7 @@ from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
-from runner.plan import STATE_BYTES, ModelShape, check_batch, sequence_length, state_bytes
+from runner.plan import ModelShape, check_batch, sequence_length, state_bytes_each, state_needed
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
 
@@ -67,12 +67,10 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
     ]
     if world_size is not None:
-        sizes = ", ".join(
-            f"{stage}: {human_size(state_bytes(shape.num_parameters, stage, world_size))}" for stage in range(4)
-        )
-        lines.append(
-            f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
-        )
+        state = state_needed(config, shape, world_size)
+        sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
+        each = state_bytes_each(config)
+        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({each} bytes a parameter): {sizes}")
     return [*lines, resumed] if resumed else lines
 
 

@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 SITE = "tests/site/"
 # The site mostly waits for Slurm: it begins first, beside tests that need no more than one core, and what trains two
 # ranks for minutes comes before the many short files that let both workers end together.
-ORDER = (SITE, "tests/stage/", "tests/runner/test_resume.py", "tests/runner/test_train.py")
+ORDER = (SITE, "tests/stage/", *(f"tests/runner/test_{name}.py" for name in ("resume", "engines", "train")))
 
 
 class ByFile(LoadFileScheduling):
