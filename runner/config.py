@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from runner import deepspeed_config
+from runner.data_config import DatasetConfig, EvaluationConfig, PackingConfig, check_datasets, not_for
 from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
 
@@ -65,18 +66,6 @@ class ModelConfig:
     def folder(self) -> Path | None:
         """The folder of the first weights; None where they are the asset's, or new."""
         return None if self.init in ("pretrained", "scratch") else Path(self.init)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetConfig:
-    """Which rows become text. `limit` counts rows of a split, from its beginning."""
-
-    asset: str = setting()
-    config: str | Auto = setting("auto", "the only configuration of the dataset")
-    train: str = setting("train", "the usual name")
-    validation: str | None = setting("auto", "the split named `validation`, if there is one")
-    text: str = setting("text", "the usual name of the column")
-    limit: dict[str, int] = setting(dict, "all rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +185,9 @@ class RunConfig:
     task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
-    dataset: DatasetConfig = setting()
+    dataset: DatasetConfig | None = setting(None)
+    datasets: tuple[DatasetConfig, ...] = setting(())
+    packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
     steps: int | None = setting(None, "follows from the epochs", at_least=1)
@@ -211,6 +202,7 @@ class RunConfig:
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
     environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    evaluation: EvaluationConfig = setting(EvaluationConfig)
     hang_after: float | Auto = setting("auto", "ten times the longest silence so far; 300 s at least", above=0)
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
@@ -218,6 +210,11 @@ class RunConfig:
     given: frozenset[str] = field(default=frozenset())
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Choice, ...] = field(default=())
+
+    @property
+    def sources(self) -> tuple[DatasetConfig, ...]:
+        """What `dataset` or `datasets` names; never empty."""
+        return (self.dataset,) if self.dataset is not None else self.datasets
 
     @staticmethod
     def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -249,7 +246,8 @@ class RunConfig:
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
-        skip = {note.key for note in self.notes} | NOT_YET | {"slurm", "steps" if self.steps is None else "epochs"}
+        skip = {note.key for note in self.notes} | NOT_YET | set(not_for(self.task))
+        skip |= {"slurm", "steps" if self.steps is None else "epochs"}
         skip |= {f"engine.{key}" for name, keys in KEYS_OF_ENGINES.items() if name != self.engine.name for key in keys}
         skip |= set() if self.schedule.name == "wsd" else {"schedule.decay"}
         choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
@@ -308,13 +306,12 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         raise UsageError(f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them.")
     if config.epochs is None and config.steps is None:
         raise UsageError(f"{lines.place('epochs')}: neither `epochs` nor `steps`", "Give one of them.")
-    if unknown := set(config.dataset.limit) - {"train", "validation"}:
-        raise UsageError(
-            f"{lines.place('dataset', 'limit', *unknown)}: `{unknown.pop()}` cannot be limited",
-            "Valid keys: train, validation.",
-        )
-    if low := [name for name, rows in config.dataset.limit.items() if rows < 1]:
-        raise UsageError(f"{lines.place('dataset', 'limit', low[0])}: at least 1 row")
+    if bool(config.dataset) == bool(config.datasets):
+        what = "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
+        raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+    if config.task == "image-classification" and config.sequence_length != "auto":
+        raise UsageError(f"{lines.place('sequence_length')}: images have no sequence_length.", "Leave it out.")
+    check_datasets(config.task, config.sources, lines, config.given)
     for key, part in (("warmup", config.schedule.warmup), ("decay", config.schedule.decay)):
         if part > 1 and part != int(part):
             raise UsageError(f"{lines.place('schedule', key)}: {part} is neither a share below 1 nor whole steps")
@@ -327,7 +324,6 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         )
     _check_engine(config, lines)
     later: dict[tuple[str, ...], str | None] = {
-        ("task",): config.task if config.task not in ("masked-lm", "causal-lm") else None,
         ("lora",): "lora" if config.lora else None,
         ("quantization",): "quantization" if config.quantization else None,
     }
@@ -335,7 +331,7 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         if value:
             raise UsageError(
                 f"{lines.place(*where)}: `{'.'.join(where)}: {value}` is valid, but this version does not do it yet",
-                "This version trains masked-lm and causal-lm, all weights.",
+                "This version trains all weights.",
             )
 
 

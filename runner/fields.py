@@ -18,7 +18,7 @@ from runner.errors import Lines, UsageError, check_keys
 
 T = TypeVar("T")
 REQUIRED: Any = object()
-Where = tuple[str, ...]
+Where = tuple[str | int, ...]
 
 
 def setting(
@@ -46,6 +46,11 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def dotted(where: Where) -> str:
+    """`a.b.0.c`: a key as people write it."""
+    return ".".join(map(str, where))
+
+
 def key_of(field: dataclasses.Field[Any]) -> str:
     """The name of a field in the file."""
     return field.metadata.get("key") or field.name
@@ -61,7 +66,7 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, fro
         UsageError: unknown or missing key, wrong type, out of bounds.
     """
     if not isinstance(mapping, Mapping):
-        raise UsageError(f"{lines.place(*where)}: `{'.'.join(where)}` must be `key: value` lines, found {mapping!r}")
+        raise UsageError(f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, found {mapping!r}")
     fields = {key_of(field): field for field in dataclasses.fields(typing.cast(Any, cls)) if field.metadata}
     check_keys(mapping, fields, where, lines)
     hints = typing.get_type_hints(cls)
@@ -71,15 +76,21 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, fro
         here = (*where, key)
         if key not in mapping:
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise UsageError(f"{lines.place(*where)}: `{'.'.join(here)}` is missing", f"Add `{key}:`.")
+                raise UsageError(f"{lines.place(*where)}: `{dotted(here)}` is missing", f"Add `{key}:`.")
             continue
         component = _component(hints[field.name])
         if component and mapping[key] is not None:
             values[field.name], inner = read(component, mapping[key], here, lines)
             given |= inner
+        elif (listed := _listed_component(hints[field.name])) and isinstance(mapping[key], (list, tuple)):
+            items: list[tuple[Any, frozenset[str]]] = [
+                read(listed, item, (*here, number), lines) for number, item in enumerate(mapping[key])
+            ]
+            values[field.name] = tuple(item for item, _ in items)
+            given |= frozenset().union(*(inner for _, inner in items))
         else:
             values[field.name] = _value(hints[field.name], mapping[key], field, here, lines)
-        given.add(".".join(here))
+        given.add(dotted(here))
     return cls(**values), frozenset(given)
 
 
@@ -101,6 +112,11 @@ def _component(hint: Any) -> type | None:
     return None
 
 
+def _listed_component(hint: Any) -> type | None:
+    """The dataclass in `tuple[X, ...]`."""
+    return _component(typing.get_args(hint)[0]) if typing.get_origin(hint) is tuple else None
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
@@ -112,7 +128,7 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
             _check_bounds(converted, field, where, lines)
             return converted
     expected = " or ".join(_describe(option) for option in _options(hint))
-    raise UsageError(f"{lines.place(*where)}: `{'.'.join(where)}` must be {expected}, found {_show(value)}")
+    raise UsageError(f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}")
 
 
 def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
@@ -152,9 +168,7 @@ def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines
     for name, words, holds in bounds:
         bound = field.metadata.get(name)
         if bound is not None and not all(holds(number, bound) for number in numbers):
-            raise UsageError(
-                f"{lines.place(*where)}: `{'.'.join(where)}` must be {words} {bound}, found {_show(value)}"
-            )
+            raise UsageError(f"{lines.place(*where)}: `{dotted(where)}` must be {words} {bound}, found {_show(value)}")
 
 
 def _describe(hint: Any) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from runner.config import RunConfig
+from runner.data.columns import check_columns, place_of
+from runner.data_config import DatasetConfig
 from runner.errors import DamageError, UsageError
 from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
@@ -29,6 +31,7 @@ class ModelInput:
     Attributes:
         digests: file name -> sha256 of every file in it.
         settings: its config.json.
+        preprocessing: its preprocessor_config.json, which models of images have; empty without one.
     """
 
     asset: str
@@ -37,6 +40,7 @@ class ModelInput:
     commit: str | None
     digests: Mapping[str, str]
     settings: Mapping[str, Any]
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer_digests(self) -> dict[str, str]:
@@ -53,6 +57,17 @@ class SplitInput:
     digests: tuple[str, ...]
     rows: int
     columns: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """One dataset of a run; `settings` is what the run file says of it."""
+
+    asset: str
+    config: str
+    train: SplitInput
+    validation: SplitInput | None
+    settings: DatasetConfig
 
 
 @dataclass(frozen=True)
@@ -78,10 +93,7 @@ class Inputs:
     bundle: Path
     bundle_id: str
     model: ModelInput
-    train: SplitInput
-    validation: SplitInput | None
-    dataset_asset: str
-    dataset_config: str
+    datasets: tuple[DatasetInput, ...]
     environment: EnvironmentInput | None = None
 
 
@@ -93,27 +105,22 @@ class Verification(NamedTuple):
 
 
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
-    """Finds a run's model and dataset in a bundle.
+    """Finds a run's model and datasets in a bundle.
 
     Raises:
         UsageError: not a finished bundle, no such asset, config, split or column; says what there is.
         DamageError: the bundle's lock is damaged.
     """
     bundle = Bundle.open(bundle_path)
-    dataset = _dataset(config, bundle)
-    name, splits = _dataset_config(config, dataset)
-    train = _split(config, bundle, dataset, name, splits, config.dataset.train)
-    validation = config.dataset.validation
-    if validation == "auto":
-        validation = "validation" if "validation" in splits else None
+    numbers = [None] if config.dataset is not None else range(len(config.sources))
+    datasets = [
+        _dataset(config, bundle, s, place_of(config.path, n)) for s, n in zip(config.sources, numbers, strict=True)
+    ]
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
         model=_model(config, bundle),
-        train=train,
-        validation=_split(config, bundle, dataset, name, splits, validation) if validation else None,
-        dataset_asset=dataset.name,
-        dataset_config=name,
+        datasets=tuple(datasets),
         environment=environment_input(config, bundle),
     )
 
@@ -159,18 +166,19 @@ def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
     if asset.kind != "model":
         raise UsageError(f"{config.path}: `model.asset: {asset.name}` is a {asset.kind}, not a model.")
     folder = bundle.asset_path(asset.name).resolve()
+    preprocessing = folder / "preprocessor_config.json"
     return ModelInput(
         asset=asset.name,
         path=folder,
         source=asset.source.location,
         commit=asset.source.commit,
         digests={file.path.removeprefix(f"{asset.folder}/"): file.sha256 or "" for file in asset.files},
-        settings=_settings(folder, bundle),
+        settings=_settings(folder / "config.json", bundle),
+        preprocessing=_settings(preprocessing, bundle) if preprocessing.exists() else {},
     )
 
 
-def _settings(folder: Path, bundle: Bundle) -> dict[str, Any]:
-    path = folder / "config.json"
+def _settings(path: Path, bundle: Bundle) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -185,52 +193,45 @@ def _settings(folder: Path, bundle: Bundle) -> dict[str, Any]:
     return settings
 
 
-def _dataset(config: RunConfig, bundle: Bundle) -> LockedAsset:
-    asset = bundle.asset(config.dataset.asset)
+def _dataset(config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Callable[[str], str]) -> DatasetInput:
+    asset = bundle.asset(wanted.asset)
     if asset.kind != "dataset":
-        raise UsageError(f"{config.path}: `dataset.asset: {asset.name}` is a {asset.kind}, not a dataset.")
-    return asset
+        raise UsageError(f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.")
+    name, splits = _dataset_config(config, wanted, asset)
+
+    def split(which: str) -> SplitInput:
+        if which not in splits:
+            raise UsageError(
+                f"{config.path}: dataset `{asset.name}` ({name}) has no split `{which}` in this bundle.",
+                f"It has: {', '.join(splits)}.",
+            )
+        columns = {column.name: column.type for column in splits[which].schema}
+        check_columns(config.task, wanted, columns, which, where)
+        return _split(bundle, asset, which, splits[which], columns)
+
+    validation = wanted.validation
+    if validation == "auto":
+        validation = "validation" if "validation" in splits else None
+    return DatasetInput(asset.name, name, split(wanted.train), split(validation) if validation else None, wanted)
 
 
-def _dataset_config(config: RunConfig, asset: LockedAsset) -> tuple[str, Mapping[str, Any]]:
+def _dataset_config(config: RunConfig, wanted: DatasetConfig, asset: LockedAsset) -> tuple[str, Mapping[str, Any]]:
     have = ", ".join(asset.configs)
-    if config.dataset.config == "auto":
+    if wanted.config == "auto":
         if len(asset.configs) != 1:
             raise UsageError(
                 f"{config.path}: dataset `{asset.name}` has several configs.", f"Set dataset.config: {have}"
             )
         return next(iter(asset.configs.items()))
-    if config.dataset.config not in asset.configs:
-        raise UsageError(
-            f"{config.path}: dataset `{asset.name}` has no config `{config.dataset.config}`.", f"It has: {have}"
-        )
-    return config.dataset.config, asset.configs[config.dataset.config]
+    if wanted.config not in asset.configs:
+        raise UsageError(f"{config.path}: dataset `{asset.name}` has no config `{wanted.config}`.", f"It has: {have}")
+    return wanted.config, asset.configs[wanted.config]
 
 
-def _split(
-    config: RunConfig, bundle: Bundle, asset: LockedAsset, name: str, splits: Mapping[str, Any], split: str
-) -> SplitInput:
-    if split not in splits:
-        raise UsageError(
-            f"{config.path}: dataset `{asset.name}` ({name}) has no split `{split}` in this bundle.",
-            f"It has: {', '.join(splits)}.",
-        )
-    locked = splits[split]
-    columns = {column.name: column.type for column in locked.schema}
-    text = config.dataset.text
-    if text not in columns:
-        raise UsageError(
-            f"{config.path}: `dataset.text: {text}`: the split `{split}` of `{asset.name}` has no such column.",
-            f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
-        )
-    if columns[text] not in ("string", "large_string", "string_view"):
-        raise UsageError(
-            f"{config.path}: `dataset.text: {text}`: that column of `{asset.name}` holds {columns[text]}, not text.",
-            f"Columns of text: {', '.join(c for c, t in columns.items() if 'string' in t) or 'none'}.",
-        )
+def _split(bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: Mapping[str, str]) -> SplitInput:
     digests = {file.path: file.sha256 or "" for file in asset.files}
     return SplitInput(
-        name=split,
+        name=name,
         files=tuple((bundle.root / shard).resolve() for shard in locked.shards),
         digests=tuple(digests[shard] for shard in locked.shards),
         rows=locked.rows,

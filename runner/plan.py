@@ -18,6 +18,7 @@ from runner.errors import UsageError, human_size
 LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32
 MICRO_ON_CPU = 8
+MICRO_UNKNOWN = 32
 # Mixed-precision Adam: 2 + 2 bytes of weights and gradients, 4 + 4 + 4 of fp32 copy and moments (ZeRO,
 # arXiv:1910.02054, 3.1). In fp32 there is no copy: 4 + 4 + 4 + 4. Both are 16.
 STATE_BYTES = 16
@@ -77,6 +78,8 @@ class ModelShape:
 
 def _longest(model_type: object, first: Any) -> int | None:
     longest = first("max_position_embeddings", "n_positions", "n_ctx") or None
+    if side := first("image_size"):
+        return int((side // max(1, first("patch_size"))) ** 2 + 1)  # patches and the class token (ViT)
     # RoBERTa's positions begin after the padding index: 514 rows are 512 positions (modeling_roberta.py).
     return longest - 2 if longest and model_type in ("roberta", "xlm-roberta", "camembert", "longformer") else longest
 
@@ -108,6 +111,8 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
         UsageError: longer than the model's positions.
     """
     wanted = config.sequence_length
+    if config.task == "image-classification":
+        return shape.longest or 1, None
     if wanted == "auto":
         length = min(shape.longest or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
         return length, Choice(
@@ -343,6 +348,8 @@ def _batch(
 def _largest_micro(shape: ModelShape, device: Device, length: int, state: int) -> tuple[int, str]:
     if device.kind == "cpu":
         return MICRO_ON_CPU, "more does not make a CPU faster"
+    if not shape.hidden:
+        return MICRO_UNKNOWN, "nothing is known of the activations of such a model"
     # 34 bytes x length x hidden a layer (Korthikanti et al., arXiv:2205.05198, eq. 2, without the attention map, which
     # SDPA does not keep), and the logits in fp32 with their gradient.
     sequence = length * (34 * shape.hidden * shape.layers + 8 * shape.vocabulary)

@@ -11,11 +11,14 @@ import os
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 from runner.config import RunConfig
-from runner.data.prepare import frame, load_tokenizer, recipes
+from runner.data.instruction import Writer
+from runner.data.recipe import data_key, documents_of, recipes
+from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
-from runner.inputs import Inputs, ModelInput, verification
+from runner.inputs import DatasetInput, Inputs, ModelInput, verification
 from runner.plan import ModelShape, check_batch, sequence_length, state_bytes_each, state_needed
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
@@ -43,14 +46,13 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     shape = ModelShape.of(model.settings, count_parameters(model))
     length, _ = sequence_length(config, shape)
     _check_model_for_task(config, model)
-    tokenizer = load_tokenizer(model)
-    frame(config.task, tokenizer)
-    _check_vocabulary(config, model, len(tokenizer), shape)
+    documents = documents_of(config, model, length)
+    how = _check_tokenizer(config, model, shape)
     if world_size is not None:
         check_batch(config, world_size)
     total = config.batch.total
     now = signature(
-        config, inputs, recipes(config, inputs, length)["train"].key, total if isinstance(total, int) else None
+        config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
     )
     resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps, config.engine.name)
     needed = disk_needed(config, shape)
@@ -59,8 +61,9 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         verified,
         f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, "
         f"init {config.model.init}",
-        f"data {inputs.dataset_asset}/{inputs.dataset_config}: {inputs.train.rows:,} rows to train on, "
-        f"{inputs.validation.rows if inputs.validation else 0:,} to validate; sequences of {length} tokens",
+        *(_described(config, data, length) for data in inputs.datasets),
+        *([f"packing.documents: {documents.value}  ({documents.reason})"] if how is not None else []),
+        *([f"samples are written {how}"] if how else []),
         f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
     ]
     if world_size is not None:
@@ -135,9 +138,11 @@ def _product(shape: list[int]) -> int:
 def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
     from transformers.models.auto import modeling_auto
 
-    names = {
+    names: dict[str, Any] = {
         "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "instruction": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
     kind = model.settings.get("model_type")
     if kind not in names[config.task]:
@@ -146,7 +151,11 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: transformers has no {config.task} model of type `{kind}` ({model.path / 'config.json'}).",
             f"Set task: {other}" if other else "Use another model.",
         )
-    if config.task == "causal-lm" and kind in names["masked-lm"] and not model.settings.get("is_decoder"):
+    if (
+        config.task in ("causal-lm", "instruction")
+        and kind in names["masked-lm"]
+        and not model.settings.get("is_decoder")
+    ):
         raise UsageError(
             f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: a token would see the one it has to guess.",
             "Set task: masked-lm, or use a decoder such as GPT-2.",
@@ -157,6 +166,25 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
             "Set model.init: scratch, or stage the weights.",
         )
+
+
+def _described(config: RunConfig, data: DatasetInput, length: int) -> str:
+    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
+    validation = f"{data.validation.rows:,} to validate" if data.validation else "0 to validate"
+    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
+    return f"data {data.asset}/{data.config}: {data.train.rows:,} rows to train on, {validation}{share}{each}"
+
+
+def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) -> str | None:
+    """How instruction samples are written, empty for other texts; None: there are no texts."""
+    if config.task == "image-classification":
+        return None
+    tokenizer = load_tokenizer(model)
+    frame(config.task, tokenizer)
+    _check_vocabulary(config, model, len(tokenizer), shape)
+    if config.task != "instruction":
+        return ""
+    return "; ".join(dict.fromkeys(Writer.of(source, tokenizer).words for source in config.sources))
 
 
 def _check_first_weights(config: RunConfig, model: ModelInput) -> None:

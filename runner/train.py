@@ -18,7 +18,8 @@ from typing import NoReturn
 from runner import inputs as inputs_module
 from runner import launch, node_local, offline, preflight
 from runner.config import RunConfig
-from runner.data.prepare import is_prepared, prepare, recipes
+from runner.data.prepare import check_together, is_prepared, prepare
+from runner.data.recipe import Recipe, recipes
 from runner.errors import LostPeerError, StageError, UsageError
 from runner.inputs import Inputs
 from runner.plan import ModelShape, sequence_length
@@ -116,9 +117,8 @@ def prepare_behind_wall(run: Run) -> None:
     """
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     wanted = recipes(run.config, run.inputs, length)
-    if all(is_prepared(recipe, run.folder.stores) for recipe in wanted.values()):
-        for recipe in wanted.values():
-            prepare(recipe, run.folder.stores, print)
+    if all(is_prepared(recipe, run.folder.stores) for several in wanted.values() for recipe in several):
+        _prepare_all(run, wanted)
         return
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -140,12 +140,17 @@ def prepare_behind_wall(run: Run) -> None:
         )
 
 
+def _prepare_all(run: Run, wanted: Mapping[str, tuple[Recipe, ...]]) -> None:
+    check_together(
+        {role: [prepare(recipe, run.folder.stores, print) for recipe in several] for role, several in wanted.items()}
+    )
+
+
 def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection) -> None:
     if why_not := offline.wall():
         print(f"no network wall round the preparation: {why_not}")
     try:
-        for recipe in recipes(run.config, run.inputs, length).values():
-            prepare(recipe, run.folder.stores, print)
+        _prepare_all(run, recipes(run.config, run.inputs, length))
     except StageError as error:
         sender.send(error)
     except OSError as error:

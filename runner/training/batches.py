@@ -6,7 +6,11 @@ part of these. So resuming means to know one number, and another world size sees
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +18,67 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence of a step: its number in the store, and the epoch it is seen in (masking depends on both)."""
+    """One sequence of a step: its number in the store, and which pass over it this is (masking depends on both)."""
 
     index: int
     epoch: int
 
 
-class Order:
-    """The order of `num_sequences` sequences, shuffled anew each epoch."""
+class Part(NamedTuple):
+    """One dataset of a run: its samples, and how often each is seen in one epoch of the run."""
 
-    def __init__(self, num_sequences: int, seed: int) -> None:
-        self._length, self._seed = num_sequences, seed
+    num_samples: int
+    weight: float = 1.0
+
+    @property
+    def an_epoch(self) -> int:
+        """Samples taken from it in one epoch."""
+        return max(1, round(self.num_samples * self.weight))
+
+
+class Order:
+    """The order of samples, shuffled anew each epoch; several datasets are shuffled into each other.
+
+    A dataset of weight 0.5 gives one half of its samples in one epoch and the other half in the next, drawn at random;
+    one of weight 2 gives each twice. Samples are numbered one dataset after the other.
+    """
+
+    def __init__(self, parts: int | Sequence[Part], seed: int) -> None:
+        self._parts = [Part(parts)] if isinstance(parts, int) else list(parts)
+        self._seed = seed
+        self._slots = list(accumulate((part.an_epoch for part in self._parts), initial=0))
+        self._numbers = list(accumulate((part.num_samples for part in self._parts), initial=0))
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
+        self._passes: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def __len__(self) -> int:
+        """Samples an epoch."""
+        return self._slots[-1]
 
     def sample(self, position: int) -> Sample:
         """The sample at a position of the stream, counted from 0."""
-        epoch, place = divmod(position, self._length)
-        return Sample(int(self._shuffled(epoch)[place]), epoch)
+        epoch, place = divmod(position, len(self))
+        slot = int(self._shuffled(epoch)[place])
+        number = bisect_right(self._slots, slot) - 1
+        part, within = self._parts[number], slot - self._slots[number]
+        if part.an_epoch == part.num_samples:
+            return Sample(self._numbers[number] + within, epoch)
+        seen, within = divmod(epoch * part.an_epoch + within, part.num_samples)
+        return Sample(self._numbers[number] + int(self._pass(number, seen)[within]), seen)
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self._seed, 0, epoch]).permutation(self._length)
+            self._permutation = np.random.default_rng([self._seed, 0, epoch]).permutation(len(self))
             self._epoch = epoch
+            self._passes = {}
         return self._permutation
+
+    def _pass(self, number: int, seen: int) -> NDArray[np.int64]:
+        """The order of one pass over one dataset."""
+        if (number, seen) not in self._passes:
+            random = np.random.default_rng([self._seed, 2, number, seen])
+            self._passes[number, seen] = random.permutation(self._parts[number].num_samples)
+        return self._passes[number, seen]
 
     def step(self, step: int, total: int, rank: int, world_size: int, micro: int) -> list[list[Sample]]:
         """The micro batches of one rank in one step: lists of `micro` samples, as many as the accumulation."""
@@ -44,6 +86,16 @@ class Order:
         begin = step * total + rank * share
         samples = [self.sample(position) for position in range(begin, begin + share)]
         return [samples[i : i + micro] for i in range(0, share, micro)]
+
+
+def by_length(batches: list[list[Sample]], length_of: Callable[[Sample], int]) -> list[list[Sample]]:
+    """The same samples in the same number of micro batches, like beside like, so that little is padding.
+
+    Within one rank's part of one step: what a step learns is the same, however it is split (adr/0009).
+    """
+    samples = sorted((sample for batch in batches for sample in batch), key=length_of)
+    sizes = [0, *accumulate(len(batch) for batch in batches)]
+    return [samples[begin:end] for begin, end in pairwise(sizes)]
 
 
 def evaluation_batches(num_sequences: int, rank: int, world_size: int, micro: int) -> list[list[tuple[Sample, bool]]]:

@@ -55,7 +55,10 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _belongs_to_tokenizer(name: str) -> bool:
-    """Files at the top that are neither weights nor what `save_pretrained` writes anew; licences go along."""
+    """Files at the top that are neither weights nor what `save_pretrained` writes anew; licences go along.
+
+    What prepares a model's images counts as well.
+    """
     if "/" in name:
         return False
-    return name == "tokenizer_config.json" or not name.endswith(NOT_TOKENIZER)
+    return name in ("tokenizer_config.json", "preprocessor_config.json") or not name.endswith(NOT_TOKENIZER)

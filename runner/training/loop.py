@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import traceback
@@ -12,8 +11,9 @@ from typing import Any
 import torch
 
 from runner.config import RunConfig
-from runner.data.prepare import open_prepared, recipes
-from runner.data.store import TokenStore
+from runner.data.prepare import open_prepared
+from runner.data.recipe import data_key, recipes
+from runner.data.store import Stores
 from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
@@ -23,11 +23,12 @@ from runner.preflight import count_parameters
 from runner.records import RunFolder, environment_record, write_json
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.agreement import Standpoint, check_agreement
-from runner.training.batches import Order, evaluation_batches
+from runner.training.batches import Order, Part, by_length
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
 from runner.training.device import find_device, peak_memory
 from runner.training.engines import Engine, make_engine
+from runner.training.evaluation import evaluate
 from runner.training.export import export
 from runner.training.observer import Observer
 from runner.training.ranks import Ranks, is_lost_peer, join
@@ -87,7 +88,8 @@ class Trainer:
     task: Task
     engine: Engine
     ranks: Ranks
-    stores: dict[str, TokenStore]
+    stores: dict[str, Stores]
+    data: str
     order: Order
     checkpoints: Checkpoints
     observer: Observer
@@ -121,12 +123,15 @@ class Trainer:
         plan = decide(config, shape, facts, ranks.world_size)
         check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
+        wanted = recipes(config, inputs, plan.sequence_length)
         stores = {
-            role: open_prepared(recipe, folder.stores, command)
-            for role, recipe in recipes(config, inputs, plan.sequence_length).items()
+            role: Stores([open_prepared(recipe, folder.stores, command) for recipe in several])
+            for role, several in wanted.items()
         }
-        steps = num_steps(config, len(stores["train"]), plan.total)
-        task = task_named(config.task)(config, inputs.model)
+        weights = [recipe.dataset.weight for recipe in wanted["train"]]
+        order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
+        steps = num_steps(config, len(order), plan.total)
+        task = task_named(config.task)(config, inputs.model, stores["train"].facts)
         engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
@@ -141,7 +146,8 @@ class Trainer:
             engine=engine,
             ranks=ranks,
             stores=stores,
-            order=Order(len(stores["train"]), config.seed),
+            data=data_key(wanted["train"]),
+            order=order,
             checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
             observer=observer,
             stop=stop,
@@ -177,7 +183,7 @@ class Trainer:
             self.evaluate()
         while self.step < self.num_steps and not self.should_stop:
             self.train_step()
-            self.evaluation_due = self.is_epoch_end() or self.step == self.num_steps
+            self.evaluation_due = self.is_evaluation_time()
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
             if self.should_stop or self.is_best or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
@@ -194,7 +200,10 @@ class Trainer:
         torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
         batches = self.micro_batches()
         self.clock.data_ready()
-        (predictions,) = self.ranks.total(sum(self.task.num_predictions(batch) for batch in batches))
+        predictions, tokens = self.ranks.total(
+            sum(self.task.num_predictions(batch) for batch in batches),
+            sum(self.task.num_tokens(batch) for batch in batches),
+        )
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.vitals.beat("train")
@@ -207,18 +216,20 @@ class Trainer:
         self.step += 1
         loss_of_step, stops = self.ranks.total(summed.item(), float(self.stop.received is not None))
         self.should_stop = stops > 0
-        tokens = self.plan.total * self.plan.sequence_length
         self.observer.step({
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
-            **self.clock.measures(self.plan.total, tokens), "memory_gib": peak_memory(self.device),
+            **self.clock.measures(self.plan.total, int(tokens)), "memory_gib": peak_memory(self.device),
         })  # fmt: skip
         if not math.isfinite(loss_of_step):
             refuse_loss(self.step, loss_of_step, self.ranks.gather(summed.item()), self.folder.checkpoints)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This rank's part of the step."""
-        samples = self.order.step(self.step, self.plan.total, self.ranks.rank, self.ranks.world_size, self.plan.micro)
-        return [self.task.collate(self.stores["train"].rows([s.index for s in part]), part) for part in samples]
+        store, rank = self.stores["train"], self.ranks
+        parts = self.order.step(self.step, self.plan.total, rank.rank, rank.world_size, self.plan.micro)
+        if store.facts.documents == "alone":
+            parts = by_length(parts, lambda sample: store.lengths([sample.index])[0])
+        return [self.task.collate(store.rows([s.index for s in part]), part) for part in parts]
 
     def rate(self) -> float:
         """This step's learning rate."""
@@ -229,48 +240,35 @@ class Trainer:
 
     def epoch(self) -> float:
         """Epochs done."""
-        return self.step * self.plan.total / len(self.stores["train"])
+        return self.step * self.plan.total / len(self.order)
 
-    def is_epoch_end(self) -> bool:
-        """Whether the last step crossed into another epoch."""
-        before = (self.step - 1) * self.plan.total // len(self.stores["train"])
-        return self.step * self.plan.total // len(self.stores["train"]) > before
+    def is_evaluation_time(self) -> bool:
+        """After every so many steps, or where the last one crossed into another epoch; and at the end."""
+        every = self.config.evaluation.every
+        if self.step == self.num_steps:
+            return True
+        if every != "epoch":
+            return self.step % every == 0
+        before, now = ((step * self.plan.total) // len(self.order) for step in (self.step - 1, self.step))
+        return now > before
 
     def evaluate(self) -> None:
-        """Loss and perplexity on the validation split, masked the same way every time.
-
-        A stop signal ends it early; then it is still due when the run goes on.
-        """
+        """Reads the validation split. A stop signal ends it early; then it is still due when the run goes on."""
         store = self.stores.get("validation")
         self.evaluation_due = store is not None
         if store is None:
             return
-        module: Any = self.task.module
-        module.eval()
-        summed = count = 0.0
-        with torch.no_grad():
-            for part in evaluation_batches(len(store), self.ranks.rank, self.ranks.world_size, self.plan.micro):
-                self.vitals.beat("evaluate")
-                if self.ranks.any(self.stop.received is not None):
-                    self.should_stop = True
-                    break
-                batch = self.task.collate(store.rows([s.index for s, _ in part]), [s for s, _ in part])
-                for row, (_, counts) in enumerate(part):
-                    if not counts:
-                        batch["labels"][row] = -100
-                summed += self.engine.forward(batch).item()
-                count += self.task.num_predictions(batch)
-        module.train()
-        if self.should_stop:
-            return
-        self.evaluation_due = False
-        total_loss, total_count = self.ranks.total(summed, count)
-        mean = total_loss / total_count
-        self.observer.validation({
-            "step": self.step, "epoch": self.epoch(), "validation_loss": mean,
-            "validation_perplexity": math.exp(min(mean, 700.0)),
-        })  # fmt: skip
-        self.is_best = self.checkpoints.mark_best(self.step, mean)
+
+        def should_stop() -> bool:
+            self.vitals.beat("evaluate")
+            return self.stop.received is not None
+
+        found = evaluate(self.task, self.engine, store, self.ranks, self.plan.micro, should_stop)
+        self.should_stop = self.should_stop or found is None
+        if found is not None:
+            self.evaluation_due = False
+            self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
+            self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
     def save(self) -> None:
         """Writes a checkpoint."""
@@ -302,7 +300,7 @@ class Trainer:
     def state(self) -> TrainingState:
         """What the next run must know."""
         plan = self.plan
-        constant = signature(self.config, self.inputs, self.stores["train"].folder.name, plan.total)
+        constant = signature(self.config, self.inputs, self.data, plan.total)
         engine, due = self.config.engine.name, self.evaluation_due
         return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
 

@@ -71,10 +71,12 @@ class Observer:
         """One evaluation."""
         if self._active:
             self._write(values)
-            self.say(
-                f"step {values['step']}/{self._num_steps}  validation loss {values['validation_loss']:.4f}  "
-                f"perplexity {values['validation_perplexity']:.2f}"
+            told = "  ".join(
+                f"{name.removeprefix('validation_')} {value:.4f}"
+                for name, value in values.items()
+                if name.startswith("validation_")
             )
+            self.say(f"step {values['step']}/{self._num_steps}  validation {told}")
 
     def _write(self, values: Mapping[str, Any]) -> None:
         self._metrics.write(values)

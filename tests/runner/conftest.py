@@ -19,6 +19,7 @@ from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
 from tests.support.once import once
+from tests.support.twins import stage_twins
 
 MODELS = {"bert": "tiny-bert", "gpt2": "tiny-gpt2", "headless": "headless-bert", "steady": "steady-bert"}
 MANIFEST = f"""\
@@ -81,6 +82,12 @@ RUN = {
     "precision": "fp32",
     "checkpoint": {"every": 2, "keep": 2},
 }
+
+
+@pytest.fixture(scope="session")
+def twins_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tutorials' models and data, tiny (tests.support.twins). Treat it as read-only."""
+    return once(tmp_path_factory, "twins-bundle", stage_twins) / "bundle"
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.training.batches import Order, Sample, evaluation_batches, sample_rng
+from runner.training.batches import Order, Part, Sample, by_length, evaluation_batches, sample_rng
 
 # A batch triple: ranks, micro batch, accumulation.
 TRIPLES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
@@ -75,3 +75,57 @@ def test_a_samples_random_numbers_are_its_own() -> None:
 
     assert drawn(1, 2, 3) == drawn(1, 2, 3)
     assert len({drawn(seed, index, epoch) for seed in (0, 1) for index in (0, 1) for epoch in (-1, 0, 1)}) == 12
+
+
+PARTS = st.lists(
+    st.builds(Part, st.integers(1, 20), st.sampled_from([0.5, 1.0, 2.0, 0.3, 2.5])), min_size=1, max_size=3
+)
+
+
+@given(parts=PARTS, seed=st.integers(0, 1000))
+def test_each_dataset_is_passed_over_as_often_as_its_weight_says(parts: list[Part], seed: int) -> None:
+    order = Order(parts, seed)
+    epochs = 4
+    seen = Counter(order.sample(position).index for position in range(epochs * len(order)))
+    begin = 0
+    for part in parts:
+        counts = [seen[begin + n] for n in range(part.num_samples)]
+        # Whole passes are complete: no sample is ever more than one ahead of another.
+        assert sum(counts) == epochs * part.an_epoch and max(counts) - min(counts) <= 1
+        begin += part.num_samples
+
+
+@given(parts=PARTS, positions=st.lists(st.integers(0, 200), min_size=1, max_size=6))
+def test_a_mixture_does_not_depend_on_where_it_is_entered(parts: list[Part], positions: list[int]) -> None:
+    wandering = Order(parts, 3)
+    for position in positions:
+        assert wandering.sample(position) == Order(parts, 3).sample(position)
+
+
+@given(parts=PARTS)
+def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
+    """A pass is what masks and augmentation are drawn for."""
+    order = Order(parts, 5)
+    seen = Counter(order.sample(position) for position in range(3 * len(order)))
+    assert set(seen.values()) == {1}
+
+
+def test_datasets_are_shuffled_into_each_other() -> None:
+    order = Order([Part(50), Part(50)], 0)
+    first_half = [order.sample(position).index < 50 for position in range(50)]
+    assert 15 < sum(first_half) < 35
+
+
+@given(lengths=st.lists(st.integers(1, 99), min_size=12, max_size=12), micro=st.sampled_from([1, 2, 3, 4, 6]))
+def test_like_beside_like_is_the_same_samples_in_as_many_batches(lengths: list[int], micro: int) -> None:
+    """Micro batches are all full: a rank's part of a step is a multiple of them."""
+    samples = [Sample(n, 0) for n in range(len(lengths))]
+    batches = [samples[i : i + micro] for i in range(0, len(samples), micro)]
+    grouped = by_length(batches, lambda sample: lengths[sample.index])
+    assert [len(batch) for batch in grouped] == [len(batch) for batch in batches]
+    assert sorted(s.index for batch in grouped for s in batch) == list(range(len(lengths)))
+
+    def padded(parts: list[list[Sample]]) -> int:
+        return sum(len(part) * max(lengths[s.index] for s in part) for part in parts)
+
+    assert padded(grouped) <= padded(batches)

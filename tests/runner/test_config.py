@@ -125,7 +125,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "task: instruction",
         "lora: {rank: 8}",
         "quantization: {bits: 4}",
     ],
@@ -243,7 +242,8 @@ def test_steps_replace_the_default_epochs(tmp_path: Path) -> None:
 
 
 def test_what_was_understood_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
-    files = sorted((REPOSITORY / "runs").glob("*.yaml"))
+    later = {"neural-chat-qlora"}  # LoRA
+    files = [path for path in sorted((REPOSITORY / "runs").glob("*.yaml")) if path.stem not in later]
     assert files
     for path in files:
         config = RunConfig.load(path)

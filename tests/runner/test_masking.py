@@ -33,11 +33,11 @@ def _config(folder: Path, *overrides: str) -> Any:
 def task(model: ModelInput, tmp_path_factory: pytest.TempPathFactory) -> Task:
     from runner.training.tasks import task_named
 
-    return task_named("masked-lm")(_config(tmp_path_factory.mktemp("run")), model)
+    return task_named("masked-lm")(_config(tmp_path_factory.mktemp("run")), model, None)
 
 
 def special_ids(model: ModelInput) -> dict[str, int]:
-    from runner.data.prepare import load_tokenizer
+    from runner.data.tokenizing import load_tokenizer
 
     tokenizer: Any = load_tokenizer(model)
     return {name: tokenizer.convert_tokens_to_ids(name) for name in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")}
@@ -54,10 +54,19 @@ def rows(model: ModelInput, number: int) -> Any:
     return ids
 
 
+def joined(ids: Any) -> Any:
+    """Full sequences, as a store gives them."""
+    import numpy as np
+
+    from runner.data.store import Rows
+
+    return Rows(ids, np.ones_like(ids), np.ones_like(ids, dtype=bool))
+
+
 def collated(task: Task, ids: Any, *, epoch: int = 0, first: int = 0) -> tuple[Any, Any]:
     from runner.training.batches import Sample
 
-    batch = task.collate(ids, [Sample(first + n, epoch) for n in range(len(ids))])
+    batch = task.collate(joined(ids), [Sample(first + n, epoch) for n in range(len(ids))])
     return batch["input_ids"].numpy(), batch["labels"].numpy()
 
 
@@ -80,7 +89,7 @@ def test_what_is_not_guessed_is_left_alone_and_what_is_has_its_label(task: Task,
     guessed = labels != -100
     assert (ids[~guessed] == before[~guessed]).all()
     assert (labels[guessed] == before[guessed]).all()
-    assert task.num_predictions(task.collate(before, _samples(50))) == guessed.sum()
+    assert task.num_predictions(task.collate(joined(before), _samples(50))) == guessed.sum()
 
 
 def _samples(number: int) -> list[Any]:
@@ -117,7 +126,7 @@ def test_each_epoch_and_each_seed_masks_otherwise(task: Task, model: ModelInput,
     from runner.training.tasks import task_named
 
     before = rows(model, 8)
-    other_seed = task_named("masked-lm")(_config(tmp_path, "seed=7"), model)
+    other_seed = task_named("masked-lm")(_config(tmp_path, "seed=7"), model, None)
     masks = [
         (collated(task, before, epoch=0)[1] != -100),
         (collated(task, before, epoch=1)[1] != -100),
@@ -139,7 +148,7 @@ def test_the_loss_at_masked_places_is_the_loss_everywhere_would_give(task: Task,
     import torch
     from torch.nn.functional import cross_entropy
 
-    batch = task.collate(rows(model, 4), _samples(4))
+    batch = task.collate(joined(rows(model, 4)), _samples(4))
     task.module.eval()
     with torch.no_grad():
         found = task.module(**batch)

@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from runner.data.prepare import Recipe, is_prepared, open_prepared, prepare
+from runner.data.prepare import is_prepared, open_prepared, prepare
+from runner.data.recipe import Recipe
 from runner.data.store import TokenStore
+from runner.data_config import DatasetConfig
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
 
+TEXT = DatasetConfig(asset="words")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CLS, SEP = 2, 3
 
@@ -81,22 +84,24 @@ def text(first: int, length: int) -> str:
 def recipe(tmp_path: Path, words: ModelInput) -> Recipe:
     """Ten texts of ten words each, all 100 words different."""
     split = write_split(tmp_path, [text(10 * n, 10) for n in range(10)])
-    return Recipe("masked-lm", 16, split, "text", None, words)
+    return Recipe("masked-lm", 16, split, TEXT, None, words)
 
 
 def prepared(recipe: Recipe, folder: Path) -> TokenStore:
-    return prepare(recipe, folder / "stores", lambda line: None)
+    store = prepare(recipe, folder / "stores", lambda line: None)
+    assert isinstance(store, TokenStore)
+    return store
 
 
 def body(store: TokenStore) -> list[int]:
     """The stream of ids that was cut: without what frames each sequence."""
-    rows = store.rows(list(range(len(store))))
+    rows = store.rows(list(range(len(store)))).ids
     return [int(n) for n in (rows[:, 1:-1] if rows[0, 0] == CLS else rows).flatten()]
 
 
 def test_every_token_is_there_once_in_order_and_none_is_padding(recipe: Recipe, tmp_path: Path) -> None:
     store = prepared(recipe, tmp_path)
-    rows = store.rows(list(range(len(store))))
+    rows = store.rows(list(range(len(store)))).ids
     # 10 texts of 10 words and a separator each: 110 ids; sequences hold 14 between their ends.
     assert rows.shape == (7, 16)
     assert (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
@@ -117,7 +122,7 @@ def test_causal_sequences_have_only_the_end_of_text_between_texts(recipe: Recipe
 
 def test_long_texts_are_not_cut_off(tmp_path: Path, words: ModelInput) -> None:
     split = write_split(tmp_path, [text(0, 400)])
-    store = prepared(Recipe("masked-lm", 16, split, "text", None, words), tmp_path)
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
     assert body(store)[: 28 * 14] == [word(n) for n in range(28 * 14)]
 
 
@@ -146,7 +151,7 @@ def test_shards_are_read_in_order_and_cut_nowhere(recipe: Recipe, tmp_path: Path
 def test_many_rows_are_as_few(tmp_path: Path, words: ModelInput) -> None:
     """More rows than are tokenised at once."""
     split = write_split(tmp_path, [text(n % 490, 3) for n in range(2500)])
-    store = prepared(Recipe("masked-lm", 16, split, "text", None, words), tmp_path)
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
     stream = [i for n in range(2500) for i in (*(word(n % 490 + k) for k in range(3)), SEP)]
     assert body(store) == stream[: len(stream) // 14 * 14]
 
@@ -169,7 +174,7 @@ def test_ids_take_two_bytes_where_the_vocabulary_allows(tmp_path: Path, num_word
     model = make_tokenizer(folder, num_words, BERT_LIKE)
     last = num_words - 10
     split = write_split(tmp_path, [text(last, 10), text(last, 10)])
-    store = prepared(Recipe("masked-lm", 16, split, "text", None, model), tmp_path)
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, model), tmp_path)
     assert store.facts.dtype == dtype
     assert (store.folder / "tokens.bin").stat().st_size == len(store) * 16 * size
     assert body(store)[:10] == [word(n) for n in range(last, num_words)]
@@ -193,13 +198,14 @@ def test_a_store_is_read_only(recipe: Recipe, tmp_path: Path) -> None:
     for path in store.folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o444
     with pytest.raises(ValueError, match="read-only"):
-        store.tokens[0, 0] = 1
+        store.tokens[0] = 1
 
 
 CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "task": lambda r: replace(r, task="causal-lm"),
     "sequence length": lambda r: replace(r, sequence_length=32),
-    "column": lambda r: replace(r, text="other"),
+    "column": lambda r: replace(r, dataset=replace(r.dataset, text="other")),
+    "documents": lambda r: replace(r, documents="separate"),
     "limit": lambda r: replace(r, limit=5),
     "data": lambda r: replace(r, split=replace(r.split, digests=("0" * 64,))),
     "order of the data": lambda r: replace(r, split=replace(r.split, digests=r.split.digests[::-1])),
@@ -210,7 +216,7 @@ CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_decides_the_content_decides_the_key(tmp_path: Path, words: ModelInput, change: str) -> None:
     split = write_split(tmp_path, [text(0, 10)], [text(10, 10)])
-    recipe = Recipe("masked-lm", 16, split, "text", None, words)
+    recipe = Recipe("masked-lm", 16, split, TEXT, None, words)
     assert CHANGES[change](recipe).key != recipe.key
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from scripts.lib.demo_repositories import paragraphs
 
 
-def _tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool) -> Any:
+def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool) -> Any:
     """A real tokenizer, trained on the demo's English."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +44,7 @@ def tiny_model_files(folder: Path, kind: str) -> dict[str, bytes]:
     torch.manual_seed(0)
     if kind == "gpt2":
         special = {"eos_token": "<|endoftext|>"}
-        tokenizer = _tokenizer(special, 1024, wordpiece=False)
+        tokenizer = tiny_tokenizer(special, 1024, wordpiece=False)
         model: Any = GPT2LMHeadModel(
             GPT2Config(
                 vocab_size=len(tokenizer),
@@ -58,7 +58,7 @@ def tiny_model_files(folder: Path, kind: str) -> dict[str, bytes]:
         )
     else:
         names = ("unk", "sep", "pad", "cls", "mask")
-        tokenizer = _tokenizer({f"{name}_token": f"[{name.upper()}]" for name in names}, 1024, wordpiece=True)
+        tokenizer = tiny_tokenizer({f"{name}_token": f"[{name.upper()}]" for name in names}, 1024, wordpiece=True)
         config = BertConfig(
             vocab_size=len(tokenizer),
             hidden_size=64,

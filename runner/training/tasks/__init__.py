@@ -1,9 +1,10 @@
-"""What is learned: each task is a model with its loss, and how sequences become a batch."""
+"""What is learned: each task is a model with its loss, and how samples become a batch."""
 
 from __future__ import annotations
 
 from runner.training.tasks.base import Task
 from runner.training.tasks.causal_lm import CausalLM
+from runner.training.tasks.image_classification import ImageClassification
 from runner.training.tasks.masked_lm import MaskedLM
 
 __all__ = ["Task", "task_named"]
@@ -11,5 +12,10 @@ __all__ = ["Task", "task_named"]
 
 def task_named(name: str) -> type[Task]:
     """The task of a run file's `task`."""
-    tasks: dict[str, type[Task]] = {"masked-lm": MaskedLM, "causal-lm": CausalLM}
+    tasks: dict[str, type[Task]] = {
+        "masked-lm": MaskedLM,
+        "causal-lm": CausalLM,
+        "instruction": CausalLM,
+        "image-classification": ImageClassification,
+    }
     return tasks[name]

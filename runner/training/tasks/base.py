@@ -19,29 +19,47 @@ Batch = dict[str, torch.Tensor]
 class Task(Protocol):
     """A model with its loss.
 
-    `module(**batch)` returns the loss *summed* over the predicted tokens of the batch, a float32 scalar: the loop
-    divides by the number of predictions in the whole step, so that a step means the same however it is split.
+    `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar: the loop divides by
+    the number of predictions in the whole step, so that a step means the same however it is split. In evaluation it may
+    be a vector, the loss first and then what else `metrics` wants summed.
     """
 
     module: nn.Module
     model: Any
     note: str
 
-    def __init__(self, config: RunConfig, model: ModelInput) -> None: ...
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
+        """Args: facts: those of the training store."""
+        ...
 
     def collate(self, rows: Any, samples: list[Sample]) -> Batch:
-        """Token ids, int64 (len(samples), sequence_length) -> the keyword arguments of `module`.
+        """What a store gave for these samples -> the keyword arguments of `module`.
 
-        `labels` is among them, of the same shape, -100 where nothing is predicted.
+        `labels` is among them, int64 with the samples along its first dimension, -100 where nothing is predicted.
         """
         ...
 
     def num_predictions(self, batch: Batch) -> int:
-        """How many tokens a batch's loss is a sum over."""
+        """How many predictions a batch's loss is a sum over."""
+        ...
+
+    def num_tokens(self, batch: Batch) -> int:
+        """How many real tokens (images, where there are no tokens) a batch holds: none is padding."""
+        ...
+
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """What an evaluation tells.
+
+        Args:
+            sums: what `module` gave in evaluation, summed over the whole split.
+            count: predictions of the whole split.
+        """
         ...
 
 
-def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, str]:
+def load_model(
+    auto: Any, config: RunConfig, model: ModelInput, *, fresh: tuple[str, ...] = (), **settings: Any
+) -> tuple[Any, str]:
     """A transformers model in float32 on the CPU, the same on every rank, and a word on where its weights are from.
 
     Pretrained weights, or drawn anew from config.json (`init: scratch`). Weights that the checkpoint lacks (a fresh
@@ -49,6 +67,8 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
 
     Args:
         auto: the `AutoModelFor...` class.
+        fresh: beginnings of names whose weights may have another shape in the checkpoint: they are drawn anew.
+        settings: what the config says otherwise than config.json.
 
     Raises:
         UsageError: weights of the checkpoint do not fit the model of its config.json.
@@ -59,13 +79,18 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
         model = replace(model, asset=str(config.model.folder), path=config.model.folder)
     torch.manual_seed(config.seed)
     if config.model.init == "scratch":
-        settings = AutoConfig.from_pretrained(str(model.path), local_files_only=True)
-        made, origin = auto.from_config(settings, dtype=torch.float32), "all weights drawn anew (init: scratch)"
+        told = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
+        made, origin = auto.from_config(told, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
         made, info = auto.from_pretrained(
-            str(model.path), local_files_only=True, dtype=torch.float32, output_loading_info=True
+            str(model.path),
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=bool(fresh),
+            **settings,
         )
-        origin = _origin(info, model)
+        origin = _origin(info, model, fresh)
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
@@ -73,12 +98,13 @@ def load_model(auto: Any, config: RunConfig, model: ModelInput) -> tuple[Any, st
     return made, origin
 
 
-def _origin(info: dict[str, Any], model: ModelInput) -> str:
-    if misfits := sorted(map(str, info["mismatched_keys"])):
+def _origin(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> str:
+    misfits = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
+    if wrong := [name for name in misfits if not name.startswith(fresh or ("\0",))]:
         raise UsageError(
-            f"{model.path}: weights do not fit config.json: {misfits[0]}", "Stage weights and config together."
+            f"{model.path}: weights do not fit config.json: {wrong[0]}", "Stage weights and config together."
         )
-    fresh = sorted(info["missing_keys"])
-    if not fresh:
+    drawn = sorted({*info["missing_keys"], *misfits})
+    if not drawn:
         return f"all weights from {model.asset}"
-    return f"weights from {model.asset}; {len(fresh)} it does not have are drawn anew: {', '.join(fresh[:3])}..."
+    return f"weights from {model.asset}; {len(drawn)} it does not have are drawn anew: {', '.join(drawn[:3])}..."

@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from runner.config import RunConfig
-from runner.data.prepare import load_tokenizer
+from runner.data.store import Rows
+from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput
 from runner.training.batches import Sample, sample_rng
+from runner.training.tasks import language
 from runner.training.tasks.base import Batch, load_model
 
 SHARE = 0.15
@@ -28,7 +30,7 @@ HEADS = {"bert": "cls", "roberta": "lm_head", "xlm-roberta": "lm_head", "camembe
 class MaskedLM:
     """Masked-lm on any model that `AutoModelForMaskedLM` knows."""
 
-    def __init__(self, config: RunConfig, model: ModelInput) -> None:
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
         from transformers import AutoModelForMaskedLM
 
         tokenizer = load_tokenizer(model)
@@ -38,17 +40,21 @@ class MaskedLM:
         self._special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
         self.model, origin = load_model(AutoModelForMaskedLM, config, model)
         head = HEADS.get(self.model.config.model_type)
+        self._first = language.first_position(self.model.config)
         self.module: nn.Module = _AtMaskedPlaces(self.model, head) if head else _Everywhere(self.model)
         where = "masked places only" if head else f"every place ({self.model.config.model_type}: no known head)"
         self.note = f"{origin}; logits at {where}"
 
-    def collate(self, rows: Any, samples: list[Sample]) -> Batch:
+    def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
         """Draws the masks. `labels` is -100 wherever nothing is to be guessed."""
-        ids = np.array(rows, dtype=np.int64)
+        ids = rows.ids.copy()
         labels = np.full_like(ids, -100)
         for row, sample in enumerate(samples):
-            self._mask(ids[row], labels[row], sample_rng(self._seed, sample))
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+            # Only what is there: a sample is masked alike, however far others in its batch have it padded.
+            end = int((rows.documents[row] > 0).sum())
+            self._mask(ids[row, :end], labels[row, :end], sample_rng(self._seed, sample))
+        told = language.places(rows, self._first)
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), **told}
 
     def _mask(self, ids: Any, labels: Any, random: np.random.Generator) -> None:
         """One sequence in place: int64 arrays of shape (sequence_length,)."""
@@ -67,24 +73,46 @@ class MaskedLM:
         """Tokens to be guessed."""
         return int((batch["labels"] != -100).sum())
 
+    def num_tokens(self, batch: Batch) -> int:
+        """Tokens that are no padding."""
+        return language.num_tokens(batch)
 
-class _AtMaskedPlaces(nn.Module):
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """Loss and perplexity over the guessed tokens."""
+        return language.metrics(sums, count)
+
+
+class _AtMaskedPlaces(language.Language):
     def __init__(self, model: Any, head: str) -> None:
-        super().__init__()
-        self.model, self._head = model, head
+        super().__init__(model, causal=False)
+        self._head = head
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        hidden = getattr(self.model, self.model.base_model_prefix)(input_ids=input_ids)[0]
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        told = self.told(documents, position_ids, attention_mask)
+        hidden = getattr(self.model, self.model.base_model_prefix)(input_ids=input_ids, **told)[0]
         guessed = labels != -100
         logits = getattr(self.model, self._head)(hidden[guessed])
         return cross_entropy(logits.float(), labels[guessed], reduction="sum")
 
 
-class _Everywhere(nn.Module):
+class _Everywhere(language.Language):
     def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, causal=False)
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self.model(input_ids=input_ids).logits
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        logits = self.model(input_ids=input_ids, **self.told(documents, position_ids, attention_mask)).logits
         return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
