@@ -10,7 +10,8 @@ from runner import launch
 from runner.bench import table
 from runner.bench.search import Found, Trial, search
 from runner.bench.trial import Bench, be_a_rank, launch_trial, refusal, run_trial
-from runner.data.prepare import open_prepared, recipes
+from runner.data.prepare import open_prepared
+from runner.data.recipe import recipes
 from runner.errors import StageError, write_atomically
 from runner.plan import ModelShape, sequence_length
 from runner.records import RunFolder, write_json
@@ -95,7 +96,8 @@ def _prepare(run: Run) -> int:
     if not link.is_symlink():
         link.symlink_to(Path("..") / link.name)
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
-    return len(open_prepared(recipes(run.config, run.inputs, length)["train"], run.folder.stores, "runner prepare"))
+    wanted = recipes(run.config, run.inputs, length)["train"]
+    return sum(len(open_prepared(recipe, run.folder.stores, "runner prepare")) for recipe in wanted)
 
 
 def _write(folder: Path, name: str, found: Sequence[Found], num_sequences: int) -> None:
