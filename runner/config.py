@@ -21,8 +21,23 @@ from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
 
 FORMAT = 1
-NOT_YET = {"lora", "quantization", "engine.sharding", "engine.wrap", "engine.offload"}
+NOT_YET = {"lora", "quantization"}
 Auto = Literal["auto"]
+# Which engines an optimizer can work under: those that scale by blocks or rows cannot see through shards.
+ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
+OPTIMIZERS = {
+    "adamw": ANY_ENGINE,
+    "lion": ANY_ENGINE,
+    "adafactor": ("ddp",),
+    "adamw_8bit": ("ddp",),
+    "paged_adamw_8bit": ("ddp",),
+}
+# Keys that only one engine knows, with the value that says nothing.
+KEYS_OF_ENGINES: dict[str, dict[str, object]] = {
+    "deepspeed": {"zero": "auto", "config": None, "nvme_path": None},
+    "fsdp": {"sharding": None, "wrap": None},
+}
+INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
 
 
 class Choice(NamedTuple):
@@ -42,10 +57,15 @@ class BundleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model, and whether its weights are taken or drawn anew."""
+    """Which model, and whether its weights are taken, drawn anew, or those of a folder: what another run exported."""
 
     asset: str = setting()
-    init: Literal["pretrained", "scratch"] = setting("pretrained", "the asset's own weights")
+    init: Literal["pretrained", "scratch"] | str = setting("pretrained", "the asset's own weights")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the first weights; None where they are the asset's, or new."""
+        return None if self.init in ("pretrained", "scratch") else Path(self.init)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +78,11 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """torch's AdamW. `clip` is the largest global gradient norm; 0 does not clip."""
+    """What updates the weights. `clip` is the largest global gradient norm; 0 does not clip."""
 
-    name: Literal["adamw"] = setting("adamw", "what these models were trained with")
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion"] = setting(
+        "adamw", "what these models were trained with"
+    )
     lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
     betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
     eps: float = setting(1.0e-8, "Adam's own", above=0)
@@ -70,10 +92,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How the rate changes. `warmup` below 1 is a share of all steps, from 1 on a number of steps."""
+    """How the rate changes. `warmup` and `decay` below 1 are a share of all steps, from 1 on a number of steps."""
 
-    name: Literal["cosine", "linear", "constant"] = setting("cosine", "ends at zero, smoothly")
+    name: Literal["cosine", "linear", "constant", "wsd"] = setting("cosine", "ends at zero, smoothly")
     warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
+    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +106,25 @@ class EngineConfig:
     name: Literal["deepspeed", "fsdp", "ddp"] = setting("deepspeed", "the main engine")
     zero: Literal["auto", 0, 1, 2, 3] = setting("auto", "the lowest stage that fits is the fastest")
     offload: Literal["none", "cpu", "nvme"] = setting("none", "slower; only for what does not fit otherwise")
+    nvme_path: str | None = setting(None, "only with offload: nvme")
     config: str | None = setting(None, "no ds_config.json of yours")
     sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
-    wrap: dict[str, int] | None = setting(None, "fsdp only")
+    wrap: dict[str, int | str] | None = setting(None, "fsdp only")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """`every` that many steps, and at the end; the last `keep` stay."""
+    """`every` that many steps, or after that much time, and at the end; the last `keep` stay, and the best one."""
 
-    every: int = setting(500, "loses some minutes at worst", at_least=1)
+    every: int | str = setting(500, "loses some minutes at worst", at_least=1)
     keep: int = setting(3, "the newest and two before it", at_least=1)
+    best: bool = setting(False, "the last one is what is exported")
+
+    @property
+    def seconds(self) -> float | None:
+        """The time between two checkpoints; None where it is a number of steps."""
+        match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
+        return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]] if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +195,7 @@ class RunConfig:
     schedule: ScheduleConfig = setting(ScheduleConfig)
     precision: Literal["auto", "bf16", "fp16", "fp32"] = setting("auto", "bf16 where the device has it, then fp16")
     activation_checkpointing: bool = setting(False, "a third slower; only for what does not fit otherwise")
+    compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
@@ -206,18 +238,16 @@ class RunConfig:
             config = replace(config, name=Path(path).stem)
         if config.steps is not None and "epochs" not in given:
             config = replace(config, epochs=None)
-        config = replace(config, path=Path(path), given=given)
+        config = _with_optimizers_own(replace(config, path=Path(path), given=given))
         _check_together(config, lines)
-        return _with_their_config(config, lines)
+        return _with_their_config(_with_first_weights(config, lines), lines)
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
-        skip = (
-            {note.key for note in self.notes}
-            | NOT_YET
-            | set(not_for(self.task))
-            | {"slurm", "steps" if self.steps is None else "epochs"}
-        )
+        skip = {note.key for note in self.notes} | NOT_YET | set(not_for(self.task))
+        skip |= {"slurm", "steps" if self.steps is None else "epochs"}
+        skip |= {f"engine.{key}" for name, keys in KEYS_OF_ENGINES.items() if name != self.engine.name for key in keys}
+        skip |= set() if self.schedule.name == "wsd" else {"schedule.decay"}
         choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
 
@@ -280,15 +310,18 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
     if config.task == "image-classification" and config.sequence_length != "auto":
         raise UsageError(f"{lines.place('sequence_length')}: images have no sequence_length.", "Leave it out.")
     check_datasets(config.task, config.sources, lines, config.given)
-    if config.schedule.warmup > 1 and config.schedule.warmup != int(config.schedule.warmup):
+    for key, part in (("warmup", config.schedule.warmup), ("decay", config.schedule.decay)):
+        if part > 1 and part != int(part):
+            raise UsageError(f"{lines.place('schedule', key)}: {part} is neither a share below 1 nor whole steps")
+    if config.schedule.name != "wsd" and "schedule.decay" in config.given and config.schedule.decay != 0.1:
+        raise UsageError(f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own")
+    if isinstance(config.checkpoint.every, str) and not config.checkpoint.seconds:
         raise UsageError(
-            f"{lines.place('schedule', 'warmup')}: {config.schedule.warmup} is neither a share below 1 nor whole steps"
+            f"{lines.place('checkpoint', 'every')}: `{config.checkpoint.every}` is neither steps nor a time",
+            "For instance: every: 500, or every: 10 min",
         )
+    _check_engine(config, lines)
     later: dict[tuple[str, ...], str | None] = {
-        ("engine", "name"): config.engine.name if config.engine.name != "deepspeed" else None,
-        ("engine", "offload"): config.engine.offload if config.engine.offload != "none" else None,
-        ("engine", "sharding"): config.engine.sharding,
-        ("engine", "wrap"): "wrap" if config.engine.wrap else None,
         ("lora",): "lora" if config.lora else None,
         ("quantization",): "quantization" if config.quantization else None,
     }
@@ -296,8 +329,70 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
         if value:
             raise UsageError(
                 f"{lines.place(*where)}: `{'.'.join(where)}: {value}` is valid, but this version does not do it yet",
-                "This version trains all weights, with the engine deepspeed, without offload.",
+                "This version trains all weights.",
             )
+
+
+def _check_engine(config: RunConfig, lines: Lines) -> None:
+    """What the chosen engine does not know, or what is missing for it."""
+    engine = config.engine
+    for name, keys in KEYS_OF_ENGINES.items():
+        for key, nothing in keys.items():
+            value = getattr(engine, key)
+            if name != engine.name and value != nothing:
+                raise UsageError(
+                    f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; the engine is {engine.name}",
+                    f"Remove it, or set engine.name: {name}.",
+                )
+    if engine.offload != "none" and (engine.name == "ddp" or (engine.name, engine.offload) == ("fsdp", "nvme")):
+        raise UsageError(
+            f"{lines.place('engine', 'offload')}: {engine.name} does not do offload: {engine.offload}",
+            "Set engine.name: deepspeed" + (", or fsdp." if engine.offload == "cpu" else ", or offload: cpu."),
+        )
+    if (engine.offload == "nvme") != (engine.nvme_path is not None):
+        raise UsageError(
+            f"{lines.place('engine', 'offload')}: `offload: nvme` and `nvme_path` (a folder on each node's own disk) "
+            "go together",
+            "Give both, or neither.",
+        )
+    if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
+        raise UsageError(f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing", "Set engine.zero: 1.")
+    if engine.wrap is not None:
+        kind = {"layer": str, "min_params": int}.get(next(iter(engine.wrap), ""))
+        if len(engine.wrap) != 1 or kind is None or not isinstance(next(iter(engine.wrap.values())), kind):
+            raise UsageError(
+                f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number of parameters",
+                "{layer: GPT2Block}, or {min_params: 1000000}.",
+            )
+    able = OPTIMIZERS[config.optimizer.name]
+    if engine.name not in able:
+        raise UsageError(
+            f"{lines.place('optimizer', 'name')}: {config.optimizer.name} does not work on weights that {engine.name} "
+            "partitions",
+            f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
+        )
+
+
+def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
+    """`model.init` as an absolute path, where it is one."""
+    if config.model.folder is None:
+        return config
+    folder = (config.path.parent / config.model.folder).resolve()
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` nor `scratch` nor a folder "
+            f"with a model in it ({folder})",
+            "A folder is relative to the run file: the `model/` that another run exported.",
+        )
+    return replace(config, model=replace(config.model, init=str(folder)))
+
+
+def _with_optimizers_own(config: RunConfig) -> RunConfig:
+    """Lion's betas, where none are given, are not Adam's."""
+    if config.optimizer.name != "lion" or "optimizer.betas" in config.given:
+        return config
+    note = Choice("optimizer.betas", (0.9, 0.99), "Lion's own")
+    return replace(config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)), notes=(*config.notes, note))
 
 
 def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
@@ -316,7 +411,7 @@ def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
     config = replace(config, engine=replace(config.engine, config=str(theirs)))
     explained = {key for key, _, _ in merged.notes}
     taken = [Choice(k, v, f"from {theirs.name}") for k, v in merged.values.items() if k not in explained]
-    notes = (*taken, *(Choice(*note) for note in merged.notes))
+    notes = (*config.notes, *taken, *(Choice(*note) for note in merged.notes))
     return replace(config, given=config.given | frozenset(merged.values), deepspeed=merged.rest, notes=notes)
 
 

@@ -24,7 +24,7 @@ PLAIN_KEYS = {
     "optimizer.params.weight_decay": "optimizer.weight_decay",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-RUN_FILE_KEYS = (*PLAIN_KEYS.values(), "precision", "schedule.name", "schedule.warmup")
+RUN_FILE_KEYS = (*PLAIN_KEYS.values(), "engine.offload", "precision", "schedule.name", "schedule.warmup")
 REPORTERS = ("wandb", "comet")
 SECTIONS = (
     "optimizer",
@@ -111,6 +111,7 @@ def merge(theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: C
     if "optimizer" in theirs and "optimizer.weight_decay" not in said and "optimizer.weight_decay" not in given:
         said["optimizer.weight_decay"] = ("optimizer.params.weight_decay", 0.0)
         notes.append(("optimizer.weight_decay", 0.0, f"DeepSpeed's default, since {path.name} names an optimizer"))
+    _read_offload(theirs, said)
     _read_precision(rest, said)
     _read_schedule(rest, said, notes)
     rest.pop("optimizer", None)
@@ -144,12 +145,11 @@ def _refuse_what_is_not_done(theirs: Mapping[str, Any], path: Path) -> None:
     if kind not in ("Adam", "AdamW", "auto"):
         raise UsageError(f"{path}: optimizer.type {kind} is not done by this version", "Use AdamW.")
     zero = theirs.get("zero_optimization") or {}
-    for key in ("offload_optimizer", "offload_param"):
-        if (zero.get(key) or {}).get("device", "none") != "none" or zero.get("cpu_offload"):
-            raise UsageError(
-                f"{path}: zero_optimization.{key} is valid, but this version does not do it yet",
-                f"Remove {key}, and use more GPUs or zero_optimization.stage 3.",
-            )
+    if zero.get("cpu_offload"):
+        raise UsageError(
+            f"{path}: zero_optimization.cpu_offload is DeepSpeed's old way of saying it",
+            'Write "offload_optimizer": {"device": "cpu"} instead.',
+        )
 
 
 def _take(tree: dict[str, Any], dotted: str) -> Any:
@@ -161,6 +161,15 @@ def _take(tree: dict[str, Any], dotted: str) -> Any:
         return None
     tree[first] = dict(tree[first])
     return _take(tree[first], rest)
+
+
+def _read_offload(theirs: Mapping[str, Any], said: dict[str, tuple[str, Any]]) -> None:
+    """Where they offload to; how, stays in `rest` as they wrote it."""
+    zero = theirs.get("zero_optimization") or {}
+    for key in ("offload_optimizer", "offload_param"):
+        device = (zero.get(key) or {}).get("device", "none")
+        if device not in ("none", "auto"):
+            said.setdefault("engine.offload", (f"zero_optimization.{key}.device", device))
 
 
 def _read_precision(rest: dict[str, Any], said: dict[str, tuple[str, Any]]) -> None:

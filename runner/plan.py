@@ -1,7 +1,8 @@
 """The arithmetic of a run: what `auto` means for this model on this many devices of this kind. Pure.
 
-(run file, model's shape, device) -> `Plan`: sequence length, batch triple, precision, ZeRO stage, steps, each with the
-reason that is printed. What cannot be is refused here, with the nearest that can, before anything is launched.
+(run file, model's shape, device) -> `Plan`: sequence length, batch triple, precision, what is partitioned and what
+offloaded, steps, each with the reason that is printed. What cannot be is refused here, with the nearest that can,
+before a model is built.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MICRO_UNKNOWN = 32
 # Mixed-precision Adam: 2 + 2 bytes of weights and gradients, 4 + 4 + 4 of fp32 copy and moments (ZeRO,
 # arXiv:1910.02054, 3.1). In fp32 there is no copy: 4 + 4 + 4 + 4. Both are 16.
 STATE_BYTES = 16
+# Of these, an optimizer's moments on the device.
+MOMENT_BYTES = {"adamw": 8, "lion": 4, "adafactor": 0, "adamw_8bit": 2, "paged_adamw_8bit": 0}
 SHARE_FOR_STATE = 0.7  # of a device's memory; the rest is for activations and fragmentation
 
 
@@ -32,6 +35,7 @@ class Device:
         kind: `cuda` or `cpu`.
         memory: bytes a rank may use.
         has_bf16, has_fp16: whether it computes in them at speed.
+        host_memory: bytes of the node's memory that fall to a rank, for what is offloaded; 0: not known.
     """
 
     kind: str
@@ -39,6 +43,7 @@ class Device:
     memory: int
     has_bf16: bool
     has_fp16: bool
+    host_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,12 @@ def _longest(model_type: object, first: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, decided. `choices` are for printing."""
+    """One run, decided. `choices` are for printing.
+
+    Attributes:
+        zero: what is partitioned among the ranks, as a ZeRO stage, whichever engine does it.
+        offload: where optimizer state (at stage 3: weights too) lies: `none` is the device.
+    """
 
     sequence_length: int
     world_size: int
@@ -91,6 +101,7 @@ class Plan:
     precision: str
     zero: int
     choices: tuple[Choice, ...]
+    offload: str = "none"
 
 
 def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice | None]:
@@ -125,15 +136,17 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
     """
     length, chosen = sequence_length(config, shape)
     precision, why_precision = _precision(config, device)
-    zero, why_zero = _zero(config, shape, device, world_size, precision)
-    total, micro, accumulation, batch_choices = _batch(config, shape, device, world_size, length, zero)
+    zero, spread = _spread(config, shape, device, world_size, precision)
+    offload, offload_choice = _offload(config, device)
+    total, micro, accumulation, batch_choices = _batch(config, shape, device, world_size, length, zero, offload)
     choices = [
         *([chosen] if chosen else []),
         Choice("precision", precision, why_precision),
-        Choice("engine.zero", zero, why_zero),
+        spread,
+        *([offload_choice] if offload_choice else []),
         *batch_choices,
     ]
-    return Plan(length, world_size, total, micro, accumulation, precision, zero, tuple(choices))
+    return Plan(length, world_size, total, micro, accumulation, precision, zero, tuple(choices), offload)
 
 
 def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
@@ -185,37 +198,128 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
     )
 
 
-def _zero(config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str) -> tuple[int, str]:
+def _spread(
+    config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
+) -> tuple[int, Choice]:
+    """What the ranks partition, as a ZeRO stage."""
+    engine = config.engine
+    needs = needed(config, shape, world_size)
+    if engine.name == "deepspeed":
+        zero, why = _zero(config, needs, shape, device, world_size, precision)
+        return zero, Choice("engine.zero", zero, why)
+    zero = 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+    _check_fits(config, needs, shape, device, world_size, zero)
+    size = f"{human_size(needs[zero])} of model state a rank"
+    if engine.name == "ddp":
+        return 0, Choice("engine.name", "ddp", f"as the run file says; {size}, everything on every rank")
+    why = "as the run file says" if engine.sharding else "the least memory"
+    return zero, Choice("engine.sharding", engine.sharding or "full", f"{why}; {size}")
+
+
+def _zero(
+    config: RunConfig, needs: Mapping[int, int], shape: ModelShape, device: Device, world_size: int, precision: str
+) -> tuple[int, str]:
     lowest = 0 if precision == "fp32" else 1
-    needs = {stage: state_bytes(shape.num_parameters, stage, world_size) for stage in range(4)}
+    if config.engine.offload != "none":
+        lowest = max(lowest, 3 if config.engine.offload == "nvme" else 1)
     room = int(device.memory * SHARE_FOR_STATE)
     wanted = config.engine.zero
     if wanted != "auto":
-        if wanted < lowest:
-            # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
-            return lowest, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
-        return int(wanted), "as the run file says"
+        stage = max(int(wanted), lowest)
+        _check_fits(config, needs, shape, device, world_size, stage)
+        if wanted >= lowest:
+            return stage, "as the run file says"
+        if config.engine.offload == "nvme":
+            return stage, "DeepSpeed offloads to NVMe at stage 3 only"
+        if precision == "fp32":
+            return stage, "stage 0 offloads nothing"
+        # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
+        return stage, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
     for stage in range(lowest, 4):
         if needs[stage] <= room:
+            per = state_bytes_each(config)
+            where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
             return stage, (
-                f"the lowest that fits: {STATE_BYTES} bytes x {shape.num_parameters / 1e6:.1f} M parameters are "
+                f"the lowest that fits: {per} bytes x {shape.num_parameters / 1e6:.1f} M parameters{where} are "
                 f"{human_size(needs[stage])} a rank of {human_size(room)} ({SHARE_FOR_STATE:.0%} of {device.name})"
             )
-    raise UsageError(
-        f"{config.path}: the model's state does not fit at any ZeRO stage: {human_size(needs[3])} a rank at stage 3 on "
-        f"{world_size} ranks, {human_size(room)} are there.",
-        f"Use at least {math.ceil(needs[0] / room)} devices.",
+    raise _too_large(config, needs[3], room, "at any ZeRO stage", shape, device, world_size)
+
+
+def _check_fits(
+    config: RunConfig, needs: Mapping[int, int], shape: ModelShape, device: Device, world_size: int, stage: int
+) -> None:
+    """Refuses only what certainly does not fit: the state alone is more than there is."""
+    if needs[stage] > device.memory:
+        how = f"at ZeRO stage {stage}" if config.engine.name == "deepspeed" else f"with {config.engine.name}"
+        raise _too_large(config, needs[stage], device.memory, how, shape, device, world_size)
+
+
+def _too_large(
+    config: RunConfig, need: int, room: int, how: str, shape: ModelShape, device: Device, world_size: int
+) -> UsageError:
+    return UsageError(
+        f"{config.path}: the model's state does not fit {how}: {human_size(need)} a rank on {world_size} ranks, "
+        f"{human_size(room)} are there.",
+        would_fit(config, shape, device, world_size),
     )
 
 
-def state_bytes(num_parameters: int, stage: int, world_size: int) -> int:
-    """Bytes of model state a rank holds at a ZeRO stage: weights 2, gradients 2, Adam 12 (arXiv:1910.02054, fig. 1)."""
-    split = {0: 0, 1: 12, 2: 14, 3: 16}[stage]
-    return int(num_parameters * (STATE_BYTES - split + split / world_size))
+def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: int) -> str:
+    """What to set so that the model's state fits: a stage without offload, then with, then more devices. Pure."""
+    room = int(device.memory * SHARE_FOR_STATE)
+    each = state_bytes_each(config)
+    for offload in ("none", "cpu"):
+        if offload == "cpu" and (device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion")):
+            continue
+        for stage in (1, 2, 3):
+            need = state_bytes(shape.num_parameters, stage, world_size, each, offload)
+            host = shape.num_parameters * each // world_size
+            has_host = not device.host_memory or host <= device.host_memory * SHARE_FOR_STATE
+            if need <= room and (offload == "none" or has_host):
+                words = f"Set engine: {{name: deepspeed, zero: {stage}" + (", offload: cpu" if offload == "cpu" else "")
+                on_host = f", and {human_size(host)} of the node's memory" if offload == "cpu" else ""
+                return f"{words}}}: {human_size(need)} a rank{on_host}."
+    return f"Use at least {math.ceil(shape.num_parameters * each / room)} devices."
+
+
+def needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
+    """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload."""
+    each = state_bytes_each(config)
+    return {
+        stage: state_bytes(shape.num_parameters, stage, world_size, each, config.engine.offload) for stage in range(4)
+    }
+
+
+def state_bytes_each(config: RunConfig) -> int:
+    """Bytes of model state a parameter: weights and gradients 2 + 2, fp32 weights 4, and the optimizer's moments."""
+    return STATE_BYTES - MOMENT_BYTES["adamw"] + MOMENT_BYTES[config.optimizer.name]
+
+
+def state_bytes(
+    num_parameters: int, stage: int, world_size: int, each: int = STATE_BYTES, offload: str = "none"
+) -> int:
+    """Bytes of model state on a rank's device at a ZeRO stage (arXiv:1910.02054, fig. 1).
+
+    Args:
+        each: bytes a parameter: weights 2, gradients 2, the rest is the optimizer's.
+        offload: other than `none`: the optimizer's part is not on the device; at stage 3 nothing is, but for a layer.
+    """
+    split = {0: 0, 1: each - 4, 2: each - 2, 3: each}[stage]
+    if offload == "none" or stage == 0:
+        return int(num_parameters * (each - split + split / world_size))
+    return int(num_parameters * {1: 4.0, 2: 2 + 2 / world_size, 3: 0.0}[stage])
+
+
+def _offload(config: RunConfig, device: Device) -> tuple[str, Choice | None]:
+    wanted = config.engine.offload
+    if wanted == "cpu" and device.kind == "cpu" and config.engine.name == "fsdp":
+        return "none", Choice("engine.offload", "none", "everything is on the CPU already")
+    return wanted, None
 
 
 def _batch(
-    config: RunConfig, shape: ModelShape, device: Device, world_size: int, length: int, zero: int
+    config: RunConfig, shape: ModelShape, device: Device, world_size: int, length: int, zero: int, offload: str
 ) -> tuple[int, int, int, list[Choice]]:
     choices = []
     check_batch(config, world_size)
@@ -232,7 +336,8 @@ def _batch(
             choices.append(Choice("batch.micro", micro, f"{total} / {world_size} ranks{times}"))
     share = total // world_size
     if micro == "auto":
-        fits, reason = _largest_micro(shape, device, length, state_bytes(shape.num_parameters, zero, world_size))
+        state = state_bytes(shape.num_parameters, zero, world_size, state_bytes_each(config), offload)
+        fits, reason = _largest_micro(shape, device, length, state)
         micro = max(size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits))
         choices.append(Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}"))
     accumulation = share // int(micro)

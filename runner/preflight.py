@@ -52,9 +52,8 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     now = signature(
         config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
     )
-    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps)
-    pixels = pixels_needed(inputs) if config.task == "image-classification" else 0
-    needed = disk_needed(config, shape) + pixels
+    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps, config.engine.name)
+    needed = disk_needed(config, shape)
     _check_disk(folder.root, needed)
     lines = [
         verified,
@@ -88,11 +87,11 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
 
 
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes a run writes at most: `keep` checkpoints and one more while it is written, and the exported model.
+    """Bytes a run writes at most: `keep` checkpoints, the best one, one more while it is written, and the model.
 
     A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
     """
-    return shape.num_parameters * (16 * (config.checkpoint.keep + 1) + 4)
+    return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
 
 
 def pixels_needed(inputs: Inputs) -> int:
@@ -161,6 +160,7 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: a token would see the one it has to guess.",
             "Set task: masked-lm, or use a decoder such as GPT-2.",
         )
+    _check_first_weights(config, model)
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
         raise UsageError(
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
@@ -185,6 +185,24 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
     if config.task != "instruction":
         return ""
     return "; ".join(dict.fromkeys(Writer.of(source, tokenizer).words for source in config.sources))
+
+
+def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+    """Weights of a folder must be of the asset's own architecture: tokenizer and config are the asset's."""
+    if config.model.folder is None:
+        return
+    path = config.model.folder / "config.json"
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
+        same = theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a model's config: {error}.", "Export the model again.") from None
+    if not same:
+        raise UsageError(
+            f"{config.path}: model.init: the weights in {config.model.folder} are not of the shape of `{model.asset}`.",
+            "Name the asset that the first run began with.",
+        )
 
 
 def _check_vocabulary(config: RunConfig, model: ModelInput, num_tokens: int, shape: ModelShape) -> None:

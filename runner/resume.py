@@ -27,6 +27,7 @@ class TrainingState:
     Attributes:
         step: optimizer steps done. Order, masks, dropout and rate all follow from it and the seed.
         zero: the ZeRO stage that wrote it.
+        engine: what wrote it.
         signature: what has to be the same when it is read: model, data, batch, seed.
         evaluation_due: a stop signal came before the evaluation that belongs to this step.
     """
@@ -37,6 +38,7 @@ class TrainingState:
     precision: str
     signature: dict[str, Any]
     evaluation_due: bool = False
+    engine: str = "deepspeed"
 
 
 def read_state(folder: Path) -> TrainingState:
@@ -76,6 +78,7 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
         "data": data,
         "batch.global": total,
         "seed": config.seed,
+        "optimizer": config.optimizer.name,
     }
     return {key: value for key, value in known.items() if value is not None}
 
@@ -88,15 +91,26 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     """
     before = {**asdict(found), **found.signature}
     after = {**asdict(now), **now.signature}
-    for key in ("world_size", "zero", "precision", *now.signature):
-        if key == "world_size" and found.zero == 0 and now.zero == 0:
-            continue
+    _check_engine(found, now.engine, now.zero, folder)
+    for key in ("precision", *now.signature):
         if before.get(key) != after[key]:
             raise _not_this_run(folder, key, before.get(key), after[key])
 
 
+def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: Path) -> None:
+    """DDP and FSDP2 read each other's checkpoints, on any number of ranks; DeepSpeed its own.
+
+    ZeRO 1 and 2 partition the same state, so they read each other's too; 0 and 3 keep it in other shapes.
+    """
+    native = ("ddp", "fsdp")
+    if found.engine != engine and not (found.engine in native and engine in native):
+        raise _not_this_run(folder, "engine.name", found.engine, engine)
+    if engine == "deepspeed" and zero is not None and found.zero != zero and not {found.zero, zero} <= {1, 2}:
+        raise _not_this_run(folder, "zero", found.zero, zero)
+
+
 def check_before_launch(
-    checkpoints: Path, now: dict[str, Any], world_size: int | None, steps: int | None
+    checkpoints: Path, now: dict[str, Any], world_size: int | None, steps: int | None, engine: str = "deepspeed"
 ) -> str | None:
     """What the launcher can refuse of the above in a second, instead of the ranks in half a minute.
 
@@ -114,11 +128,11 @@ def check_before_launch(
         for key, value in now.items():
             if found.signature.get(key) != value:
                 raise _not_this_run(folder, key, found.signature.get(key), value)
-        if world_size is not None and found.zero > 0 and found.world_size != world_size:
-            raise _not_this_run(folder, "world_size", found.world_size, world_size)
+        _check_engine(found, engine, None, folder)
         if steps is not None:
             check_not_past_the_end(found.step, steps, folder)
-        return f"goes on from {folder.name} of {checkpoints}, if it is whole"
+        ranks = f", written by {found.world_size} ranks" if world_size not in (None, found.world_size) else ""
+        return f"goes on from {folder.name} of {checkpoints}{ranks}, if it is whole"
     return None
 
 
@@ -146,5 +160,6 @@ def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
 def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:
     return UsageError(
         f"{folder}: this checkpoint was made with {key} {before}; the run now has {after}.",
-        f"Go on with {key} {before}, or begin anew: give the run another name or another --output.",
+        f"Go on with {key} {before}, or begin anew: give the run another name or another --output"
+        + ("; `model.init` may be the model/ folder that this run exports." if key in ("engine.name", "zero") else "."),
     )

@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from runner.config import CheckpointConfig
 from runner.errors import DamageError, human_size, sync_folder
 from runner.resume import STATE, TrainingState, newest_first, read_state
 from runner.training.engines.base import Engine
@@ -23,14 +25,42 @@ from runner.training.ranks import Ranks
 
 FILES = "files.json"
 LATEST = "latest"
+BEST = "best.json"
 FORMAT = 1
 
 
 class Checkpoints:
     """The checkpoints of one run folder. Every method is called by all ranks."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks, say: Callable[[str], None]) -> None:
-        self._folder, self._keep, self._ranks, self._say = folder, keep, ranks, say
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        ranks: Ranks,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._config, self._ranks, self._say, self._now = folder, config, ranks, say, now
+        self._saved_at = now()
+
+    def is_due(self, step: int) -> bool:
+        """Whether one is to be written after this step: by number, or by the clock of the rank that is ahead."""
+        if isinstance(self._config.every, int):
+            return step % self._config.every == 0
+        return self._ranks.any(self._now() - self._saved_at >= (self._config.seconds or 0))
+
+    def mark_best(self, step: int, value: float) -> bool:
+        """Notes the validation loss of a step. Whether it is the lowest so far: then its checkpoint must be written.
+
+        The checkpoint of the best step is kept beside the newest ones, where the run file has `best: true`.
+        """
+        known = self._ranks.gather(_read_best(self._folder))[0]
+        is_best = self._config.best and (known is None or value < known[1])
+        if is_best and self._ranks.is_first:
+            temporary = self._folder / f"{BEST}.tmp"
+            _write_synced(temporary, {"step": step, "validation_loss": value})
+            temporary.replace(self._folder / BEST)
+        return is_best
 
     def save(self, engine: Engine, state: TrainingState) -> None:
         """Writes a checkpoint, then drops the oldest beyond `keep`.
@@ -56,6 +86,7 @@ class Checkpoints:
             if self._ranks.is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
+        self._saved_at = self._now()
 
     def _write(self, engine: Engine, state: TrainingState, folder: Path) -> None:
         engine.save(folder)
@@ -98,8 +129,10 @@ class Checkpoints:
 
     def _drop_old(self, newest: Path) -> None:
         (self._folder / LATEST).write_text(f"{newest.name}\n")
-        for old in newest_first(self._folder)[self._keep :]:
-            shutil.rmtree(old)
+        best = _read_best(self._folder) if self._config.best else None
+        for old in newest_first(self._folder)[self._config.keep :]:
+            if best is None or old.name != f"step-{best[0]}":
+                shutil.rmtree(old)
         for torn in self._folder.glob("step-*.tmp"):
             shutil.rmtree(torn, ignore_errors=True)
 
@@ -140,6 +173,15 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             mine = f"it cannot be read ({error})"
         return next((problem for problem in self._ranks.gather(mine) if problem), None)
+
+
+def _read_best(folder: Path) -> tuple[int, float] | None:
+    """The best step and its validation loss, if one was noted."""
+    try:
+        document = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        return int(document["step"]), float(document["validation_loss"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _share(folder: Path, ranks: Ranks) -> list[Path]:

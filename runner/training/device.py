@@ -17,11 +17,21 @@ def find_device(local_rank: int, local_world_size: int) -> tuple[torch.device, D
         torch.cuda.set_device(device)
         properties = torch.cuda.get_device_properties(device)
         has_bf16 = properties.major >= 8
-        return device, Device("cuda", properties.name, properties.total_memory, has_bf16, properties.major >= 7)
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return device, Device(
+            "cuda",
+            properties.name,
+            properties.total_memory,
+            has_bf16,
+            has_fp16=properties.major >= 7,
+            host_memory=_host_memory() // local_world_size,
+        )
     # What DeepSpeed asks too (cpu_accelerator.py): few CPUs compute in fp16, and it refuses the others.
     has_fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return torch.device("cpu"), Device("cpu", "CPU", pages * page // local_world_size, True, has_fp16)
+    return torch.device("cpu"), Device("cpu", "CPU", _host_memory() // local_world_size, True, has_fp16)
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory(device: torch.device) -> float:

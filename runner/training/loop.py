@@ -26,12 +26,11 @@ from runner.training.batches import Order, Part, by_length
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
 from runner.training.device import find_device, peak_memory
-from runner.training.engines import deepspeed as deepspeed_engine
-from runner.training.engines.base import Engine
+from runner.training.engines import Engine, make_engine
 from runner.training.evaluation import evaluate
 from runner.training.export import export
 from runner.training.observer import Observer
-from runner.training.ranks import Ranks, is_lost_peer
+from runner.training.ranks import Ranks, is_lost_peer, join
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
@@ -108,8 +107,7 @@ class Trainer:
         """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
         device, facts = find_device(place.local_rank, place.local_world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        deepspeed_engine.prepare_environment(os.environ, device.type)
-        deepspeed_engine.init_distributed(device.type, place, os.environ.get(MEETING_FILE))
+        join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
         shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
         plan = decide(config, shape, facts, ranks.world_size)
@@ -123,7 +121,7 @@ class Trainer:
         order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
         steps = num_steps(config, len(order), plan.total)
         task = task_named(config.task)(config, inputs.model, stores["train"].facts)
-        engine = deepspeed_engine.DeepSpeedEngine(task.module, config, plan, device)
+        engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts))
 
@@ -139,7 +137,7 @@ class Trainer:
             stores=stores,
             data=data_key(wanted["train"]),
             order=order,
-            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint.keep, ranks, observer.say),
+            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
             observer=observer,
             stop=stop,
             device=device,
@@ -161,7 +159,8 @@ class Trainer:
             self.observer.say(f"resumed from {found[0].name}")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
-        self.observer.say(f"  {self.task.note}")
+        for note in (self.task.note, *self.engine.notes):
+            self.observer.say(f"  {note}")
         ranks = self.ranks.world_size
         self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
 
@@ -174,7 +173,7 @@ class Trainer:
             self.evaluation_due = self.is_evaluation_time()
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
-            if self.should_stop or self.step % self.config.checkpoint.every == 0 or self.step == self.num_steps:
+            if self.should_stop or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
                 self.save()
         finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
@@ -193,8 +192,9 @@ class Trainer:
         )
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
-            loss = self.engine.forward(batch) / predictions
-            self.engine.backward(loss, last=number == len(batches))
+            last = number == len(batches)
+            loss = self.engine.forward(batch, last=last) / predictions
+            self.engine.backward(loss, last=last)
             summed += loss.detach()
         lr = self.rate()
         norm = self.engine.step(lr)
@@ -220,7 +220,8 @@ class Trainer:
         """This step's learning rate."""
         schedule = self.config.schedule
         warmup = warmup_steps(schedule.warmup, self.num_steps)
-        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step)
+        decay = warmup_steps(schedule.decay, self.num_steps)
+        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step, decay)
 
     def epoch(self) -> float:
         """Epochs done."""
@@ -278,7 +279,8 @@ class Trainer:
         """What the next run must know."""
         plan = self.plan
         constant = signature(self.config, self.inputs, self.data, plan.total)
-        return TrainingState(self.step, self.ranks.world_size, plan.zero, plan.precision, constant, self.evaluation_due)
+        engine, due = self.config.engine.name, self.evaluation_due
+        return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
 
 
 def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:
@@ -296,5 +298,6 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
         "device_memory_gib": round(device.memory / 2**30, 1),
         "precision": plan.precision,
         "zero": plan.zero,
+        "engine": config.engine.name,
     }
     return environment_record(facts, os.environ)

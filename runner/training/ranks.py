@@ -5,14 +5,44 @@ Everything goes over a gloo group of its own, so that it works the same on GPUs 
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from runner.launch import RankEnvironment
+
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # a rank may be busy writing a large checkpoint
+
+SILENCE = timedelta(minutes=30)  # of a rank within a step, before the others give it up
+
+
+def join(engine: str, device: str, place: RankEnvironment, meeting_file: str | None) -> None:
+    """Joins the other ranks, once a process. Must come before DeepSpeed is imported: it looks for its accelerator then.
+
+    Args:
+        engine: `engine.name` of the run file.
+        device: `cuda` or `cpu`.
+        meeting_file: where ranks on one machine meet; None: at MASTER_ADDR and MASTER_PORT.
+    """
+    if dist.is_initialized():
+        return
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        backend = "gloo"
+    else:
+        # What FSDP offloads is added up on the CPU; DeepSpeed wants to know of one backend only.
+        backend = "nccl" if engine == "deepspeed" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{meeting_file}" if meeting_file else None,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=SILENCE,
+    )
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

@@ -19,12 +19,14 @@ from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
 from tests.support.twins import stage_twins
 
+MODELS = {"bert": "tiny-bert", "gpt2": "tiny-gpt2", "headless": "headless-bert", "steady": "steady-bert"}
 MANIFEST = f"""\
 format: 1
 name: tiny
 assets:
   tiny-bert: {{model: acme/tiny-bert}}
   tiny-gpt2: {{model: acme/tiny-gpt2}}
+  steady-bert: {{model: acme/steady-bert}}
   headless-bert: {{model: acme/headless-bert}}
   reference: {{dataset: {DATASET}, config: topics}}
   numbers: {{dataset: acme/numbers}}
@@ -53,9 +55,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (laptop / "tiny.yaml").write_text(MANIFEST)
     (laptop / "notes.txt").write_text("nothing to train\n")
     with LoopbackHub(laptop / "hub") as hub:
-        for kind in ("bert", "gpt2", "headless"):
-            name = f"acme/{'tiny-' if kind != 'headless' else ''}{kind}{'-bert' if kind == 'headless' else ''}"
-            hub.repositories.commit("models", name, tiny_model_files(tmp_path_factory.mktemp(kind), kind))
+        for kind, name in MODELS.items():
+            hub.repositories.commit("models", f"acme/{name}", tiny_model_files(tmp_path_factory.mktemp(kind), kind))
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/numbers", _numbers())
         stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runner.config import CheckpointConfig
 from runner.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def said() -> list[str]:
 def checkpoints(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
     from runner.training.checkpoint import Checkpoints
 
-    return Checkpoints(folder, 2, ranks, said.append)
+    return Checkpoints(folder, CheckpointConfig(keep=2), ranks, said.append)
 
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
@@ -114,6 +115,40 @@ def test_the_oldest_go_and_the_newest_by_number_is_taken(checkpoints: Checkpoint
     assert (folder / "latest").read_text().strip() == "step-11"
     found = checkpoints.newest_valid()
     assert found is not None and found[1].step == 11
+
+
+def test_the_best_stays_beside_the_newest(folder: Path, ranks: Ranks) -> None:
+    from runner.training.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
+    told = []
+    for step, loss in ((2, 3.0), (4, 1.5), (6, 2.0), (8, 1.5)):
+        told.append(checkpoints.mark_best(step, loss))
+        save(checkpoints, step)
+    assert told == [True, True, False, False]
+    assert {name for name in names(folder) if name.startswith("step")} == {"step-4", "step-8"}
+    # Whoever goes on later knows it too.
+    again = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
+    assert not again.mark_best(10, 1.6)
+    assert again.mark_best(10, 1.4)
+
+
+def test_unless_it_is_asked_for_no_step_is_the_best(checkpoints: Checkpoints, folder: Path) -> None:
+    assert not checkpoints.mark_best(2, 1.0)
+    assert names(folder) == set()
+
+
+def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
+    from runner.training.checkpoint import Checkpoints
+
+    clock = [0.0]
+    checkpoints = Checkpoints(folder, CheckpointConfig(every="10 min"), ranks, print, now=lambda: clock[0])
+    clock[0] = 599.0
+    assert not checkpoints.is_due(1)
+    clock[0] = 600.0
+    assert checkpoints.is_due(2)
+    save(checkpoints, 2)
+    assert not checkpoints.is_due(3)
 
 
 def flip(path: Path) -> None:
@@ -205,7 +240,7 @@ def test_what_a_person_left_beside_the_checkpoints_stays(checkpoints: Checkpoint
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"world_size": 4}, ("world_size 2", "now has 4")),
+        ({"engine": "fsdp"}, ("engine.name deepspeed", "now has fsdp")),
         ({"zero": 3}, ("zero 2", "now has 3")),
         ({"precision": "bf16"}, ("precision fp32", "now has bf16")),
         ({"signature": {**SIGNATURE, "batch.global": 16}}, ("batch.global 8", "now has 16")),
@@ -214,7 +249,7 @@ def test_what_a_person_left_beside_the_checkpoints_stays(checkpoints: Checkpoint
         ({"signature": {**SIGNATURE, "model": "acme/tiny-bert@2"}}, ("tiny-bert@1", "tiny-bert@2")),
         ({"signature": {**SIGNATURE, "task": "causal-lm"}}, ("masked-lm", "causal-lm")),
     ],
-    ids=["ranks", "stage", "precision", "batch", "seed", "data", "model", "task"],
+    ids=["engine", "stage", "precision", "batch", "seed", "data", "model", "task"],
 )
 def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     from runner.resume import check_resumable
@@ -230,8 +265,9 @@ def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
     from runner.resume import check_resumable
 
     check_resumable(state(4), state(0), Path("step-4"))
-    # Without sharding every rank holds everything: any number of ranks can read it.
-    check_resumable(state(4, zero=0), state(0, zero=0, world_size=4), Path("step-4"))
+    check_resumable(state(4), state(0, world_size=4), Path("step-4"))
+    check_resumable(state(4, zero=1), state(0, zero=2), Path("step-4"))
+    check_resumable(state(4, zero=0, engine="ddp"), state(0, zero=3, engine="fsdp"), Path("step-4"))
 
 
 def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path) -> None:
@@ -254,12 +290,13 @@ def one(rank, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     from runner.training import ranks as module
+    from runner.config import CheckpointConfig
     from runner.resume import TrainingState
     from runner.training.checkpoint import Checkpoints
     class Engine:
         save = None
     engine = Engine()
-    checkpoints = Checkpoints(Path(folder) / "checkpoints", 2, module.Ranks(), print)
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", CheckpointConfig(keep=2), module.Ranks(), print)
     def attempt(step):
         try:
             checkpoints.save(engine, TrainingState(step, 2, 2, "fp32", {}))
@@ -327,7 +364,6 @@ def test_a_state_of_another_version_is_named_and_passed_over(
     ("now", "world_size", "steps", "words"),
     [
         ({"seed": 1}, 2, None, "seed 42; the run now has 1"),
-        ({}, 4, None, "world_size 2; the run now has 4"),
         ({}, 2, 3, "has done 4 steps; now 3 are asked for"),
     ],
 )
@@ -340,6 +376,9 @@ def test_the_launcher_refuses_what_the_ranks_would(
     with pytest.raises(UsageError, match=words):
         check_before_launch(folder, {**SIGNATURE, **now}, world_size, steps)
     assert "step-4" in (check_before_launch(folder, SIGNATURE, 2, 4) or "")
+    assert "written by 2 ranks" in (check_before_launch(folder, SIGNATURE, 4, 4) or "")
+    with pytest.raises(UsageError, match=r"engine\.name deepspeed; the run now has ddp"):
+        check_before_launch(folder, SIGNATURE, 2, None, "ddp")
 
 
 def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(checkpoints: Checkpoints, folder: Path) -> None:

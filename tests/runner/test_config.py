@@ -125,8 +125,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "engine: {name: fsdp}",
-        "engine: {offload: cpu}",
         "lora: {rank: 8}",
         "quantization: {bits: 4}",
     ],
@@ -137,6 +135,55 @@ def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(t
     said = refused(tmp_path, "\n".join([*kept, line, ""]))
     assert "is valid, but this version does not do it yet" in said
     assert said.startswith(f"mine.yaml:{len(kept) + 1}:")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("engine: {name: fsdp, zero: 2}", "`engine.zero` belongs to deepspeed; the engine is fsdp"),
+        ("engine: {name: ddp, config: ds.json}", "`engine.config` belongs to deepspeed"),
+        ("engine: {zero: 2, wrap: {min_params: 5}}", "`engine.wrap` belongs to fsdp; the engine is deepspeed"),
+        ("engine: {name: ddp, sharding: full}", "`engine.sharding` belongs to fsdp"),
+        ("engine: {name: ddp, offload: cpu}", "ddp does not do offload: cpu"),
+        ("engine: {name: fsdp, offload: nvme}", "fsdp does not do offload: nvme"),
+        ("engine: {offload: nvme}", "`offload: nvme` and `nvme_path`"),
+        ("engine: {nvme_path: /scratch}", "`offload: nvme` and `nvme_path`"),
+        ("engine: {zero: 0, offload: cpu}", "ZeRO stage 0 offloads nothing"),
+        ("engine: {name: fsdp, wrap: {layers: Block}}", "`engine.wrap` is the class of a layer or a number"),
+        ("engine: {name: fsdp, wrap: {min_params: many}}", "`engine.wrap` is the class of a layer or a number"),
+        ("engine: {name: fsdp, wrap: {}}", "`engine.wrap` is the class of a layer or a number"),
+        ("optimizer: {name: adafactor}", "adafactor does not work on weights that deepspeed partitions"),
+        ("optimizer: {name: adamw_8bit}", "Set engine.name: ddp, or optimizer.name: adamw"),
+        ("schedule: {decay: 0.5}", "only the schedule wsd"),
+        ("schedule: {name: wsd, decay: 1.5}", "neither a share below 1 nor whole steps"),
+        ("checkpoint: {every: often}", "`often` is neither steps nor a time"),
+        ("checkpoint: {every: 0 min}", "`0 min` is neither steps nor a time"),
+    ],
+)
+def test_what_does_not_go_together_is_told_with_its_line(tmp_path: Path, lines: str, said: str) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{lines}\n")
+    assert said in found
+    assert found.startswith("mine.yaml:5:")
+
+
+@pytest.mark.parametrize(("every", "seconds"), [("30 s", 30), ("10 min", 600), ("1.5h", 5400), ("500", None)])
+def test_checkpoints_come_by_steps_or_by_the_clock(tmp_path: Path, every: str, seconds: float | None) -> None:
+    config = load(tmp_path, f"{SMALLEST}checkpoint: {{every: {every}}}\n")
+    assert config.checkpoint.seconds == seconds
+
+
+def test_lion_has_betas_of_its_own_unless_they_are_given(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion}}\n")
+    assert config.optimizer.betas == (0.9, 0.99)
+    assert [c.reason for c in config.explain() if c.key == "optimizer.betas"] == ["Lion's own"]
+    given = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion, betas: [0.95, 0.98]}}\n")
+    assert given.optimizer.betas == (0.95, 0.98)
+
+
+def test_keys_of_other_engines_are_not_explained(tmp_path: Path) -> None:
+    choices = {choice.key for choice in load(tmp_path, f"{SMALLEST}engine: {{name: fsdp}}\n").explain()}
+    assert "engine.zero" not in choices
+    assert "engine.offload" in choices
 
 
 def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.config import RunConfig
 from runner.errors import UsageError
-from runner.plan import Device, ModelShape, Plan, check_batch, decide, num_steps, sequence_length
+from runner.plan import Device, ModelShape, Plan, check_batch, decide, needed, num_steps, sequence_length
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)
@@ -117,10 +118,63 @@ def test_in_fp32_a_model_that_fits_is_not_sharded(run_file: Path) -> None:
 
 
 def test_a_model_that_fits_nowhere_says_how_many_devices_it_needs(run_file: Path) -> None:
-    said = refused(run_file, A100, 8, shape=of_size(70))
+    tight = replace(A100, host_memory=40 * GIB)  # nothing to offload to
+    said = refused(run_file, tight, 8, shape=of_size(70))
     (needed,) = re.findall(r"at least (\d+) devices", said)
-    assert planned(run_file, A100, int(needed), shape=of_size(70)).zero == 3
-    refused(run_file, A100, int(needed) - 1, shape=of_size(70))
+    assert planned(run_file, tight, int(needed), shape=of_size(70)).zero == 3
+    refused(run_file, tight, int(needed) - 1, shape=of_size(70))
+
+
+@pytest.mark.parametrize(
+    ("engine", "billions", "ranks"),
+    [
+        (("engine.name=ddp",), 7, 4),
+        (("engine.zero=1",), 30, 8),
+        (("engine.name=fsdp", "engine.sharding=grad_op"), 60, 8),
+        ((), 25, 2),
+        ((), 70, 8),
+    ],
+    ids=["ddp", "a stage too low", "grad_op", "any stage on two", "any stage on eight"],
+)
+def test_what_does_not_fit_is_refused_with_an_engine_that_does(
+    run_file: Path, engine: tuple[str, ...], billions: float, ranks: int
+) -> None:
+    device = replace(A100, host_memory=400 * GIB)
+    said = refused(run_file, device, ranks, *engine, shape=of_size(billions))
+    assert "does not fit" in said
+    (advised,) = re.findall(r"Set engine: \{(.*?)\}", said)
+    settings = [f"engine.{key}={value}" for key, value in re.findall(r"(\w+): (\w+)", advised)]
+    plan = planned(run_file, device, ranks, *settings, shape=of_size(billions))
+    assert f"zero: {plan.zero}" in advised
+    assert (plan.offload == "cpu") == ("offload" in advised)
+
+
+def test_offloading_leaves_room_on_the_device(run_file: Path) -> None:
+    without = refused(run_file, V100, 4, "engine.zero=1", shape=of_size(13))
+    assert "offload: cpu" in without
+    plan = planned(run_file, V100, 4, "engine.zero=auto", "engine.offload=cpu", shape=of_size(7))
+    assert plan.zero == 2 and "offload cpu" in reason(plan, "engine.zero")
+    assert planned(run_file, V100, 4, "engine.offload=nvme", "engine.nvme_path=/scratch", shape=BERT).zero == 3
+
+
+def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
+    adamw, lion = (needed(RunConfig.load(run_file, [f"optimizer.name={n}"]), BERT, 4) for n in ("adamw", "lion"))
+    assert adamw[0] - lion[0] == 4 * BERT.num_parameters
+    assert adamw[3] - lion[3] == BERT.num_parameters
+
+
+def test_other_engines_say_what_a_rank_holds(run_file: Path) -> None:
+    ddp = planned(run_file, A100, 4, "engine.name=ddp")
+    assert ddp.zero == 0 and "everything on every rank" in reason(ddp, "engine.name")
+    full = planned(run_file, A100, 4, "engine.name=fsdp")
+    assert full.zero == 3 and "the least memory" in reason(full, "engine.sharding")
+    assert planned(run_file, A100, 4, "engine.name=fsdp", "engine.sharding=grad_op").zero == 2
+
+
+def test_fsdp_on_a_cpu_has_nothing_to_offload_from(run_file: Path) -> None:
+    plan = planned(run_file, CPU, 2, "engine.name=fsdp", "engine.offload=cpu")
+    assert plan.offload == "none"
+    assert reason(plan, "engine.offload") == "everything is on the CPU already"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -222,8 +222,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
 
 def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, finished: Path) -> None:
     before = (finished / "metrics.jsonl").read_bytes()
-    said = cluster.refused("train", "undisturbed2.yaml", "--processes", "1")
-    assert "step-8: this checkpoint was made with world_size 2; the run now has 1" in said
+    other = ("--set", "engine.name=ddp", "--set", "engine.zero=auto")
+    said = cluster.refused("train", "undisturbed2.yaml", "--processes", "2", *other)
+    assert "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.training.schedule import rate, warmup_steps
 
-NAMES = ("cosine", "linear", "constant")
+NAMES = ("cosine", "linear", "constant", "wsd")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,6 +25,13 @@ def test_halfway_through_the_decay(name: str, half: float) -> None:
 @pytest.mark.parametrize(("name", "end"), [("cosine", 0.0), ("linear", 0.0), ("constant", 1.0)])
 def test_the_decay_is_at_its_end_when_the_steps_are_done(name: str, end: float) -> None:
     assert rate(name, 1.0, 20, 120, 120) == pytest.approx(end)
+
+
+def test_wsd_stays_until_its_decay_and_falls_evenly_to_zero() -> None:
+    rates = [rate("wsd", 1.0, 10, 100, step, decay_steps=20) for step in range(101)]
+    assert rates[10:81] == [1.0] * 71
+    assert rates[90] == pytest.approx(0.5)
+    assert rates[99] > rates[100] == 0.0
 
 
 @pytest.mark.parametrize("name", ("cosine", "linear"))

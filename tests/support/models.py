@@ -33,7 +33,11 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
 
 
 def tiny_model_files(folder: Path, kind: str) -> dict[str, bytes]:
-    """A model repository with random weights: `bert`, `headless` (a BERT without its masked-lm head) or `gpt2`."""
+    """A model repository with random weights.
+
+    Args:
+        kind: `bert`, `steady` (a BERT without dropout), `headless` (one without its masked-lm head) or `gpt2`.
+    """
     import torch
     from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel
 
@@ -63,6 +67,7 @@ def tiny_model_files(folder: Path, kind: str) -> dict[str, bytes]:
             intermediate_size=128,
             max_position_embeddings=128,
             pad_token_id=tokenizer.pad_token_id,
+            **({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if kind == "steady" else {}),
         )
         model = BertModel(config) if kind == "headless" else BertForMaskedLM(config)
     model.save_pretrained(folder)

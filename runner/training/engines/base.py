@@ -1,11 +1,15 @@
-"""The five methods the loop knows of an engine: it neither knows nor asks which one it has."""
+"""The six methods the loop knows of an engine: it neither knows nor asks which one it has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Engine(Protocol):
@@ -13,10 +17,15 @@ class Engine(Protocol):
 
     `backward` takes the sum of losses of one micro batch, scaled so that adding up all micro batches of all ranks gives
     the gradient of the step's mean loss.
+
+    Attributes:
+        notes: what it decided by itself, a line each, for printing.
     """
 
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The module's output."""
+    notes: tuple[str, ...]
+
+    def forward(self, batch: dict[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
+        """The module's output; `last`: its backward will be the step's last one."""
         ...
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -24,17 +33,48 @@ class Engine(Protocol):
         ...
 
     def step(self, rate: float) -> float:
-        """Clips, updates with this learning rate, clears. Returns the gradient's norm before clipping."""
+        """Clips, updates with this learning rate, clears. Returns the gradient's norm before clipping.
+
+        In fp16 a step whose gradient overflowed updates nothing and halves the loss scale; its norm is inf.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's part of weights and optimizer state. All ranks call it."""
+        """Writes this rank's part of weights and optimizer state. All ranks call it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         ...
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote, at the same world size. All ranks call it."""
+        """Reads what `save` wrote on any number of ranks. All ranks call it.
+
+        Raises:
+            UsageError: this engine cannot read it on another number of ranks.
+        """
         ...
 
     def export(self) -> dict[str, Any]:
         """The whole model's weights on the CPU, by name; empty on all ranks but 0. All ranks call it."""
         ...
+
+
+def gathered(
+    module: nn.Module, dtype: torch.dtype, whole: Callable[[str, nn.Parameter], torch.Tensor], *, is_first: bool
+) -> dict[str, Any]:
+    """Weights in `dtype` and the buffers that are saved, on rank 0's CPU; empty elsewhere.
+
+    Args:
+        whole: gives a parameter unpartitioned. Called by every rank for every parameter, in the same order: it may
+            be a collective.
+    """
+    state: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        full = whole(name, parameter)
+        if is_first:
+            state[name] = full.detach().to("cpu", dtype if full.is_floating_point() else None, copy=True)
+    if is_first:
+        kept = module.state_dict().keys()  # without the buffers that are not saved
+        state |= {name: buffer.detach().cpu().clone() for name, buffer in module.named_buffers() if name in kept}
+    return state

@@ -1,30 +1,45 @@
 """DeepSpeed at ZeRO 0 to 3, on GPUs (nccl) and CPUs (gloo).
 
-What is set, and why, is in `ds_config`: a pure function of the plan and of their own ds_config.json. On a CPU nothing
-is compiled at start: DeepSpeed would build a shared-memory collective (only inference uses it) and its own Adam.
+What is set, and why, is in `ds_config`: a pure function of the plan and of their own ds_config.json. Nothing is
+compiled at start: DeepSpeed would build its own Adam for the CPU, where torch's fused one does as well, and a
+shared-memory collective that only inference uses. Only NVMe offload needs a compiler (its asynchronous files).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from runner.config import OptimizerConfig, RunConfig
-from runner.launch import RankEnvironment
+from runner.config import RunConfig
+from runner.errors import UsageError
 from runner.plan import Plan
+from runner.resume import read_state
+from runner.training.engines.base import DTYPES, gathered
+from runner.training.optimizers import make_optimizer
 
 TAG = "engine"
+CONVERTED = "universal.tmp"
 
 
-def ds_config(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """The configuration handed to DeepSpeed: theirs, with what this run decided on top. Pure."""
+def ds_config(config: RunConfig, plan: Plan, *, pin: bool = False) -> dict[str, Any]:
+    """The configuration handed to DeepSpeed: theirs, with what this run decided on top. Pure.
+
+    Args:
+        pin: whether offloaded tensors lie in pinned memory, which only a GPU has use for.
+    """
     theirs = dict(config.deepspeed)
     zero = {**dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
+    if not any(key.startswith("offload_") for key in zero):
+        zero |= _offload(config, plan, pin)
     low: dict[str, Any] = {"bf16": {"enabled": True}} if plan.precision == "bf16" else {}
     if plan.precision == "fp16":
         # loss_scale 0: dynamic, from 2**16 down.
@@ -44,53 +59,42 @@ def ds_config(config: RunConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def prepare_environment(environ: dict[str, str] | os._Environ[str], device: str) -> None:
-    """Must be called before DeepSpeed is imported: it looks for an accelerator then."""
-    if device == "cpu":
-        environ["DS_ACCELERATOR"] = "cpu"
-
-
-def init_distributed(device: str, place: RankEnvironment, meeting_file: str | None) -> None:
-    """Joins the other ranks. All five rank variables are set, or DeepSpeed would go looking for MPI.
-
-    Args:
-        meeting_file: where ranks on one machine meet; None: at MASTER_ADDR and MASTER_PORT.
-    """
-    import deepspeed
-
-    if device == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        "nccl" if device == "cuda" else "gloo",
-        auto_mpi_discovery=False,
-        verbose=False,
-        init_method=f"file://{meeting_file}" if meeting_file else None,
-        rank=place.rank,
-        world_size=place.world_size,
-    )
+def _offload(config: RunConfig, plan: Plan, pin: bool) -> dict[str, Any]:
+    """Optimizer state off the device; at stage 3 the weights too."""
+    if plan.offload == "none":
+        return {}
+    place: dict[str, Any] = {"device": plan.offload, "pin_memory": pin}
+    if plan.offload == "nvme":
+        place["nvme_path"] = config.engine.nvme_path
+    return {"offload_optimizer": place, **({"offload_param": place} if plan.zero == 3 else {})}
 
 
 class DeepSpeedEngine:
     """`deepspeed.initialize` behind the loop's protocol."""
 
-    def __init__(self, module: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> None:
-        import deepspeed
+    notes: tuple[str, ...] = ()
 
+    def __init__(self, module: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> None:
+        deepspeed = _import_joined(device)
+        if plan.offload == "nvme":
+            _check_asynchronous_files(config)
         for parameter in module.parameters():
             parameter.data = parameter.data.contiguous()  # partitioning fails on views (DeepSpeed#6571)
-        self._plan, self._clip, self._device = plan, config.optimizer.clip, device
-        settings = ds_config(config, plan)
+        self._plan, self._config, self._device = plan, config, device
+        settings = ds_config(config, plan, pin=device.type == "cuda")
         if plan.zero == 3:
             # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
             deepspeed.zero.Init(module=module, config_dict_or_path=settings)
+        # torch's fused Adam does for what is offloaded to the CPU what DeepSpeed would compile.
+        fused = device.type == "cuda" or plan.offload != "none"
+        self._base = make_optimizer(module, config.optimizer, fused=fused)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module,
-            optimizer=make_optimizer(module, config.optimizer),
-            config=settings,
-            dist_init_required=False,
+            model=module, optimizer=self._base, config=settings, dist_init_required=False
         )
+        if config.compile:
+            self._engine.compile()
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: Mapping[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
         return self._engine(**{name: tensor.to(self._device) for name, tensor in batch.items()})  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -119,38 +123,106 @@ class DeepSpeedEngine:
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
+        saved = read_state(folder)
+        # At stage 0 every rank holds everything: any number of ranks can read it.
+        if self._plan.zero == 0 or (saved.world_size, saved.zero) == (self._plan.world_size, self._plan.zero):
+            self._load(folder)
+        else:
+            self._load_converted(folder, saved.world_size)
+
+    def _load(self, folder: Path) -> None:
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 
+    def _load_converted(self, folder: Path, saved_ranks: int) -> None:
+        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint)."""
+        if self._config.optimizer.name != "adamw":
+            raise UsageError(
+                f"{folder}: DeepSpeed can read a checkpoint of {saved_ranks} ranks on {self._plan.world_size} with "
+                f"AdamW only, not with {self._config.optimizer.name}.",
+                f"Go on with {saved_ranks} ranks, or use engine.name: fsdp.",
+            )
+        converted = folder.parent / CONVERTED  # beside it: a checkpoint holds what its list names and nothing else
+        said: list[str | None] = [None]
+        if dist.get_rank() == 0:
+            said[0] = _convert(folder / TAG, converted)
+        dist.broadcast_object_list(said)
+        if said[0] is not None:
+            raise OSError(f"{folder}: converting it for {self._plan.world_size} ranks failed: {said[0]}")
+        kept = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        # Said in the configuration it would have to be known before the engine is made.
+        self._engine._config.load_universal_checkpoint = True
+        self._load(converted)
+        self._engine._config.load_universal_checkpoint = False
+        # At stage 3 DeepSpeed gives every group the decay of the first, and all weights one and the same count of
+        # steps, a tensor that each of them would increase.
+        for group, values in zip(self._optimizer.param_groups, kept, strict=True):
+            group.update(values)
+        for state in self._base.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(converted)
+        self.notes = (*self.notes, f"checkpoint of {saved_ranks} ranks converted for {self._plan.world_size}")
+
     def export(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        is_first = torch.distributed.get_rank() == 0
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self._plan.precision]
-        state: dict[str, Any] = {}
-        for name, parameter in self._engine.module.named_parameters():
-            full = parameter.data
-            if self._plan.zero == 3 or (self._plan.zero and self._plan.precision != "fp32"):
-                # A collective: every rank must ask for every parameter, in the same order.
-                full = safe_get_full_fp32_param(parameter)
-            if is_first:
-                state[name] = full.detach().to("cpu", dtype, copy=True)
-        if is_first:
-            kept = self._engine.module.state_dict().keys()  # without the buffers that are not saved
-            buffers = self._engine.module.named_buffers()
-            state |= {name: buffer.detach().cpu().clone() for name, buffer in buffers if name in kept}
-        return state
+        is_partitioned = self._plan.zero == 3 or (self._plan.zero and self._plan.precision != "fp32")
+
+        def whole(_: str, parameter: nn.Parameter) -> torch.Tensor:
+            # Only what is trained has a float32 copy; what is frozen has at stage 3 to be gathered.
+            full = safe_get_full_fp32_param(parameter) if is_partitioned and parameter.requires_grad else None
+            if full is None and hasattr(parameter, "ds_id"):
+                with deepspeed_gathered(parameter):
+                    return parameter.data.clone()
+            return parameter.data if full is None else full
+
+        return gathered(self._engine.module, DTYPES[self._plan.precision], whole, is_first=dist.get_rank() == 0)
 
 
-def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; biases and norms (vectors) do not decay, as in BERT (google-research/bert, optimization.py)."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    # A parameter that ZeRO-3 has partitioned is an empty vector; its true shape is in `ds_shape`.
-    is_vector = {id(p): len(getattr(p, "ds_shape", p.shape)) <= 1 for p in parameters}
-    groups = [
-        {"params": [p for p in parameters if not is_vector[id(p)]], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if is_vector[id(p)]], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+def deepspeed_gathered(parameter: nn.Parameter) -> Any:
+    """A context in which a parameter of stage 3 is whole on every rank."""
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameter)
+
+
+def _import_joined(device: torch.device) -> Any:
+    """DeepSpeed, in the group that the ranks have joined already."""
+    import deepspeed
+
+    if device.type == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # All five rank variables are set, but it must not go looking for MPI in any case.
+    deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def _check_asynchronous_files(config: RunConfig) -> None:
+    """NVMe offload compiles against libaio at start: said here, not in a compiler's words in the middle of it."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    lacks = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        lacks.append("libaio (libaio-devel, libaio-dev)")
+    if lacks:
+        raise UsageError(
+            f"{config.path}: engine.offload: nvme needs {', '.join(lacks)} on this node.",
+            "Set engine.offload: cpu, or load a module that has it.",
+        )
+
+
+def _convert(source: Path, target: Path) -> str | None:
+    """Runs DeepSpeed's converter, which touches no device, in a process of its own; the problem in words, or None."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(source),
+         "--output_folder", str(target / TAG), "--inject_missing_state"],
+        env={**os.environ, "DS_ACCELERATOR": "cpu"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    print(done.stdout, done.stderr, sep="\n")
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]

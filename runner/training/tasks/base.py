@@ -80,7 +80,7 @@ def load_model(
         made, origin = auto.from_config(told, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
         made, info = auto.from_pretrained(
-            str(model.path),
+            str(config.model.folder or model.path),
             local_files_only=True,
             dtype=torch.float32,
             output_loading_info=True,

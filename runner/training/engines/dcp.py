@@ -1,0 +1,86 @@
+"""torch.distributed.checkpoint, by name: each rank writes what it holds, any number of ranks reads it back.
+
+Nested dicts of tensors (whole: written once, whoever has it; DTensors: each rank its shard) and small values. Errors of
+the disk come out as OSError, on every rank.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Writes `state` into `folder`. All ranks call it.
+
+    Raises:
+        OSError: any rank could not write.
+    """
+    # Checkpoints syncs every file itself, on the rank that hashes it.
+    with _as_os_error(folder):
+        state_dict_saver.save(state, storage_writer=FileSystemWriter(folder, sync_files=False))
+
+
+def load(folder: Path, state: dict[str, Any]) -> None:
+    """Reads into the tensors of `state`, in place; small values are replaced. All ranks call it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with _as_os_error(folder):
+        state_dict_loader.load(state, storage_reader=FileSystemReader(folder))
+
+
+def saved_names(folder: Path) -> set[str]:
+    """The dotted names of everything in a checkpoint."""
+    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def empty_like_saved(folder: Path, section: str, parameters: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+    """Room for what `section` of a checkpoint keeps of each parameter: an optimizer makes its state at its first step.
+
+    What has a parameter's shape is sharded as that is; all else is whole.
+
+    Args:
+        parameters: by the names they have in the checkpoint.
+    """
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    room: dict[str, dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        prefix = f"{section}.{name}."
+        found = {key.removeprefix(prefix): entry for key, entry in saved.items() if key.startswith(prefix)}
+        if found:
+            room[name] = {key: _room(entry, parameter) for key, entry in found.items() if "." not in key}
+    return room
+
+
+def _room(entry: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(entry, TensorStorageMetadata):
+        return None
+    if entry.size == parameter.shape:
+        return torch.zeros_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+    return torch.zeros(entry.size, dtype=entry.properties.dtype)
+
+
+@contextmanager
+def _as_os_error(folder: Path) -> Iterator[None]:
+    """torch gathers the errors of all ranks in one that is no `Exception`: a full disk must stay a full disk."""
+    try:
+        yield
+    except CheckpointException as error:
+        problems = [problem for problem, _ in error.failures.values()]
+        for problem in problems:
+            if isinstance(problem, OSError) or "inline_container" in str(problem) or "write" in str(problem):
+                words = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
+                raise OSError(f"{folder}: {words}") from None
+        traceback.print_exc()
+        raise RuntimeError(f"{folder}: {problems[0]}") from error

@@ -1,0 +1,146 @@
+"""DDP and FSDP2 around a small module, on two ranks: what each did comes out as JSON on rank 0's stdout.
+
+python -m tests.support.small_engines FOLDER RUN_FILE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from runner.config import RunConfig
+from runner.plan import Plan
+from runner.training.engines import Engine, make_engine
+
+RANKS, MICRO = 2, 2
+
+
+class Layer(nn.Module):
+    """What is wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(torch.tanh(self.linear(x)))
+
+
+class Small(nn.Module):
+    """Two layers, one that is not trained, and one weight used twice; the loss is a sum, as a task's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8, bias=False)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.last = nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.frozen(self.first(x))
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return (self.last(hidden) - y).float().square().sum()
+
+
+def batch(step: int, part: int) -> dict[str, torch.Tensor]:
+    """This rank's micro batch `part` of a step."""
+    random = torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part)
+    return {"x": torch.randn(MICRO, 8, generator=random), "y": torch.randn(MICRO, 8, generator=random)}
+
+
+def one_step(engine: Engine, step: int, spoiled: bool = False) -> tuple[float, float]:
+    """The loss over both ranks, and the norm; `spoiled`: rank 1's gradient overflows."""
+    total = torch.zeros(())
+    for part in range(2):
+        inputs = batch(step, part)
+        if spoiled and dist.get_rank() == 1 and part == 0:
+            inputs["y"][0, 0] = 1e30
+        # Small, so that the first loss scale, 2**16, does not overflow by itself.
+        loss = engine.forward(inputs, last=part == 1) / (1000 * RANKS * MICRO * 2)
+        engine.backward(loss, last=part == 1)
+        total += loss.detach()
+    norm = engine.step(0.01)
+    dist.all_reduce(total)
+    return total.item(), norm
+
+
+def made(run_file: Path, engine: str, optimizer: str, precision: str) -> Engine:
+    """A fresh engine around the same weights."""
+    overrides = [f"engine.name={engine}", f"optimizer.name={optimizer}"]
+    if engine == "fsdp":
+        overrides.append("engine.wrap={layer: Layer}")
+    plan = Plan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, 3 if engine == "fsdp" else 0, ())
+    return make_engine(Small(), RunConfig.load(run_file, overrides), plan, torch.device("cpu"))
+
+
+def learn_and_resume(folder: Path, run_file: Path, engine: str, optimizer: str, precision: str) -> dict[str, Any]:
+    """Six steps; then the last three again from a checkpoint after the third, in a new engine."""
+    first = made(run_file, engine, optimizer, precision)
+    steps = [one_step(first, step, spoiled=precision == "fp16" and step == 1) for step in range(3)]
+    before = first.export()
+    first.save(folder)
+    steps += [one_step(first, step) for step in range(3, 6)]
+    second = made(run_file, engine, optimizer, precision)
+    second.load(folder)
+    again = second.export()
+    resumed = [one_step(second, step) for step in range(3, 6)]
+    same = all(torch.equal(before[name], again[name]) for name in before)
+    names = sorted(before) if dist.get_rank() == 0 else []
+    return {"steps": steps, "resumed": resumed, "same": same, "names": names}
+
+
+def full_disk(folder: Path, run_file: Path, engine: str) -> str:
+    """What this rank says when rank 1 may write no more than a page."""
+    made_one = made(run_file, engine, "adamw", "fp32")
+    one_step(made_one, 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        made_one.save(folder)
+    except OSError as error:
+        return f"OSError {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "saved"
+
+
+def one_rank(rank: int, folder: Path, run_file: Path) -> None:
+    """Everything, on one rank."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
+    cases = [(e, o, "fp32") for e in ("ddp", "fsdp") for o in ("adamw", "lion")]
+    cases += [("ddp", "adafactor", "fp32"), ("ddp", "adamw", "fp16"), ("fsdp", "adamw", "fp16")]
+    cases += [("ddp", "adamw", "bf16"), ("fsdp", "adamw", "bf16")]
+    results: dict[str, Any] = {}
+    for case in cases:
+        name = "-".join(case)
+        results[name] = learn_and_resume(folder / name, run_file, *case)
+    for engine in ("ddp", "fsdp"):
+        told: list[Any] = [None] * RANKS
+        dist.all_gather_object(told, full_disk(folder / f"full-{engine}", run_file, engine))
+        results[f"full-{engine}"] = told
+    if rank == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+
+    mp.spawn(one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS)
