@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -39,6 +40,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         PolicyError: the bundle has to be verified, and is not.
         IncompleteError: the disk is too small for the checkpoints.
     """
+    _check_installed(config)
     verified = _check_verified(config, inputs)
     model = inputs.model
     shape = ModelShape.of(model.settings, count_parameters(model))
@@ -73,6 +75,17 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
             f"model state a rank, by ZeRO stage, on {world_size} ranks ({STATE_BYTES} bytes a parameter): {sizes}"
         )
     return [*lines, resumed] if resumed else lines
+
+
+def _check_installed(config: RunConfig) -> None:
+    """What the run file asks for beyond torch and transformers; an environment of the bundle may have what we lack."""
+    needs = {
+        f"engine.name: {config.engine.name}": "deepspeed" if config.engine.name == "deepspeed" else None,
+        f"optimizer.name: {config.optimizer.name}": "bitsandbytes" if config.optimizer.name.endswith("8bit") else None,
+    }
+    for key, package in needs.items():
+        if package and config.environment is None and importlib.util.find_spec(package) is None:
+            raise UsageError(f"{config.path}: {key} needs {package}, which is not installed.", f"pip install {package}")
 
 
 def _check_verified(config: RunConfig, inputs: Inputs) -> str:

@@ -48,7 +48,10 @@ def read_state(folder: Path) -> TrainingState:
         OSError: it cannot be read.
         ValueError: it is not a state this version knows.
     """
-    document = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    try:
+        document = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{STATE}: {error}") from None
     names = {field.name for field in dataclasses.fields(TrainingState)}
     if not isinstance(document, dict) or set(document) - names:
         raise ValueError(f"{STATE} is of another version")

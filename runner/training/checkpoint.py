@@ -176,12 +176,13 @@ class Checkpoints:
 
 
 def _read_best(folder: Path) -> tuple[int, float] | None:
-    """The best step and its validation loss, if one was noted."""
+    """The best step and its validation loss, if one was noted and its checkpoint was written."""
     try:
         document = json.loads((folder / BEST).read_text(encoding="utf-8"))
-        return int(document["step"]), float(document["validation_loss"])
+        step, value = int(document["step"]), float(document["validation_loss"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return (step, value) if (folder / f"step-{step}").is_dir() else None
 
 
 def _share(folder: Path, ranks: Ranks) -> list[Path]:

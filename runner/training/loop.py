@@ -93,6 +93,7 @@ class Trainer:
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
+    is_best: bool = False
     resumed_at_end: bool = False
 
     @staticmethod
@@ -173,7 +174,7 @@ class Trainer:
             self.evaluation_due = self.is_evaluation_time()
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
-            if self.should_stop or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
+            if self.should_stop or self.is_best or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
                 self.save()
         finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
@@ -250,11 +251,13 @@ class Trainer:
         if found is not None:
             self.evaluation_due = False
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
+            self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
         self.checkpoints.save(self.engine, self.state())
+        self.is_best = False
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
 
     def leave(self) -> None:

@@ -166,6 +166,17 @@ def test_what_does_not_go_together_is_told_with_its_line(tmp_path: Path, lines: 
     assert found.startswith("mine.yaml:5:")
 
 
+def test_first_weights_are_looked_for_beside_the_run_file(tmp_path: Path) -> None:
+    text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: output/first/model}")
+    assert "mine.yaml:3: `output/first/model` is neither `pretrained` nor `scratch`" in refused(tmp_path, text)
+    folder = tmp_path / "output" / "first" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text("")
+    assert load(tmp_path, text).model.folder == folder
+    assert load(tmp_path).model.folder is None
+
+
 @pytest.mark.parametrize(("every", "seconds"), [("30 s", 30), ("10 min", 600), ("1.5h", 5400), ("500", None)])
 def test_checkpoints_come_by_steps_or_by_the_clock(tmp_path: Path, every: str, seconds: float | None) -> None:
     config = load(tmp_path, f"{SMALLEST}checkpoint: {{every: {every}}}\n")

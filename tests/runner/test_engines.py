@@ -46,6 +46,8 @@ def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int) -> Pa
         name,
         model={"asset": "steady-bert"},
         dataset={"asset": "reference", "limit": {"train": 300}, "validation": None},
+        # A calm run: where the loss jumps about, so do roundings.
+        optimizer={"lr": 1.0e-3, "weight_decay": 1.0},
         schedule={"name": "constant", "warmup": 0},
         checkpoint={"every": 1000, "keep": 1},
         engine=engine,
@@ -70,6 +72,7 @@ def assert_like_ddp(cluster: Cluster, name: str, steps: int, difference: float) 
         expected, found = metrics(cluster.output("ddp"), key)[:steps], metrics(cluster.output(name), key)
         assert [step for step, _ in found] == list(range(1, steps + 1))
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=difference), key
+    assert found[-1][1] > 0
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "ddp"])
@@ -94,3 +97,21 @@ def travelled(on_two: Cluster) -> Cluster:
 @pytest.mark.parametrize("journey", JOURNEYS)
 def test_a_run_goes_on_exactly_on_any_number_of_ranks(travelled: Cluster, journey: str) -> None:
     assert_like_ddp(travelled, journey, 12, 1e-5)
+
+
+def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) -> None:
+    on_two.write(
+        "second",
+        model={"asset": "steady-bert", "init": "output/zero3/model"},
+        engine={"name": "fsdp"},
+        activation_checkpointing=True,
+        precision="bf16",
+        steps=2,
+        schedule={"name": "wsd", "warmup": 0, "decay": 1},
+        checkpoint={"every": "1 h", "keep": 1},
+    )
+    folder = on_two.trained("second")
+    before = [loss for _, loss in metrics(on_two.output("ddp"))]
+    after = [loss for _, loss in metrics(folder)]
+    assert after[0] < before[0] - 1.5
+    assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-2"}

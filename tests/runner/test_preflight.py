@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -308,6 +309,40 @@ def test_parameters_are_counted_as_the_library_counts_them(resolved: tuple[RunCo
     with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
         expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
     assert count_parameters(inputs.model) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "package"),
+    [("engine.name=deepspeed", "deepspeed"), ("optimizer.name=adamw_8bit", "bitsandbytes")],
+)
+def test_a_package_that_is_missing_is_told_before_anything_starts(
+    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch, override: str, package: str
+) -> None:
+    import importlib.util
+
+    config, inputs, folder = resolved
+    key, _, value = override.partition("=")
+    engine = "ddp" if key.startswith("optimizer") else "deepspeed"
+    config = replace(config, engine=replace(config.engine, name=engine))
+    if key.startswith("optimizer"):
+        config = replace(config, optimizer=replace(config.optimizer, name=value))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=f"needs {package}"):
+        check(config, inputs, folder, 2)
+
+
+def test_first_weights_of_another_model_are_refused(
+    resolved: tuple[RunConfig, Inputs, RunFolder], tmp_path: Path
+) -> None:
+    config, inputs, folder = resolved
+    other = tmp_path / "model"
+    shutil.copytree(inputs.model.path, other)
+    config = replace(config, model=replace(config.model, init=str(other)))
+    check(config, inputs, folder, 2)
+    wider = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**wider, "hidden_size": 128}))
+    with pytest.raises(UsageError, match="are not of the shape of"):
+        check(config, inputs, folder, 2)
 
 
 def test_an_encoder_is_not_trained_to_guess_what_it_sees(cluster: Cluster) -> None:
