@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.config import RunConfig
 from runner.data.instruction import Writer
-from runner.data.recipe import data_key, documents_of, image_side, recipes
+from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
@@ -64,8 +64,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         *(_described(config, data, length) for data in inputs.datasets),
         *([f"packing.documents: {documents.value}  ({documents.reason})"] if how is not None else []),
         *([f"samples are written {how}"] if how else []),
-        f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model"
-        + (f", {human_size(pixels)} of it for decoded images" if pixels else ""),
+        f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
     ]
     if world_size is not None:
         sizes = ", ".join(
@@ -105,16 +104,6 @@ def disk_needed(config: RunConfig, shape: ModelShape) -> int:
     A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
     """
     return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
-
-
-def pixels_needed(inputs: Inputs) -> int:
-    """Bytes of the decoded images of a run, at most: three for each pixel of each row."""
-    total = 0
-    for data in inputs.datasets:
-        for role, split in (("train", data.train), ("validation", data.validation)):
-            rows = min(split.rows, data.settings.limit.get(role, split.rows)) if split else 0
-            total += 3 * rows * image_side(data.settings, inputs.model) ** 2
-    return total
 
 
 def count_parameters(model: ModelInput) -> int | None:
