@@ -18,6 +18,7 @@ from runner.errors import UsageError
 from runner.inputs import Inputs
 
 STATE = "state.json"
+MAY_BE_ABSENT = ("lora", "quantization")  # of a signature; what is absent was not used
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
         "batch.global": total,
         "seed": config.seed,
         "optimizer": config.optimizer.name,
+        "lora": config.lora.words if config.lora else None,
+        "quantization": config.quantization.words if config.quantization else None,
     }
     return {key: value for key, value in known.items() if value is not None}
 
@@ -95,9 +98,9 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     before = {**asdict(found), **found.signature}
     after = {**asdict(now), **now.signature}
     _check_engine(found, now.engine, now.zero, folder)
-    for key in ("precision", *now.signature):
-        if before.get(key) != after[key]:
-            raise _not_this_run(folder, key, before.get(key), after[key])
+    for key in ("precision", *dict.fromkeys((*now.signature, *MAY_BE_ABSENT))):
+        if before.get(key) != after.get(key):
+            raise _not_this_run(folder, key, before.get(key), after.get(key))
 
 
 def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: Path) -> None:
@@ -128,9 +131,9 @@ def check_before_launch(
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
     for folder, found in _readable(checkpoints):
-        for key, value in now.items():
-            if found.signature.get(key) != value:
-                raise _not_this_run(folder, key, found.signature.get(key), value)
+        for key in dict.fromkeys((*now, *MAY_BE_ABSENT)):
+            if found.signature.get(key) != now.get(key):
+                raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
         _check_engine(found, engine, None, folder)
         if steps is not None:
             check_not_past_the_end(found.step, steps, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from runner.errors import IncompleteError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.node_local import running_tree
-from runner.plan import Device, ModelShape, Plan, decide, num_steps
-from runner.preflight import count_parameters
+from runner.plan import Device, Plan, decide, num_steps
+from runner.preflight import shape_of
 from runner.records import RunFolder, environment_record, write_json
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.batches import Order, Part, by_length
@@ -110,8 +110,7 @@ class Trainer:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
-        shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
-        plan = decide(config, shape, facts, ranks.world_size)
+        plan = decide(config, shape_of(config, inputs.model), facts, ranks.world_size)
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
         wanted = recipes(config, inputs, plan.sequence_length)
         stores = {
@@ -121,7 +120,9 @@ class Trainer:
         weights = [recipe.dataset.weight for recipe in wanted["train"]]
         order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
         steps = num_steps(config, len(order), plan.total)
-        task = task_named(config.task)(config, inputs.model, stores["train"].facts)
+        # How LoRA keeps what it does not train follows from the precision.
+        decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
+        task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
         engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts))
@@ -272,9 +273,11 @@ class Trainer:
         if self.resumed_at_end and self.ranks.any(self.folder.model.is_dir()):
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
-        state = self.engine.export()
+        lora = self.config.lora
+        state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
         if self.ranks.is_first:
-            export(self.task.model, "model.", state, self.inputs.model, self.folder.model)
+            weights = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+            export(self.task.model, weights, lora, self.inputs.model, self.folder.model)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 

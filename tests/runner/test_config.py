@@ -123,21 +123,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "lora: {rank: 8}",
-        "quantization: {bits: 4}",
-    ],
-)
-def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(tmp_path: Path, line: str) -> None:
-    key = line.partition(":")[0]
-    kept = [given for given in SMALLEST.splitlines() if not given.startswith(f"{key}:")]
-    said = refused(tmp_path, "\n".join([*kept, line, ""]))
-    assert "is valid, but this version does not do it yet" in said
-    assert said.startswith(f"mine.yaml:{len(kept) + 1}:")
-
-
-@pytest.mark.parametrize(
     ("lines", "said"),
     [
         ("engine: {name: fsdp, zero: 2}", "`engine.zero` belongs to deepspeed; the engine is fsdp"),
