@@ -201,8 +201,8 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
     _check_first_weights(config, model)
     if config.lora is not None and "quantization_config" in model.settings:
         raise UsageError(
-            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); LoRA here begins with "
-            "whole weights, and quantises them itself.",
+            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); LoRA here begins "
+            "with whole weights, and quantises them itself.",
             "Stage the model that it was made from.",
         )
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):

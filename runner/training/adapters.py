@@ -48,7 +48,7 @@ def loading(config: RunConfig) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": wanted.double,
         "bnb_4bit_compute_dtype": computed,
     }
-    settings: Any = BitsAndBytesConfig(**(four if wanted.bits == 4 else {"load_in_8bit": True}))
+    settings: Any = BitsAndBytesConfig(**(four if wanted.bits == 4 else {"load_in_8bit": True}))  # type: ignore[no-untyped-call]
     # Quantised where it is used: layouts differ between devices.
     place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     return {"dtype": computed, "quantization_config": settings, "device_map": {"": place}}
@@ -151,6 +151,8 @@ def merged(model: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any, Weight
     Returns:
         A model of the same class that has no weights, and its weights by name.
     """
+    from transformers.pytorch_utils import Conv1D
+
     whole = dict(_unpacked(model)) | dict(weights)
     result: Weights = {}
     for name, tensor in whole.items():
@@ -162,6 +164,10 @@ def merged(model: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any, Weight
         if hasattr(layer, "lora_A") and hasattr(layer, "scaling"):
             base = result[f"{name}.weight"]
             result[f"{name}.weight"] = (base.float() + _delta(layer, name, whole)).to(base.dtype)
+    for name, module in model.named_modules():
+        if getattr(module, "source_cls", None) is Conv1D:  # bitsandbytes has it the other way round
+            key = f"{name.removesuffix('.base_layer')}.weight"
+            result[key] = result[key].T.contiguous()
     dtype = next(t.dtype for name, t in whole.items() if t.is_floating_point() and "lora_" not in name)
     settings = copy.deepcopy(model.config)
     if hasattr(settings, "quantization_config"):
@@ -173,7 +179,7 @@ def merged(model: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any, Weight
 
 def _delta(layer: Any, name: str, whole: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """What the two matrices of a layer add to its weight, float32, in the weight's shape."""
-    scale = layer.scaling["default"]
+    scale = float(layer.scaling["default"])
     if f"{name}.lora_embedding_A{OURS}" in whole:
         first, second = (whole[f"{name}.lora_embedding_{which}{OURS}"].float() for which in "AB")
         return (second @ first).T * scale

@@ -28,7 +28,8 @@ def export(model: Any, weights: Mapping[str, Any], lora: LoraConfig | None, sour
     if lora is not None and not lora.merge:
         write_adapter(model, dict(weights), temporary)
     else:
-        _write_whole(*(merged(model, weights) if lora else (model, dict(weights))), temporary)
+        whole, complete = merged(model, weights) if lora else (model, dict(weights))
+        _write_whole(whole, complete, temporary)
     for name in source.digests:
         if _belongs_to_tokenizer(name) and not (temporary / name).exists():
             shutil.copyfile(source.path / name, temporary / name)

@@ -28,7 +28,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "int8-ddp": {"engine": {"name": "ddp"}, "quantization": {"bits": 8}},
 }
 # Stopped after step 3 and gone on with; then the matrices are merged in.
-STOPPED = ("lora-ddp", "lora-zero2", "nf4-ddp", "nf4-zero2")
+STOPPED = ("lora-ddp", "nf4-zero2")
 STEPS = 6
 SAME_MODEL = [(name, f"{name.partition('-')[0]}-ddp") for name in RUNS if not name.endswith("-ddp")]
 
@@ -149,3 +149,44 @@ def loss_of(model: Any, cluster: Cluster, name: str) -> float:
     model.eval()
     with torch.no_grad():
         return float(model(input_ids=ids, labels=labels).loss)
+
+
+@pytest.mark.parametrize(
+    ("asset", "task", "quantization"),
+    [("gpt2-bare", "causal-lm", None), ("gpt2-bare", "causal-lm", NF4), ("tiny-vit", "image-classification", None)],
+)
+def test_merging_changes_nothing_in_layers_of_other_kinds(
+    shared_cluster: Cluster, asset: str, task: str, quantization: dict[str, Any] | None
+) -> None:
+    """Layers that keep their weights transposed, and a head for other classes, trained whole."""
+    import torch
+    import transformers
+
+    from runner.training.adapters import merged
+    from runner.training.tasks.base import load_model
+
+    images = task == "image-classification"
+    data = {"asset": "cifar-10", "validation": "test"} if images else {"asset": "reference"}
+    path = shared_cluster.write(
+        "other", task=task, model={"asset": asset}, dataset=data, lora={}, quantization=quantization,
+        sequence_length=None, engine={"name": "ddp"},
+    )  # fmt: skip
+    config = RunConfig.load(path)
+    source = resolve(config, shared_cluster.bundle).model
+    auto = getattr(transformers, f"AutoModelFor{'ImageClassification' if images else 'CausalLM'}")
+    extra: dict[str, Any] = {"fresh": ("classifier",), "num_labels": 10} if images else {}
+    model, note = load_model(auto, config, source, **extra)
+    assert ("peft's own for gpt2" in note) or ("and all of classifier" in note)
+    model.eval()
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        torch.nn.init.normal_(parameter, std=0.2)
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randn(2, 3, 32, 32, generator=random)
+    given = {"pixel_values": pixels} if images else {"input_ids": torch.arange(48).view(2, 24)}
+    trained = {name: p.detach() for name, p in model.named_parameters() if quantization is None or p.requires_grad}
+    bare, weights = merged(model, trained)
+    whole = type(bare)(bare.config).eval()
+    assert not whole.load_state_dict(weights, strict=False).unexpected_keys
+    whole.tie_weights()
+    with torch.no_grad():
+        assert torch.allclose(whole(**given).logits, model(**given).logits, atol=1e-4)

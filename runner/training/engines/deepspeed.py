@@ -148,7 +148,7 @@ class DeepSpeedEngine:
             raise UsageError(
                 f"{folder}: DeepSpeed does not convert a checkpoint of LoRA for other ranks or another stage; it was "
                 f"written by {saved_ranks} ranks.",
-                f"Go on with {saved_ranks} ranks and the same stage, or begin anew with engine.name: ddp: any number goes.",
+                f"Go on with {saved_ranks} ranks and the same stage, or begin anew with engine.name: ddp.",
             )
         if self._config.optimizer.name != "adamw":
             raise UsageError(
