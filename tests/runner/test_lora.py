@@ -52,8 +52,9 @@ def trained(shared_cluster: Cluster) -> Cluster:
     """All runs to their ends on two ranks, and those that are stopped twice."""
     runs = [write(shared_cluster, name, STEPS, settings) for name, settings in RUNS.items()]
     for name in STOPPED:
-        runs.append(write(shared_cluster, f"{name}-stopped.1", 3, RUNS[name]))
-        runs.append(write(shared_cluster, f"{name}-stopped.2", STEPS, RUNS[name], merge=True))
+        often = {**RUNS[name], "evaluation": {"every": 1}}  # which must change nothing
+        runs.append(write(shared_cluster, f"{name}-stopped.1", 3, often))
+        runs.append(write(shared_cluster, f"{name}-stopped.2", STEPS, often, merge=True))
     done = shared_cluster.run("prepare", "lora-ddp.yaml")
     assert done.returncode == 0, done.stderr
     in_ranks(shared_cluster, 2, *runs)
@@ -85,7 +86,7 @@ def test_quantised_weights_are_other_weights(trained: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_run_that_was_stopped_goes_on_exactly(trained: Cluster, name: str) -> None:
+def test_a_run_that_was_stopped_and_evaluated_at_every_step_goes_on_exactly(trained: Cluster, name: str) -> None:
     assert losses(trained, f"{name}-stopped") == pytest.approx(losses(trained, name), abs=1e-6)
 
 
@@ -132,6 +133,9 @@ def base(folder: Path, quantization: dict[str, Any] | None) -> Any:
         folder, dtype=torch.float32, quantization_config=settings, output_loading_info=True
     )
     assert not told["missing_keys"] and not told["unexpected_keys"]
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # or bitsandbytes rounds the scales, see runner.training.adapters
     return model
 
 
@@ -188,5 +192,4 @@ def test_merging_changes_nothing_in_layers_of_other_kinds(
     whole = type(bare)(bare.config).eval()
     assert not whole.load_state_dict(weights, strict=False).unexpected_keys
     whole.tie_weights()
-    with torch.no_grad():
-        assert torch.allclose(whole(**given).logits, model(**given).logits, atol=1e-4)
+    assert torch.allclose(whole(**given).logits, model(**given).logits, atol=1e-4)
