@@ -19,8 +19,10 @@ from typing import IO
 
 from runner.errors import UsageError
 from runner.master import free_port, master_address, read_ephemeral_ports
-from runner.ranks import RANK_FLAG, SENTINEL, TORCH_VARIABLES, recorded_signals, say
+from runner.ranks import RANK_FLAG, SENTINEL, TORCH_VARIABLES, recorded_signals, say, tell_of_hang
 from runner.slurm import SlurmJobEnvironment, master_port, task_counts
+from runner.vitals import ASK_FOR_STACKS
+from runner.watch import Watch
 
 MAX_REQUEUES = 32
 """A job that was requeued this often is left alone: something other than progress keeps bringing it back."""
@@ -88,11 +90,17 @@ def srun_environment(job: SlurmJobEnvironment, environ: Mapping[str, str], port:
     }
 
 
-def run_batch(argv: Sequence[str], run_folder: Path, environ: Mapping[str, str] | None = None) -> int:
+def run_batch(
+    argv: Sequence[str],
+    run_folder: Path,
+    environ: Mapping[str, str] | None = None,
+    hang_after_s: float | None = None,
+) -> int:
     """Runs `argv` as the ranks of this job and waits; requeues the job if they saved because of a signal.
 
     Slurm signals the ranks itself (`--signal=TERM@300`). A stop signal that reaches this process is handed on as
-    SIGUSR1, which srun gives to every rank; SIGTERM would make srun kill them.
+    SIGUSR1, which srun gives to every rank; SIGTERM would make srun kill them. A hang is told with each rank's stack;
+    then the ranks are ended.
 
     Returns:
         0 done; the first failing rank's code if it is one of the contract (1 otherwise); 5 stopped: submit again.
@@ -109,7 +117,11 @@ def run_batch(argv: Sequence[str], run_folder: Path, environ: Mapping[str, str] 
     _describe(job, command, variables)
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)
-    code, first_end = _srun(command, variables)
+    watch = Watch(run_folder / "logs", job.num_nodes * tasks_per_node(job), hang_after_s)
+    code, first_end, hang = _srun(command, variables, watch)
+    if hang:
+        say("the ranks were ended; submit the run again to resume from its last checkpoint")
+        return 5
     if sentinel.exists():
         # Rank 0 wrote it after everyone had saved: whatever happened while the ranks went away, they can resume.
         sentinel.unlink()
@@ -117,6 +129,9 @@ def run_batch(argv: Sequence[str], run_folder: Path, environ: Mapping[str, str] 
     if first_end.startswith(_TOLD_TO_STOP):
         say("the ranks were told to stop before they could save")
         return _requeue(job)
+    if code:
+        for line in watch.report_failure():
+            print(line, file=sys.stderr)
     return _exit_code(code, first_end)
 
 
@@ -134,9 +149,10 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], variables: Mappi
     say(" ".join(command))
 
 
-def _srun(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Runs srun. Returns its exit code and what it first said about a task that ended badly."""
+def _srun(command: Sequence[str], variables: Mapping[str, str], watch: Watch) -> tuple[int, str, bool]:
+    """Runs srun. Returns its exit code, what it first said about a task that ended badly, and whether ranks hung."""
     first_end: list[str] = []
+    hang = False
 
     def pass_on(stderr: IO[bytes]) -> None:
         for line in stderr:
@@ -160,9 +176,14 @@ def _srun(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, st
             while received:
                 say(f"{signal.Signals(received.popleft()).name} received: the ranks save a checkpoint and stop")
                 process.send_signal(signal.SIGUSR1)
+            if not hang and (silent := watch.silent()):
+                hang = True
+                process.send_signal(ASK_FOR_STACKS)
+                tell_of_hang(watch, silent)
+                process.terminate()  # srun kills the tasks, and those that do not answer after Slurm's KillWait
             time.sleep(0.1)
         reader.join(timeout=5)
-    return process.returncode, first_end[0] if first_end else ""
+    return process.returncode, first_end[0] if first_end else "", hang
 
 
 def _exit_code(code: int, first_end: str) -> int:

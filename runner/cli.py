@@ -101,22 +101,45 @@ def train(
 @main.command()
 @_run_options
 @click.option("--print", "only_print", is_flag=True, help="Print the sbatch script; submit nothing.")
-def submit(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], only_print: bool) -> None:
+@click.option(
+    "--array",
+    "axes",
+    multiple=True,
+    metavar="KEY=A,B,...",
+    help="A sweep: a job array with one run for each value. May be repeated: every combination.",
+)
+def submit(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    only_print: bool,
+    axes: tuple[str, ...],
+) -> None:
     """Write the sbatch script into the run folder and submit it."""
     from runner import offline
     from runner.sbatch import sbatch_script
     from runner.submit import request
     from runner.submit import submit as submit_job
+    from runner.sweep import members
     from runner.train import Run
 
     offline.set_variables(os.environ)
     loaded = Run.load(run, bundle, output, overrides)
-    wanted = request(loaded.config, bundle, loaded.folder.root, overrides)
+    sweep = members(axes) if axes else ()
+    runs = [
+        Run.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides)) for member in sweep
+    ]
+    wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
     if only_print:
         click.echo(sbatch_script(wanted), nl=False)
         return
-    loaded.check(wanted.nodes * wanted.tasks_per_node, click.echo)
+    for checked in runs or [loaded]:
+        if sweep:
+            click.echo(f"{checked.folder.root.name}:")
+        checked.check(wanted.nodes * wanted.tasks_per_node, click.echo)
     job = submit_job(wanted)
     click.echo(f"submitted job {job}; follow it: squeue -j {job}")
     click.echo(f"  script: {wanted.script}")
-    click.echo(f"  log:    {str(wanted.log).replace('%j', str(job))}")
+    log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
+    click.echo(f"  log:    {log}")

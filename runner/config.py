@@ -138,6 +138,7 @@ class SlurmConfig:
     time: str | None = setting(None, "the site's default")
     modules: tuple[str, ...] = setting((), "none")
     setup: tuple[str, ...] = setting((), "nothing")
+    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is")
     options: dict[str, str | int | float | bool] = setting(dict, "none")
 
 
@@ -183,6 +184,7 @@ class RunConfig:
     environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
+    hang_after: float | Auto = setting("auto", "ten times the longest silence so far; 300 s at least", above=0)
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
     path: Path = field(default=Path("run.yaml"))

@@ -17,6 +17,7 @@ __all__ = [
     "DamageError",
     "IncompleteError",
     "Lines",
+    "LostPeerError",
     "PolicyError",
     "StageError",
     "UsageError",
@@ -30,3 +31,7 @@ __all__ = [
     "wall",
     "write_atomically",
 ]
+
+
+class LostPeerError(IncompleteError):
+    """This rank only lost another one: whoever looks for the cause looks there."""

@@ -211,7 +211,7 @@ def _spread(
 ) -> tuple[int, Choice]:
     """What the ranks partition, as a ZeRO stage."""
     engine = config.engine
-    needs = needed(config, shape, world_size)
+    needs = state_needed(config, shape, world_size)
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
         return zero, Choice("engine.zero", zero, why)
@@ -243,7 +243,7 @@ def _zero(
             return stage, "stage 0 offloads nothing"
         # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
         return stage, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
-    highest = 2 if config.quantization else 3  # packed bytes cannot be partitioned as weights
+    highest = max(needs)
     for stage in range(lowest, highest + 1):
         if needs[stage] <= room:
             where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
@@ -297,9 +297,13 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
     return f"Use at least {math.ceil(shape.num_parameters * state_bytes_each(config) / room)} devices."
 
 
-def needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
-    """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload."""
-    return {stage: model_state(config, shape, stage, world_size, config.engine.offload) for stage in range(4)}
+def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
+    """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload.
+
+    Packed bytes cannot be partitioned as weights: quantised, there is no stage 3.
+    """
+    stages = range(3 if config.quantization else 4)
+    return {stage: model_state(config, shape, stage, world_size, config.engine.offload) for stage in stages}
 
 
 def model_state(config: RunConfig, shape: ModelShape, stage: int, world_size: int, offload: str = "none") -> int:

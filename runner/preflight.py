@@ -21,7 +21,7 @@ from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
 from runner.lora import with_lora
-from runner.plan import ModelShape, check_batch, model_state, sequence_length, state_in_words
+from runner.plan import ModelShape, check_batch, sequence_length, state_in_words, state_needed
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
 
@@ -69,13 +69,10 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model",
     ]
     if world_size is not None:
-        sizes = ", ".join(
-            f"{stage}: {human_size(model_state(config, shape, stage, world_size))}"
-            for stage in ((0, 1, 2) if config.quantization else range(4))
-        )
-        lines.append(
-            f"model state a rank, by ZeRO stage, on {world_size} ranks ({state_in_words(config, shape)}): {sizes}"
-        )
+        state = state_needed(config, shape, world_size)
+        sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
+        words = state_in_words(config, shape)
+        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({words}): {sizes}")
     return [*lines, resumed] if resumed else lines
 
 

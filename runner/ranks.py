@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from runner.vitals import ASK_FOR_STACKS
+from runner.watch import Watch
+
 RANK_FLAG = "AIRLIFT_RANK"
 """Set to 1 in every rank that Airlift starts."""
 
@@ -39,33 +42,44 @@ KILL_AFTER_S = 5.0
 TAIL_LINES = 20
 
 
-def run_local(argv: Sequence[str], processes: int, run_folder: Path, environ: Mapping[str, str] | None = None) -> int:
+def run_local(
+    argv: Sequence[str],
+    processes: int,
+    run_folder: Path,
+    environ: Mapping[str, str] | None = None,
+    hang_after_s: float | None = None,
+) -> int:
     """Runs `argv` as `processes` ranks on this machine and waits for them.
 
-    Rank 0 writes to our stdout and stderr, the others to `<run folder>/logs/rank-N.log`. When one fails, the end
-    of its log is shown and the others are ended: SIGTERM, five seconds later SIGKILL. SIGTERM, SIGINT and SIGHUP
+    Rank 0 writes to our stdout and stderr, the others to `<run folder>/logs/rank-N.log`. When one fails, what it left
+    as the reason (else the end of its log) is shown and the others are ended: SIGTERM, five seconds later SIGKILL. A
+    rank without a sign of life is a hang: told with each rank's stack, and ended likewise. SIGTERM, SIGINT and SIGHUP
     arrive at the ranks as SIGTERM, SIGUSR1 as itself; a second SIGINT ends them at once. Ranks die with us.
 
     Returns:
         0 done; the first failing rank's code if it is one of the contract (1 otherwise); 5 when stopped by a
-        signal, with or without a checkpoint: the same command goes on from the newest one.
+        signal or hanging, with or without a checkpoint: the same command goes on from the newest one.
     """
     environ = dict(os.environ if environ is None else environ)
     meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
     common = _common_environment(environ, processes, meeting)
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)
+    watch = Watch(run_folder / "logs", processes, hang_after_s)
     ranks: list[_LocalRank] = []
     with recorded_signals() as received:
         try:
             for rank in range(processes):
                 ranks.append(_LocalRank.start(argv, rank, processes, common, run_folder / "logs"))
-            failed, stopped = _watch(ranks, received)
+            failed, stopped, hang = _watch(ranks, received, watch)
         finally:
             _end(ranks)
             shutil.rmtree(meeting, ignore_errors=True)
+    if hang:
+        say("the ranks were ended; run the same command again to resume from the last checkpoint")
+        return 5
     if failed is not None:
-        return _report(failed, stopped)
+        return _report(failed, stopped, watch)
     if sentinel.exists():
         sentinel.unlink()
         say("stopped by a signal; run the same command again to resume")
@@ -176,8 +190,8 @@ def recorded_signals() -> Iterator[deque[int]]:
             signal.signal(number, handler)
 
 
-def _watch(ranks: Sequence[_LocalRank], received: deque[int]) -> tuple[_LocalRank | None, bool]:
-    """Waits for the ranks. Returns the first that failed, if any, and whether a stop was asked for."""
+def _watch(ranks: Sequence[_LocalRank], received: deque[int], watch: Watch) -> tuple[_LocalRank | None, bool, bool]:
+    """Waits for the ranks. Returns the first that failed, if any, whether a stop was asked for, whether they hang."""
     stopped = False
     interrupts = 0
     while True:
@@ -185,7 +199,7 @@ def _watch(ranks: Sequence[_LocalRank], received: deque[int]) -> tuple[_LocalRan
             number = received.popleft()
             interrupts += number == signal.SIGINT
             if interrupts > 1:
-                return next((r for r in ranks if r.process.poll() is None), None), True
+                return next((r for r in ranks if r.process.poll() is None), None), True, False
             if not stopped:
                 say(f"{signal.Signals(number).name} received: the ranks save a checkpoint and stop")
             stopped = True
@@ -195,10 +209,22 @@ def _watch(ranks: Sequence[_LocalRank], received: deque[int]) -> tuple[_LocalRan
         failed = [rank for rank, code in zip(ranks, codes, strict=True) if code]
         if failed:
             # Killed from outside comes first: the others then fail because they lost it.
-            return min(failed, key=lambda rank: rank.process.returncode > 0), stopped
+            return min(failed, key=lambda rank: rank.process.returncode > 0), stopped, False
         if all(code == 0 for code in codes):
-            return None, stopped
+            return None, stopped, False
+        if silent := watch.silent():
+            for rank in ranks:
+                rank.process.send_signal(ASK_FOR_STACKS)
+            tell_of_hang(watch, silent)
+            return None, stopped, True
         time.sleep(0.05)
+
+
+def tell_of_hang(watch: Watch, silent: dict[int, float]) -> None:
+    """Waits for the stacks that the ranks were asked for, and shows where each stands."""
+    watch.wait_for_stacks()
+    for line in watch.report_hang(silent):
+        say(line)
 
 
 def _end(ranks: Sequence[_LocalRank]) -> None:
@@ -212,13 +238,14 @@ def _end(ranks: Sequence[_LocalRank]) -> None:
             time.sleep(0.05)
 
 
-def _report(failed: _LocalRank, stopped: bool) -> int:
+def _report(failed: _LocalRank, stopped: bool, watch: Watch) -> int:
     code = failed.process.returncode
     if stopped and code <= 0:
         say("stopped by a signal before a checkpoint was saved; run the same command again to resume from the last")
         return 5
-    for line in failed.tail():
-        print(f"[rank {failed.rank}] {line}", file=sys.stderr)
+    told = watch.report_failure()
+    for line in told or failed.tail():
+        print(line if told else f"[rank {failed.rank}] {line}", file=sys.stderr)
     log = f"; its log: {failed.log}" if failed.log else ""
     if code < 0:
         name = signal.Signals(-code).name

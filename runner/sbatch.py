@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import UsageError
+from runner.sweep import Member
 
 SAVE_BEFORE_END_S = 300
 """How long before the time limit the ranks are told to save."""
@@ -42,6 +43,8 @@ class SbatchRequest:
         bin_folder: goes first on PATH: the submitting environment's programs.
         cpus_per_task: None leaves it to the site; `cpus_reason` says why it is what it is.
         options: further sbatch options, long names without dashes; True is a flag, False takes one of ours away.
+        members: of a sweep: the job becomes an array of them, each with a run folder inside `run_folder`. The command
+            is then without `--output`.
     """
 
     name: str
@@ -59,6 +62,7 @@ class SbatchRequest:
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
 
     @property
     def script(self) -> Path:
@@ -67,8 +71,8 @@ class SbatchRequest:
 
     @property
     def log(self) -> Path:
-        """The job's log, with Slurm's `%j` for the job's number."""
-        return self.run_folder / "logs" / "slurm-%j.out"
+        """The job's log, with Slurm's `%j` for the job's number (`%A_%a` in an array: job and member)."""
+        return self.run_folder / "logs" / ("slurm-%A_%a.out" if self.members else "slurm-%j.out")
 
 
 def time_limit_s(text: str) -> int | None:
@@ -125,13 +129,25 @@ def sbatch_script(request: SbatchRequest) -> str:
         f'export PATH={_word(request.bin_folder)}:"$PATH"',
     ]
     lines += [_one_line("slurm.setup", line) for line in request.setup]
+    lines += _choice_of_member(request)
     lines += [
         "",
         "# exec: what Slurm signals is then the runner itself, which starts the ranks with srun, hands signals on to",
         "# them, and requeues the job when they have saved.",
-        f"exec {' '.join(_word(argument) for argument in request.command)}",
+        f"exec {' '.join(_word(argument) for argument in request.command)}" + (' "$@"' if request.members else ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _choice_of_member(request: SbatchRequest) -> list[str]:
+    if not request.members:
+        return []
+    lines = ["", "# Which run of the sweep this is.", 'case "$SLURM_ARRAY_TASK_ID" in']
+    for number, member in enumerate(request.members):
+        words = ["--output", str(request.run_folder / member.name)]
+        words += [word for override in member.overrides for word in ("--set", override)]
+        lines.append(f"{number}) set -- {' '.join(map(_word, words))} ;;")
+    return [*lines, '*) echo "no run $SLURM_ARRAY_TASK_ID in this sweep" >&2; exit 2 ;;', "esac"]
 
 
 def _directives(request: SbatchRequest) -> list[tuple[str, str, str | bool]]:
@@ -140,6 +156,7 @@ def _directives(request: SbatchRequest) -> list[tuple[str, str, str | bool]]:
     gpus = request.gpus_per_node
     ours: list[tuple[str, str, str | int | float | bool | None]] = [
         ("", "job-name", request.name),
+        ("One run each.", "array", f"0-{len(request.members) - 1}" if request.members else None),
         ("", "partition", request.partition),
         ("", "nodes", request.nodes),
         (
@@ -181,6 +198,11 @@ def _option_name(given: str) -> str:
     name = given.lstrip("-").replace("_", "-")
     if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
         raise UsageError(f"slurm.options: {given!r} is not the long name of an sbatch option", "See `man sbatch`.")
+    if name == "array":
+        raise UsageError(
+            f"slurm.options: `{given}`: every member would write the same run folder.",
+            "runner submit RUN --array KEY=VALUE,VALUE gives each its own.",
+        )
     if name in OWN_KEYS:
         raise UsageError(f"slurm.options: `{given}` has a key of its own", f"Set slurm.{OWN_KEYS[name]} instead.")
     return name

@@ -20,6 +20,7 @@ from runner.config import RunConfig
 from runner.errors import IncompleteError, UsageError, write_atomically
 from runner.launch import runner_command
 from runner.sbatch import SbatchRequest, sbatch_script, time_limit_s
+from runner.sweep import Member
 
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
@@ -51,14 +52,21 @@ class NodeShape:
     gpus: int
 
 
-def request(config: RunConfig, bundle: Path, run_folder: Path, overrides: Sequence[str] = ()) -> SbatchRequest:
+def request(
+    config: RunConfig,
+    bundle: Path,
+    run_folder: Path,
+    overrides: Sequence[str] = (),
+    sweep: tuple[Member, ...] = (),
+) -> SbatchRequest:
     """Decides what the job asks for; every path becomes absolute."""
     slurm, run_folder = config.slurm, run_folder.absolute()
     tasks = slurm.tasks_per_node
     ranks = tasks if isinstance(tasks, int) else slurm.gpus_per_node or 1
     cpus, reason = cpus_per_task(node_shapes(slurm.partition), ranks, slurm.gpus_per_node)
     sets = [word for override in overrides for word in ("--set", override)]
-    paths = [str(config.path.absolute()), "--bundle", str(bundle.absolute()), "--output", str(run_folder)]
+    paths = [str(config.path.absolute()), "--bundle", str(bundle.absolute())]
+    paths += [] if sweep else ["--output", str(run_folder)]
     return SbatchRequest(
         name=config.name,
         run_folder=run_folder,
@@ -75,6 +83,7 @@ def request(config: RunConfig, bundle: Path, run_folder: Path, overrides: Sequen
         modules=slurm.modules,
         setup=slurm.setup,
         options=slurm.options,
+        members=sweep,
     )
 
 

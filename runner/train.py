@@ -9,19 +9,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from runner import inputs as inputs_module
 from runner import launch, node_local, offline, preflight
 from runner.config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import Recipe, recipes
-from runner.errors import StageError, UsageError
+from runner.errors import LostPeerError, StageError, UsageError
 from runner.inputs import Inputs
 from runner.plan import ModelShape, sequence_length
+from runner.ranks import RANK_FLAG
 from runner.records import RunFolder
+from runner.vitals import Vitals
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,11 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         "train", str(run.config.path), "--bundle", str(run.bundle.absolute()), "--output", str(run.folder.root),
         *(word for override in run.overrides for word in ("--set", override)), prefix=prefix,
     )  # fmt: skip
+    hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     if role == "batch":
-        return launch.run_batch(argv, run.folder.root)
-    return launch.run_local(argv, num_local, run.folder.root)
+        argv = [*run.config.slurm.container, *argv]
+        return launch.run_batch(argv, run.folder.root, hang_after_s=hang_after_s)
+    return launch.run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
 
 
 def _environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
@@ -159,23 +165,39 @@ def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.
 
 def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
     place = launch.rank_environment(environ)
+    vitals = Vitals(run.folder.logs, place.rank)
     os.environ.update(place.variables())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     offline.tripwire([place.master_addr])
-    from runner.training.loop import train as train_rank
-
-    if not run.folder.config.exists():
-        run.folder.make()
-        if place.rank == 0:
-            run.write_config()
     try:
-        train_rank(run.config, run.inputs, run.folder, place)
+        from runner.training.loop import train as train_rank
+
+        if not run.folder.config.exists():
+            run.folder.make()
+            if place.rank == 0:
+                run.write_config()
+        train_rank(run.config, run.inputs, run.folder, place, vitals)
     except StageError as error:
-        # With other ranks waiting or gone, tearing down their C++ threads can hang or abort, and lose the exit code.
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
+        _give_up(run.folder, place.rank, vitals, f"error: {error}", error)
+    except Exception as error:  # noqa: BLE001 - written down, told by the launcher, and the end of this process
+        _give_up(run.folder, place.rank, vitals, traceback.format_exc(), error)
     return 0
+
+
+def _give_up(folder: RunFolder, rank: int, vitals: Vitals, text: str, error: Exception) -> NoReturn:
+    """Leaves the reason for the launcher, which tells the first one once; who was started otherwise tells it here.
+
+    With other ranks waiting or gone, tearing down their C++ threads can hang or abort, and lose the exit code.
+    """
+    code = error.exit_code if isinstance(error, StageError) else 1
+    vitals.fail(text, code, consequence=isinstance(error, LostPeerError))
+    sys.stdout.flush()
+    if os.environ.get(RANK_FLAG) == "1":
+        with open(folder.logs / f"rank-{rank}.log", "a", encoding="utf-8") as log:
+            print(text, file=log)
+    else:
+        print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:

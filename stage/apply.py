@@ -20,7 +20,7 @@ from stage import bundle as layout
 from stage.applystore import CHUNK, Store
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
-from stage.disk import human_size, read_file, sync_folder, write_atomically
+from stage.disk import human_size, read_file, require_writable, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
 from stage.lockfile import LockedFile, Lockfile
 from stage.lockreader import read_lock
@@ -62,6 +62,8 @@ def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
         PolicyError: a link stands where a file has to be written.
     """
     require_bundle(root)
+    for folder in (root, root.absolute().parent):  # what is built waits beside the bundle
+        require_writable(folder)
     volumes = find_volumes(paths)
     with alone_in(root):
         plan = volumes[0].plan

@@ -41,6 +41,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         OSError: the folder cannot be written.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    require_writable(path.parent)
     try:
         with open(temporary, "wb") as target:
             target.write(data)
@@ -50,6 +51,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def require_writable(folder: Path) -> None:
+    """Asks the file system whether files can be made in a folder, so that the answer names the folder a person knows.
+
+    Raises:
+        OSError: they cannot; `strerror` says why.
+    """
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        flags = os.statvfs(folder).f_flag
+        code = errno.EROFS if flags & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(folder))
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,12 +84,7 @@ def check_space(folder: Path, needed: int) -> None:
     Raises:
         IncompleteError: saying how much is missing.
     """
-    import shutil  # slow to import, and `stage verify` has to begin at once
-
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = free_space(folder)
     if needed > free:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
@@ -84,6 +92,16 @@ def check_space(folder: Path, needed: int) -> None:
             f"Free {human_size(needed - free)} there (`stage gc` drops what no bundle uses from the shared store), or "
             "choose another folder with -o.",
         )
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free on the disk of a folder that may not be there yet."""
+    import shutil  # slow to import, and `stage verify` has to begin at once
+
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
 
 
 def human_size(size: int | float) -> str:

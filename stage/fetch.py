@@ -22,7 +22,7 @@ from stage import bundle as layout
 from stage.digest import FileDigests, hash_file
 from stage.disk import check_space, human_count, human_size, write_atomically
 from stage.errors import DamageError
-from stage.fetchplan import FetchOutcome, plan, was_made
+from stage.fetchplan import FetchOutcome, need, plan, was_made
 from stage.inspect import parquet_footer
 from stage.loadcheck import require_loads
 from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
@@ -30,16 +30,13 @@ from stage.making import check_may_make, make
 from stage.manifest import Manifest
 from stage.names import check_collisions
 from stage.progress import Reporter
-from stage.resolve import Resolution, read_previous, resolve
+from stage.resolve import Resolution, loads_by_name, read_previous, resolve
 from stage.sharing import Sharing
 from stage.sources import Sources
 from stage.sources.retry import Stopped
 from stage.store import Store
 from stage.verify import verify
 from stage.workfolder import WorkFolder, alone_in
-
-ROOM_FOR_ENVIRONMENT = 4  # of its packages' size: the image, and the packages unpacked until that is made
-ROOM_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside the payload
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
@@ -72,9 +69,14 @@ def fetch_manifest(
     manifest = Manifest.load(manifest_path)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
+        folder.require_same_bundle(manifest)
         sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
+        if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
+            if offline_check:
+                raise unloadable
+            reporter.warn(unloadable.message)
         if dry_run:
             given_up = folder.given_up({file.path for file in resolution.lock.files})
             return plan(resolution, root, folder, Sharing(store, root, reporter, given_up), reporter)
@@ -91,6 +93,8 @@ def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[
     manifest = Manifest.load(manifest_path)
     previous = read_previous(manifest)
     resolution = resolve(manifest, previous, sources, reporter, updates=updates)
+    if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
+        reporter.warn(str(unloadable))
     wrote = write_lock(resolution.lock, manifest, previous)
     reporter.note(f"{resolution.lock_path}: {'written' if wrote else 'unchanged'}")
     return resolution
@@ -131,7 +135,7 @@ class _Fetch:
         stale = self.folder.stale({file.path for _, file in files})
         here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
         absent = [(asset, file) for asset, file in files if self.folder.size_of(file.path) != file.size]
-        check_space(self.root, self._bytes_to_come([pair for pair in absent if not self.sharing.is_free(pair[1])]))
+        check_space(self.root, need(self.lock, self.folder, self.sharing).room)
         if here:
             size = sum(file.size for _, file in here)
             self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
@@ -236,16 +240,6 @@ class _Fetch:
         same_request = (self.root / layout.REQUEST).read_bytes() == self.manifest.text
         report = verify(self.root, "fast")
         return same_request and report.ok and report.bundle_id == self.lock.id
-
-    def _bytes_to_come(self, absent: list[tuple[LockedAsset, LockedFile]]) -> int:
-        partial = self.folder.partial_size
-        made = {asset.name: asset for asset in self.lock.assets.values() if asset.made_from and not was_made(asset)}
-        made |= {asset.name: asset for asset, file in absent if file.made_by}
-        to_make = sum(i.size or 0 for a in made.values() if a.source.type != "path" for i in a.made_from)
-        environments = [asset for asset in made.values() if asset.environment is not None]
-        to_make += sum(ROOM_FOR_ENVIRONMENT * asset.size for asset in environments)
-        needed = sum(file.size for _, file in absent) + to_make
-        return max(0, needed - partial) + (ROOM_FOR_TAGS if absent or made else 0)
 
     def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
         """Hashes a file that is here; True if it is damaged."""

@@ -22,14 +22,12 @@ from stage.errors import DamageError
 from stage.fence import child, wall
 from stage.findings import Finding, VerificationReport
 from stage.inspect import index_problems, parquet_footer, safetensors_header
+from stage.lacking import TOKENIZER, WEIGHTS
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
 from stage.progress import Reporter
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
-_TOKENIZER = re.compile(
-    r"tokenizer\.(json|model)|tokenizer_config\.json|vocab\.(txt|json)|spiece\.model|sentencepiece.*|.*\.tiktoken"
-)
 _LOADED = ("model", "tokenizer", "dataset")
 _TIMEOUT_S = 3600.0  # a child that hangs is a finding, not a night
 
@@ -106,6 +104,7 @@ def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[s
 
 
 def _main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment] # no tokenizer needs it; it is seconds and 200 MiB
     root = Path(sys.argv[1])
     lock = read_lock(sys.stdin.buffer.read(), "the lock")
     reason = wall()
@@ -161,7 +160,7 @@ def _model(root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str])
         yield from _weights(root, folder, names, texts)
     top = folders.get(asset.folder, [])
     yield from _top(asset, top, texts, lock, unchecked)
-    if any(_TOKENIZER.fullmatch(name) for name in top):
+    if any(TOKENIZER.fullmatch(name) for name in top):
         if any(name.endswith(".json") and f"{asset.folder}/{name}" not in texts for name in top):
             return  # told already
         yield from _tokenizer(root, asset, unchecked)
@@ -198,7 +197,7 @@ def _weights(root: Path, folder: str, names: list[str], texts: Mapping[str, Any]
 def _top(
     asset: LockedAsset, names: list[str], texts: Mapping[str, Any], lock: Lockfile, unchecked: list[str]
 ) -> Iterator[Finding]:
-    has_weights = any(re.fullmatch(r"model(-.*)?\.safetensors", name) for name in names)
+    has_weights = any(WEIGHTS.fullmatch(name) for name in names)
     if has_weights and not {"config.json", "model_index.json", "modules.json"} & set(names):
         yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
     yield from _base(asset, texts.get(f"{asset.folder}/adapter_config.json"), lock, unchecked)

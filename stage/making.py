@@ -10,25 +10,28 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stage.convert import CONFIG, Split, convert, convert_splits
 from stage.digest import FileDigests, hash_file, sha256_of_bytes
-from stage.errors import DamageError, PolicyError
+from stage.disk import human_count
+from stage.errors import DamageError, PolicyError, UsageError
+from stage.inspect import parquet_footer
 from stage.lockfile import Ingredient, LockedAsset, LockedFile, LockedSplit
 from stage.manifest import Manifest, PathRequest, UrlRequest
 from stage.names import check_path
 from stage.progress import Reporter
 from stage.sources import Sources
 from stage.sources.code import made_local
-from stage.sources.environment.assets import make_environment
 from stage.sources.parquet_layout import natural, splits_of_names
 from stage.sources.together import together
 from stage.sources.web import file_name
 from stage.unpack import unpack
 from stage.workfolder import WORKSHOP, WorkFolder
+
+_SHOWN_COLUMNS = 8
 
 Progress = Callable[[int], None]
 Digests = dict[str, FileDigests]
@@ -75,6 +78,8 @@ def make(
     if out.exists():
         shutil.rmtree(out)
     if asset.environment is not None:
+        from stage.sources.environment.assets import make_environment  # a quarter of what starting would cost
+
         out.mkdir(parents=True)
         with reporter.at_work(f"make {asset.name}"):
             made, files = make_environment(asset, root / asset.folder, out, reporter)
@@ -87,6 +92,7 @@ def make(
         reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
         with reporter.at_work(f"make {asset.name}"):
             made, files = _files(pinned, manifest, inputs, out)
+        _tell_rows(made, files, manifest, reporter)
     with reporter.bytes_bar(f"hash {asset.name}", sum(path.stat().st_size for _, path in files)) as hashed:
         digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
     complete = replace(
@@ -143,12 +149,44 @@ def _files(
         unpacked = out / "unpacked"
         inputs = {name: unpacked / name for name in unpack(archive, unpacked, what)}
     if isinstance(request, UrlRequest | PathRequest) and request.convert:
-        splits = convert(request.convert, inputs, splits_of_names, out / "parquet", what)
+        splits = convert(request.convert, inputs, splits_of_names, out / "parquet", what, request.separator)
         return _as_config(asset, CONFIG, request.convert, splits)
     how = "unpack" if isinstance(request, UrlRequest) and request.unpack else "download"
     return asset, [
         (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path) for name, path in inputs.items()
     ]
+
+
+def _tell_rows(
+    asset: LockedAsset, files: Sequence[tuple[LockedFile, Path]], manifest: Manifest, reporter: Reporter
+) -> None:
+    """Says what a conversion made, so that one column in place of five is seen here and not by a training run.
+
+    Raises:
+        UsageError: no row at all.
+    """
+    made, every = {file.path: path for file, path in files}, 0
+    is_csv = any(file.made_by == "csv" for file, _ in files)
+    for config, splits in asset.configs.items():
+        for name, split in splits.items():
+            footers = [parquet_footer(made[shard]) for shard in split.shards]
+            rows, columns = sum(footer.rows for footer in footers), [column.name for column in footers[0].schema]
+            every += rows
+            more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
+            what = f"{asset.name}: {config}/{name}"
+            listed = f"{', '.join(columns[:_SHOWN_COLUMNS])}{more}"
+            reporter.note(f"{what}: {human_count(rows, 'row')}, {human_count(len(columns), 'column')}: {listed}")
+            if rows == 0:
+                reporter.warn(f"{what}: has no row")
+            elif is_csv and len(columns) == 1:
+                reporter.warn(f"{what}: one column, called {columns[0]!a}: if this is text, write `convert: text`")
+    if asset.configs and every == 0:
+        raise UsageError(
+            f"{manifest.place(asset.name)}: `{asset.name}`: not one row came out of "
+            f"{human_count(len(asset.made_from), 'file')}.",
+            "Is it the right file, and the right `convert`? A CSV begins with a line of names; plain text is "
+            "`convert: text`.",
+        )
 
 
 def _is_pickle(asset: LockedAsset, origin: str) -> bool:

@@ -9,77 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from stage import names
 from stage.digest import is_hex
 from stage.disk import read_file
 from stage.errors import PolicyError, UsageError
+from stage.request import (
+    CONVERSIONS,
+    DatasetRequest,
+    EnvironmentRequest,
+    ModelRequest,
+    PathRequest,
+    Request,
+    UrlRequest,
+    as_lock_request,
+)
 from stage.yamlfile import MAX_SIZE, Lines, Where, check_keys, load_yaml_with_lines
 
+__all__ = [
+    "CONVERSIONS",
+    "DatasetRequest",
+    "EnvironmentRequest",
+    "Manifest",
+    "ModelRequest",
+    "PathRequest",
+    "Request",
+    "UrlRequest",
+    "as_lock_request",
+]
+
 FORMAT = 1
-CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRequest:
-    """A Hub model repository; with `tokenizer_only`, just its tokenizer and config.
-
-    `base`: whether the base model of an adapter comes too.
-    """
-
-    repository: str
-    revision: str = "main"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    allow_code: bool = False
-    base: bool = True
-    tokenizer_only: bool = False
-    licence: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetRequest:
-    """A Hub dataset repository: one config (None: the only or the default one) and some splits (none named: all)."""
-
-    repository: str
-    revision: str = "main"
-    config: str | None = None
-    splits: tuple[str, ...] = ()
-    licence: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathRequest:
-    """A file or folder beside the manifest."""
-
-    path: str
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    convert: str | None = None
-    licence: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class UrlRequest:
-    """A file at an http, https or ftp address."""
-
-    url: str
-    sha256: str | None = None
-    unpack: bool = False
-    convert: str | None = None
-    licence: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentRequest:
-    """An `environment.yml` and the profile of the cluster it is for, both beside the manifest."""
-
-    environment: str
-    profile: str | None = None
-
-
-Request: TypeAlias = ModelRequest | DatasetRequest | PathRequest | UrlRequest | EnvironmentRequest
 
 
 @dataclass(frozen=True)
@@ -129,7 +89,7 @@ class Manifest:
         assets = entry.mapping("assets")
         if not assets:
             raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
-        requests = {str(name): _request(str(name), assets[name], lines) for name in assets}
+        requests = _requests(path, assets, lines)
         for first, second in names.collisions(requests):
             raise PolicyError(
                 f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be one folder on a disk "
@@ -146,50 +106,35 @@ class Manifest:
         )
 
 
-_OPTIONAL = (
-    "config",
-    "splits",
-    "include",
-    "exclude",
-    "convert",
-    "sha256",
-    "unpack",
-    "allow_code",
-    "profile",
-    "licence",
-)
-
-
-def as_lock_request(request: Request) -> dict[str, Any]:
-    """A request as the lock records it: the keys a person would write, defaults left out except the revision."""
-    match request:
-        case ModelRequest():
-            kind = "tokenizer" if request.tokenizer_only else "model"
-            document: dict[str, Any] = {kind: request.repository, "revision": request.revision}
-        case DatasetRequest():
-            document = {"dataset": request.repository, "revision": request.revision}
-        case PathRequest():
-            document = {"path": request.path}
-        case UrlRequest():
-            document = {"url": request.url}
-        case EnvironmentRequest():
-            document = {"environment": request.environment}
-    for key in _OPTIONAL:
-        if value := getattr(request, key, None):
-            document[key] = list(value) if isinstance(value, tuple) else value
-    if isinstance(request, ModelRequest) and not request.base:
-        document["base"] = False
-    return document
-
-
 _KEYS = {
     "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
-    "dataset": ("dataset", "revision", "config", "splits", "licence"),
-    "path": ("path", "include", "exclude", "convert", "licence"),
-    "url": ("url", "sha256", "unpack", "convert", "licence"),
+    "dataset": ("dataset", "revision", "config", "splits", "separator", "licence"),
+    "path": ("path", "include", "exclude", "convert", "separator", "licence"),
+    "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
 }
+
+
+def _requests(path: Path, assets: Mapping[Any, Any], lines: Lines) -> dict[str, Request]:
+    """Every asset's request; the first mistake of each asset, all told at once.
+
+    Raises:
+        UsageError: there are mistakes.
+    """
+    requests: dict[str, Request] = {}
+    mistakes: list[UsageError] = []
+    for name, value in assets.items():
+        try:
+            requests[str(name)] = _request(str(name), value, lines)
+        except UsageError as mistake:
+            mistakes.append(mistake)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        told = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
+        raise UsageError(f"{path}: {len(mistakes)} mistakes:\n{told}", "Correct these lines.")
+    return requests
 
 
 def _request(name: str, value: Any, lines: Lines) -> Request:
@@ -203,6 +148,7 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
             f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.",
             f"Give it one of: {', '.join(_KEYS)}.",
         )
+    value = _one_spelling(value, "license", "licence", where, lines)
     kinds = [key for key in _KEYS if key in value]
     if len(kinds) != 1:
         every = sorted({key for keys in _KEYS.values() for key in keys})
@@ -211,6 +157,19 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
         raise UsageError(f"{lines.place(*where)}: asset `{name}` {found}.", f"Give it one of: {', '.join(_KEYS)}.")
     check_keys(value, _KEYS[kinds[0]], where, lines)
     return _BUILDERS[kinds[0]](_Entry(value, where, lines))
+
+
+def _one_spelling(value: Mapping[str, Any], theirs: str, ours: str, where: Where, lines: Lines) -> dict[str, Any]:
+    """The Hub's cards spell it `license`: both are read, and one is meant.
+
+    Raises:
+        UsageError: both are written.
+    """
+    if theirs in value and ours in value:
+        raise UsageError(
+            f"{lines.place(*where, theirs)}: `{theirs}` and `{ours}` are two spellings of one key.", "Keep one."
+        )
+    return {ours if key == theirs else key: found for key, found in value.items()}
 
 
 def _model(entry: _Entry) -> ModelRequest:
@@ -241,6 +200,7 @@ def _dataset(entry: _Entry) -> DatasetRequest:
         revision=entry.text("revision", default="main"),
         config=entry.text("config", default="") or None,
         splits=entry.texts("splits"),
+        separator=entry.separator(),
         licence=entry.optional("licence"),
     )
 
@@ -251,6 +211,7 @@ def _path(entry: _Entry) -> PathRequest:
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
+        separator=entry.separator(of="csv"),
         licence=entry.optional("licence"),
     )
 
@@ -269,6 +230,7 @@ def _url(entry: _Entry) -> UrlRequest:
         sha256=sha256.lower() if sha256 else None,
         unpack=entry.flag("unpack"),
         convert=entry.choice("convert", CONVERSIONS),
+        separator=entry.separator(of="csv"),
         licence=entry.optional("licence"),
     )
 
@@ -290,7 +252,7 @@ _BUILDERS: Mapping[str, Callable[[_Entry], Request]] = {
 def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
     if "policy" not in entry.data:
         return None
-    policy = entry.mapping("policy")
+    policy = _one_spelling(entry.mapping("policy"), "licenses", "licences", ("policy",), lines)
     check_keys(policy, ("licences",), ("policy",), lines)
     licences = _Entry(policy, ("policy",), lines).texts("licences")
     if not licences:
@@ -348,6 +310,17 @@ class _Entry:
         value = self.data.get(key)
         if value is not None and value not in choices:
             raise self.wrong(key, f"should be one of {', '.join(choices)}", value)
+        return value
+
+    def separator(self, of: str | None = None) -> str | None:
+        """The character between the cells of a CSV; `of`: the conversion it goes with."""
+        value = self.optional("separator")
+        if value is None:
+            return None
+        if len(value.encode()) != 1 or value in '"\r\n':
+            raise self.wrong("separator", 'should be one character, such as ";" or "\\t"', value)
+        if of is not None and self.data.get("convert") != of:
+            raise self.wrong("separator", f"goes with `convert: {of}`", value)
         return value
 
     def mapping(self, key: str) -> Mapping[str, Any]:

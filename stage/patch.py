@@ -17,7 +17,7 @@ from typing import Any
 from stage import bundle as layout
 from stage.bundle import Bundle
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import check_space, read_file, sync_folder
+from stage.disk import check_space, read_file, require_writable, sync_folder
 from stage.errors import DamageError, UsageError
 from stage.findings import Ranges, VerificationReport
 from stage.lockfile import LockedFile
@@ -198,6 +198,7 @@ class _Maker:
             raise UsageError(f"{output}: there is no folder {output.parent}.", f"mkdir -p {output.parent}")
         if self._bundle.root.resolve() in output.resolve().parents:
             raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
+        require_writable(output.absolute().parent)
         plan = in_volumes(plan, volume_size)
         check_space(output.parent, plan.size)
         work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))

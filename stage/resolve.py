@@ -13,6 +13,7 @@ from pathlib import Path
 from stage.bases import ALL, bases_of, unanswered_bases
 from stage.disk import human_count, human_size, read_file
 from stage.errors import PolicyError, UsageError
+from stage.lacking import lacking
 from stage.licences import not_allowed, states_nothing
 from stage.lockfile import LockedAsset, Lockfile
 from stage.lockreader import read_lock
@@ -100,6 +101,8 @@ def resolve(
             assets[name] = _with_stated_licence(sources.resolve(name, request, manifest), request, manifest)
             changed.append(name)
             _tell(assets[name], reporter)
+            for missing in lacking(assets[name]).notes:
+                reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
 
     def resolve_base(name: str, request: ModelRequest, adapter: LockedAsset) -> LockedAsset:
         what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
@@ -123,6 +126,23 @@ def resolve(
     _check_licences(manifest, lock)
     _check_leave(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def loads_by_name(manifest: Manifest, lock: Lockfile) -> UsageError | None:
+    """What to say of patterns that leave out what weights do not load without; None if there are none such."""
+    told = [(name, found.needed) for name, asset in lock.assets.items() if (found := lacking(asset)).needed]
+    if not told:
+        return None
+    mistakes = "; ".join(
+        f"{manifest.place(name)}: `{name}`: its weights will not load without {', '.join(files[:4])}"
+        f"{', ...' * (len(files) > 4)}, which its patterns leave out"
+        for name, files in told
+    )
+    files = ", ".join(f'"{file}"' for file in told[0][1][:4])
+    return UsageError(
+        f"{mistakes}.",
+        f"Add to `include` (or take out of `exclude`): {files}. To fetch it as it is: --no-offline-check",
+    )
 
 
 def _tell(asset: LockedAsset, reporter: Reporter) -> None:

@@ -7,6 +7,7 @@ own, finds a flipped bit under an unchanged size and time; together with `--appe
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -32,6 +33,12 @@ class Transfer:
     delete: bool
     quiet: bool
 
+    def replaced(self) -> list[str]:
+        """The files that are there, and that `append` and `update` would change: of another size or time."""
+        said = self._run("--dry-run", "-8", "--out-format=%i|%n", *self._but_the_last(), hear=True)
+        changes = (line.partition("|")[::2] for line in said.split("\n"))
+        return [name for what, name in changes if what[1:2] == "f" and what[:1] in "<>" and "+" not in what]
+
     def append(self) -> None:
         """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again."""
         self._run("--append-verify", *self._but_the_last())
@@ -52,10 +59,11 @@ class Transfer:
     def _but_the_last() -> list[str]:
         return [f"--exclude=/{name}" for name in LAST]
 
-    def _run(self, *options: str, names: Sequence[str] | None = None) -> None:
+    def _run(self, *options: str, names: Sequence[str] | None = None, hear: bool = False) -> str:
+        """Runs rsync; `hear`: returns what it says in place of showing it."""
         # Files shared with other bundles are read-only here; there, the next push may have to append to them.
         command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", *options]
-        if sys.stderr.isatty() and not self.quiet:
+        if sys.stderr.isatty() and not self.quiet and not hear:
             command.append("--info=progress2")
         if self.place.target.host:
             command += ["-e", self.place.ssh]
@@ -63,13 +71,14 @@ class Transfer:
             command += ["--from0", "--files-from=-"]
         command += [f"{self.root}/", self.place.rsync_target]
         listed = "".join(f"{name}\0" for name in names or ()).encode()
-        done = subprocess.run(command, input=listed, stdout=sys.stderr)
+        done = subprocess.run(command, input=listed, stdout=subprocess.PIPE if hear else sys.stderr)
         if done.returncode != 0:
             raise IncompleteError(
                 f"{self.place.target}: rsync ended with {done.returncode} "
                 f"({_RSYNC.get(done.returncode, 'see above')}). What came is kept.",
                 "Run the same command again: it goes on where it stopped.",
             )
+        return os.fsdecode(done.stdout or b"")
 
 
 _RSYNC = {

@@ -50,6 +50,9 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
         )
     if asset.base:
         lines.append(f"  adapter  of {asset.base.repository} ({asset.base.revision})")
+    is_adapter = any(file.path == f"{asset.folder}/adapter_config.json" for file in asset.files)
+    if is_adapter and asset.request.get("base") is False:
+        lines.append("  adapter  its base model is left out (`base: false` in the manifest)")
     if asset.base_of:
         lines.append(f"  base of  {', '.join(asset.base_of)}")
     for code in asset.code:

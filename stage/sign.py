@@ -11,6 +11,8 @@ import base64
 import binascii
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -21,7 +23,7 @@ from typing import Any
 
 from stage import bundle as layout
 from stage.bundle import Bundle, read_tag, require_bundle
-from stage.disk import human_count, read_file, write_atomically
+from stage.disk import human_count, read_file, require_writable, write_atomically
 from stage.errors import DamageError, SignatureError, UsageError, as_shown
 from stage.names import printable
 from stage.verify import Finding, verify
@@ -64,6 +66,7 @@ def sign(root: Path, key: Path) -> str:
         DamageError: the bundle is not as it was finished, as far as names, sizes and digests of tag files tell.
     """
     Bundle.open(root)
+    require_writable(root)
     report = verify(root, "fast")
     if not report.ok:
         raise DamageError(
@@ -102,6 +105,7 @@ def check_signature(root: Path, signers: Path) -> Signer:
         raise UsageError(
             f"{signers}: there is no such file of signers.", "Write one: a line `NAME ssh-ed25519 AAAA...` a signer."
         )
+    _require_signers(signers)
     manifest = read_tag(root, layout.TAG_MANIFEST)
     path = root / layout.SIGNATURE
     try:
@@ -125,6 +129,22 @@ def check_signature(root: Path, signers: Path) -> Signer:
     if _ssh_keygen("check-novalidate", *options, data=manifest).returncode != 0:
         raise _does_not_fit(root, manifest, signature)
     return _trusted(path, signature, signers, options, manifest)
+
+
+def _require_signers(signers: Path) -> None:
+    """A public key is a line of that file but for the name in front, and people give it as it is.
+
+    Raises:
+        UsageError: the file is one.
+    """
+    first = next((line for line in signers.read_bytes().splitlines() if line.strip() and line[:1] != b"#"), b"")
+    if re.match(rb"(ssh-|ecdsa-sha2-|sk-ssh-|sk-ecdsa-)\S+ +[A-Za-z0-9+/=]{20,}", first):
+        named = shlex.quote(str(signers))
+        raise UsageError(
+            f"{signers}: a public key, not a file of signers: that has a name in front of each key, "
+            "`alice@lab ssh-ed25519 AAAA...`.",
+            f'Make one: echo "alice@lab $(cat {named})" > signers   (the name is yours to choose), and give that file.',
+        )
 
 
 def _does_not_fit(root: Path, manifest: bytes, signature: _Signature) -> SignatureError:

@@ -77,10 +77,12 @@ def say(text: str, *, err: bool = False) -> None:
 def _from_os_error(error: OSError) -> StageError:
     """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # running it again would end the same
+        may = "That disk is mounted read-only" if error.errno == errno.EROFS else "You have no right to do that there"
+        return UsageError(f"{what}.", f"{may}: use a folder of yours (`ls -ld` and `id` tell who may).")
     remedies = {
         errno.ENOSPC: "The disk is full. Make room there (`stage gc` drops what no bundle uses from the shared store)",
         errno.EDQUOT: "Your quota is used up (of bytes, or of files). Make room there, or use another folder",
-        errno.EROFS: "That disk cannot be written. Use another folder",
     }
     remedy = remedies.get(error.errno or 0, "Mend that (space, quota, permissions)")
     return IncompleteError(f"{what}.", f"{remedy}; then run the same command again: it goes on from there.")

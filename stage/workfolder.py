@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from pathlib import Path
 
 from stage import bundle as layout
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.lockfile import LockedFile
+from stage.lockfile import LockedFile, Lockfile
 from stage.lockreader import read_lock
+from stage.manifest import Manifest
 from stage.names import PARTIAL_SUFFIX, printable
 
 WORKSHOP = "workshop.partial"  # where archives lie and files are made, while `stage fetch` works
@@ -65,11 +67,15 @@ def _lock(descriptor: int, root: Path) -> None:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """A bundle's folder before a fetch: size in bytes of each file in it, and which payload files are known as ours."""
+    """A bundle's folder before a fetch: size in bytes of each file in it, and which payload files are known as ours.
+
+    `lock`: of the bundle that lies there, if it can be read.
+    """
 
     root: Path
     sizes: dict[str, int]
     ours: frozenset[str]
+    lock: Lockfile | None = None
 
     @staticmethod
     def inspect(root: Path) -> WorkFolder:
@@ -89,7 +95,24 @@ class WorkFolder:
                 raise UsageError(
                     f"{root}: is not empty and not a bundle; nothing was changed.", "Choose a new folder with -o."
                 ) from None
-        return WorkFolder(root, _sizes(root), _known_paths(root))
+        lock = _lock_in(root)
+        return WorkFolder(root, _sizes(root), _known_paths(root, lock), lock)
+
+    def require_same_bundle(self, manifest: Manifest) -> None:
+        """A bundle of another name is not turned into this manifest's by a slip of the hand.
+
+        Raises:
+            UsageError: one lies here.
+        """
+        if self.lock is None or self.lock.name == manifest.name:
+            return
+        beside = shlex.quote(str(self.root.parent / manifest.name))
+        raise UsageError(
+            f"{self.root}: another bundle is here: {printable(self.lock.name)}; {manifest.path} makes "
+            f"{printable(manifest.name)}. Nothing was changed.",
+            f"Give it a folder of its own: stage fetch {manifest.path} -o {beside}   (to make this bundle that one: "
+            f"write `name: {self.lock.name}` in {manifest.path}, or remove the folder)",
+        )
 
     def size_of(self, path: str) -> int | None:
         """Bytes of a file that is here; None if it is not."""
@@ -122,11 +145,7 @@ class WorkFolder:
 
     def given_up(self, wanted: set[str]) -> list[LockedFile]:
         """Files of the bundle that lay here before, as its lock describes them, and that `wanted` does not name."""
-        lock = self.root / layout.LOCK
-        try:
-            files = read_lock(lock.read_bytes(), str(lock)).files if lock.is_file() else []
-        except StageError:
-            return []
+        files = self.lock.files if self.lock else ()
         return [file for file in files if file.path not in wanted and self.sizes.get(file.path) == file.size]
 
     def stale_blocks(self, wanted: set[str]) -> list[str]:
@@ -174,19 +193,20 @@ def _sizes(root: Path) -> dict[str, int]:
     return sizes
 
 
-def _known_paths(root: Path) -> frozenset[str]:
+def _lock_in(root: Path) -> Lockfile | None:
+    path = root / layout.LOCK
+    try:
+        return read_lock(path.read_bytes(), str(path)) if path.is_file() else None
+    except StageError:
+        return None
+
+
+def _known_paths(root: Path, lock: Lockfile | None) -> frozenset[str]:
     """Payload paths that an earlier fetch into this folder wrote or was going to write."""
-    known: set[str] = set()
-    lock, journal = root / layout.LOCK, root / layout.JOURNAL
-    if lock.is_file():
-        try:
-            known |= {file.path for file in read_lock(lock.read_bytes(), str(lock)).files}
-        except StageError:  # a damaged lock names nothing; the payload manifest still may
-            known |= (
-                set(layout.parse_manifest((root / layout.MANIFEST).read_bytes()))
-                if (root / layout.MANIFEST).is_file()
-                else set()
-            )
+    known = {file.path for file in lock.files} if lock else set()
+    manifest, journal = root / layout.MANIFEST, root / layout.JOURNAL
+    if lock is None and (root / layout.LOCK).is_file() and manifest.is_file():
+        known |= set(layout.parse_manifest(manifest.read_bytes()))  # a damaged lock names nothing
     if journal.is_file():
         known |= set(journal.read_text(encoding="utf-8", errors="replace").splitlines())
     return frozenset(known)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.channel import conda_channel
 from tests.support.environments import environment_laptop
 from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
+from tests.support.scheduling import in_order, make_scheduler
 from tests.support.staging import MANIFEST, Laptop
 
 __all__ = ["conda_channel", "environment_laptop"]
@@ -59,10 +60,12 @@ def laptop(hub: TestHub, tmp_path: Path) -> Laptop:
 
 @pytest.fixture(scope="session")
 def undisturbed_id(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The bundle id of `laptop`'s manifest where nothing goes wrong."""
+    """The bundle id of `laptop`'s manifest where nothing goes wrong and `stage` is a process of its own."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with ExitStack() as stack:
-        return _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop").fetched()
+        laptop = _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop")
+        laptop.own_process = True
+        return laptop.fetched()
 
 
 def _new_laptop(hub: TestHub, folder: Path) -> Laptop:
@@ -79,13 +82,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file run in one worker (they share what is dear to make), as do all on the Slurm site."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            module = item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group("site" if module.startswith("tests/site/") else module))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file run in one worker, as do all on the Slurm site."""
+    return make_scheduler(config, log)
 
 
 def _skip_is_fine(item: pytest.Item | None) -> bool:

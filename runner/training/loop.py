@@ -14,7 +14,7 @@ from runner.config import RunConfig
 from runner.data.prepare import open_prepared
 from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
-from runner.errors import IncompleteError
+from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.node_local import running_tree
@@ -22,6 +22,7 @@ from runner.plan import Device, Plan, decide, num_steps
 from runner.preflight import shape_of
 from runner.records import RunFolder, environment_record, write_json
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
+from runner.training.agreement import Standpoint, check_agreement
 from runner.training.batches import Order, Part, by_length
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
@@ -34,10 +35,14 @@ from runner.training.ranks import Ranks, is_lost_peer, join
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
+from runner.vitals import Vitals
 
 
-def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment) -> None:
+def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, vitals: Vitals) -> None:
     """Trains. Resumes from the newest valid checkpoint by itself.
+
+    Args:
+        vitals: where this rank shows that it gets on.
 
     Raises:
         UsageError: data that is not prepared, a checkpoint of something else, a plan that cannot be.
@@ -48,7 +53,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
     log = folder.logs / f"rank-{place.rank}.log"
     with open_console(log) as console:
         try:
-            trainer = Trainer.start(config, inputs, folder, place, stop, console)
+            trainer = Trainer.start(config, inputs, folder, place, stop, console, vitals)
             try:
                 trainer.resume()
                 if trainer.run():
@@ -64,7 +69,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
-            raise IncompleteError(
+            raise LostPeerError(
                 f"rank {place.rank} lost another rank; see the other logs in {folder.logs} for why.",
                 "Run the same command again: it goes on from the last checkpoint.",
             ) from None
@@ -88,6 +93,7 @@ class Trainer:
     checkpoints: Checkpoints
     observer: Observer
     stop: StopRequest
+    vitals: Vitals
     device: torch.device
     num_steps: int
     step: int = 0
@@ -104,6 +110,7 @@ class Trainer:
         place: RankEnvironment,
         stop: StopRequest,
         console: Console,
+        vitals: Vitals,
     ) -> Trainer:
         """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
         device, facts = find_device(place.local_rank, place.local_world_size)
@@ -111,6 +118,7 @@ class Trainer:
         join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
         plan = decide(config, shape_of(config, inputs.model), facts, ranks.world_size)
+        check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
         wanted = recipes(config, inputs, plan.sequence_length)
         stores = {
@@ -142,6 +150,7 @@ class Trainer:
             checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
             observer=observer,
             stop=stop,
+            vitals=vitals,
             device=device,
             num_steps=steps,
         )
@@ -194,6 +203,7 @@ class Trainer:
         )
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
+            self.vitals.beat("train")
             last = number == len(batches)
             loss = self.engine.forward(batch, last=last) / predictions
             self.engine.backward(loss, last=last)
@@ -245,9 +255,12 @@ class Trainer:
         self.evaluation_due = store is not None
         if store is None:
             return
-        found = evaluate(
-            self.task, self.engine, store, self.ranks, self.plan.micro, lambda: self.stop.received is not None
-        )
+
+        def should_stop() -> bool:
+            self.vitals.beat("evaluate")
+            return self.stop.received is not None
+
+        found = evaluate(self.task, self.engine, store, self.ranks, self.plan.micro, should_stop)
         self.should_stop = self.should_stop or found is None
         if found is not None:
             self.evaluation_due = False
@@ -257,6 +270,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
+        self.vitals.beat("save")
         self.checkpoints.save(self.engine, self.state())
         self.is_best = False
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
@@ -273,6 +287,7 @@ class Trainer:
         if self.resumed_at_end and self.ranks.any(self.folder.model.is_dir()):
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
+        self.vitals.beat("export")
         lora = self.config.lora
         state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
         if self.ranks.is_first:

@@ -7,11 +7,12 @@ pyarrow may give other bytes of the same rows). Nothing of the input is run: not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stage.convert.kinds import METADATA_FILES, is_image
 from stage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def convert(
     splits_of: Callable[[Sequence[str]], Mapping[str, list[str]]],
     target: Path,
     what: str,
+    separator: str | None = None,
 ) -> dict[str, Split]:
     """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
 
@@ -49,6 +51,7 @@ def convert(
         how: one of `manifest.CONVERSIONS`.
         files: relative POSIX path -> where it lies.
         splits_of: the splits that names tell; used by every format but `cifar`, which knows its own.
+        separator: between the cells of a CSV; None: as the files' endings say.
 
     Raises:
         UsageError: nothing here of that format, or rows that do not fit together.
@@ -58,7 +61,7 @@ def convert(
         from stage.convert import cifar
 
         return _write(how, cifar.splits(files, what), target)
-    return convert_splits(how, files, splits_of(_chosen(how, files, what)), target, what)
+    return convert_splits(how, files, splits_of(chosen(how, files, what)), target, what, separator)
 
 
 def convert_splits(
@@ -105,10 +108,20 @@ def _write(
     return made
 
 
-def _chosen(how: str, files: Mapping[str, Path], what: str) -> list[str]:
-    """The files of the format asked for: by their suffixes; a single file is taken at its word."""
+def chosen(how: str, files: Collection[str], what: str) -> list[str]:
+    """The files of the format asked for: by their suffixes; a single file is taken at its word.
+
+    Args:
+        files: relative POSIX paths.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if how == "cifar":  # knows its files by their names
+        return sorted(files)
     if how == "imagefolder":
-        return [path for path in sorted(files) if not _is_hidden(path)]
+        visible = [path for path in sorted(files) if not _is_hidden(path)]
+        return [path for path in visible if is_image(path) or path.rpartition("/")[2] in METADATA_FILES] or visible
     if len(files) == 1:
         return list(files)
     found = [path for path in sorted(files) if _bare(path).endswith(_SUFFIXES[how]) and not _is_hidden(path)]

@@ -12,21 +12,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as csv
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
+from stage.convert.csvfiles import NotCommas, Reader, check_header, csv_reader, merged_csv
 from stage.disk import human_size
 from stage.errors import DamageError, UsageError
 
-CSV_BLOCK = 16 * 2**20  # bytes; a row must fit in one
 ROWS = 10_000  # of JSON objects or lines of text a batch
 MAX_VALUE = 64 * 2**20  # characters of one JSON value or one line
 _READ = 1 << 20
-
-# (schema of a file, its batches under a schema)
-Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]
 
 
 def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separator: str | None = None) -> pa.Schema:
@@ -46,7 +41,7 @@ def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separa
             if schema is None:
                 schema = found
             elif how == "csv":
-                schema = _merged_csv(schema, found)
+                schema = merged_csv(schema, found)
             else:
                 schema = pa.unify_schemas([schema, found], promote_options="permissive")
     assert schema is not None
@@ -63,8 +58,18 @@ def rows_of(
             yield from rows(path, schema)
 
 
+def check_csv(name: str, path: Path, what: str, separator: str | None) -> None:
+    """Looks at the header of a CSV, long before it is converted.
+
+    Raises:
+        UsageError: its separator is another.
+    """
+    with _Words(what, name):
+        check_header(path, separator)
+
+
 def _reader(how: str, separator: str | None) -> Reader:
-    return _csv_reader(separator) if how == "csv" else READERS[how]
+    return csv_reader(separator) if how == "csv" else READERS[how]
 
 
 class _Words:
@@ -85,6 +90,8 @@ class _Words:
             if isinstance(error, OSError) and error.errno is not None:
                 return
             text = " ".join(str(error).split())[:300]
+            if isinstance(error, NotCommas):
+                raise UsageError(f"{self._where}: {text}", error.remedy) from None
             remedy = _UTF8 if "UTF8" in text or "UTF-8" in text else _MEND
             raise UsageError(f"{self._where}: {text}", remedy) from None
 
@@ -96,92 +103,6 @@ _UTF8 = "Convert it first: iconv -f LATIN1 -t UTF-8 FILE > NEW"
 def _settled(field: pa.Field) -> pa.Field:
     """A column without a single value is a column of text."""
     return pa.field(field.name, pa.string()) if pa.types.is_null(field.type) else field
-
-
-def _csv_reader(separator: str | None) -> Reader:
-    def schema_of(path: Path) -> pa.Schema:
-        return _csv_schema(path, separator)
-
-    def rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return _csv_rows(path, schema, separator)
-
-    return schema_of, rows
-
-
-def _open_csv(path: Path, options: csv.ConvertOptions, separator: str | None) -> csv.CSVStreamingReader:
-    delimiter = separator or ("\t" if ".tsv" in path.suffixes else ",")
-    return csv.open_csv(
-        pa.input_stream(str(path), compression="detect"),
-        read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        convert_options=options,
-    )
-
-
-def _csv_names(path: Path, separator: str | None) -> list[str]:
-    with _open_csv(path, csv.ConvertOptions(), separator) as reader:
-        names = list(reader.schema.names)
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"two columns are called {sorted(twice)[0]!r}.")
-    return names
-
-
-def _merged_csv(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """Columns that two files do not agree on are text: everything in a CSV is."""
-    if set(one.names) != set(other.names):
-        raise ValueError(f"it has the columns {', '.join(other.names)}; the files before it {', '.join(one.names)}.")
-    fields = []
-    for field in one:
-        try:
-            pair = [pa.schema([field]), pa.schema([other.field(field.name)])]
-            fields.append(pa.unify_schemas(pair, promote_options="permissive").field(0))
-        except pa.ArrowTypeError:
-            fields.append(pa.field(field.name, pa.string()))
-    return pa.schema(fields)
-
-
-def _csv_schema(path: Path, separator: str | None) -> pa.Schema:
-    """The narrowest of int64, float64, bool and text that holds every value of a column."""
-    names = _csv_names(path, separator)
-    as_text = csv.ConvertOptions(column_types={n: pa.string() for n in names}, strings_can_be_null=True)
-    candidates = {name: [pa.int64(), pa.float64(), pa.bool_()] for name in names}
-    is_empty = dict.fromkeys(names, True)
-    with _open_csv(path, as_text, separator) as reader:
-        for batch in reader:
-            for name in names:
-                column = batch.column(name).drop_null()
-                if len(column):
-                    is_empty[name] = False
-                    candidates[name] = [type_ for type_ in candidates[name] if _holds(type_, column)]
-    types = {n: pa.null() if is_empty[n] else next(iter(candidates[n]), pa.string()) for n in names}
-    return pa.schema([pa.field(name, types[name]) for name in names])
-
-
-def _holds(type_: pa.DataType, column: pa.StringArray) -> bool:
-    """Whether a type keeps every value. `007` and 20-digit numbers are text: as numbers they would lose something."""
-    if not pa.types.is_boolean(type_):
-        loses = r"^\s*[+-]?0[0-9]|^\s*\+" if pa.types.is_integer(type_) else r"^\s*[+-]?0[0-9]|^\s*\+|[0-9]{16}"
-        if pc.any(pc.match_substring_regex(column, loses)).as_py():
-            return False
-        if pc.any(pc.match_substring_regex(column, r"[xX]")).as_py():
-            return False
-    elif not pc.all(pc.is_in(pc.utf8_lower(column), pa.array(["true", "false"]))).as_py():
-        return False
-    try:
-        column.cast(type_)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _csv_rows(path: Path, schema: pa.Schema, separator: str | None) -> Iterator[pa.RecordBatch]:
-    options = csv.ConvertOptions(
-        column_types={field.name: field.type for field in schema}, include_columns=schema.names
-    )
-    with _open_csv(path, options, separator) as reader:
-        for batch in reader:
-            yield batch.select(schema.names)
 
 
 def _text_stream(path: Path) -> IO[str]:

@@ -75,7 +75,7 @@ class Sources:
             StageError: of the kind that fits; see `sources.hub`, `sources.selection`, `sources.local`.
         """
         from stage.sources.datasets import resolve_dataset
-        from stage.sources.local import resolve_path
+        from stage.sources.local import check_csv_headers, resolve_path
         from stage.sources.models import resolve_model
         from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
@@ -90,7 +90,9 @@ class Sources:
             case DatasetRequest():
                 return resolve_dataset(name, request, self._hub, self._reporter, what)
             case PathRequest():
-                return resolve_path(name, request, manifest)
+                asset = resolve_path(name, request, manifest)
+                check_csv_headers(asset, request, manifest)
+                return asset
             case UrlRequest():
                 return resolve_url(name, request, self._downloader, manifest)
             case EnvironmentRequest():

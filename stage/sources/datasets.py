@@ -59,6 +59,12 @@ def resolve_dataset(name: str, request: DatasetRequest, hub: Hub, reporter: Repo
             f"{name}: config `{chosen.config}` is neither published as parquet nor converted by the Hub: "
             f"made here from its {count}"
         )
+        if request.separator is not None:
+            chosen = replace(chosen, originals=replace(chosen.originals, separator=request.separator))
+    if request.separator is not None and (chosen.originals is None or chosen.originals.convert != "csv"):
+        raise UsageError(
+            f"{what}: `separator`: config `{chosen.config}` is not made from CSV files.", "Take that line out."
+        )
     asset = LockedAsset(
         name=name,
         kind="dataset",

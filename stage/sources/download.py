@@ -50,6 +50,8 @@ class Download:
         token, login: sent to `url`'s own origin and to nobody else; `login` is `user:password`. Kept out of `repr`.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into the error to raise.
         source: where the bytes come from, if not by HTTP from `url`.
+        pin: what to do about bytes of another digest, where the evidence is what a person or a lock says of an address
+            and not what its server says of the file today; None: the server does.
     """
 
     what: str
@@ -62,6 +64,7 @@ class Download:
     redirects_expire: bool = True
     login: str | None = None
     source: ByteSource | None = None
+    pin: str | None = None
 
     def __repr__(self) -> str:
         return f"Download({self.what!r}, {self.size})"
@@ -81,7 +84,7 @@ class Downloader:
         """Gets one file into place, whatever of it is there already.
 
         Raises:
-            DamageError: the bytes are not what the upstream says, twice; nothing is left behind.
+            DamageError: the bytes are not what the upstream says, twice, or not what was pinned; nothing is left.
             IncompleteError: the network does not let us; what came is kept for the next run.
             Stopped: `stop` was set.
         """
@@ -90,18 +93,21 @@ class Downloader:
         if not download.evidence and not download.version:
             partial.unlink(missing_ok=True)
         for last_chance in (False, True):
-            digests = self._complete(download, partial, progress)
+            digests, at_once = self._complete(download, partial, progress)
             problem = _mismatch(download, digests)
             if problem is None:
                 partial.replace(target)
                 return digests
             partial.unlink()
             progress(-digests.size)
+            if download.pin and at_once:  # TCP and TLS notice damage on the way; a pin that is out of date, nobody does
+                break
             if not last_chance:
                 self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
         raise DamageError(
             f"{download.what}: refused: {problem}. Nothing of it was kept.",
-            "The source changed it, or something between it and here did (proxy, mirror): if the change is meant, "
+            download.pin
+            or "The source changed it, or something between it and here did (proxy, mirror): if the change is meant, "
             "--update it (and its sha256 in the manifest); else try another --endpoint or network.",
         )
 
@@ -129,13 +135,14 @@ class Downloader:
             except _Again as again:
                 patience.wait(download.what, again.problem, again.asked_s)
 
-    def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> FileDigests:
-        """Brings the partial file to its full size, over as many connections as it takes."""
+    def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> tuple[FileDigests, bool]:
+        """Brings the partial file to its full size, over as many connections as it takes; and whether it took one."""
         patience = Patience(self._policy, self.stop, self._reporter)
         git = any(evidence.algorithm == "git-sha1" for evidence in download.evidence)
         with Partial(path, download.size, git, progress) as partial:
+            connections = 1 if partial.size else 0
             while not partial.is_whole:
-                before = partial.size
+                before, connections = partial.size, connections + 1
                 try:
                     if download.source is not None:
                         self._receive_from(download.source, download, partial)
@@ -145,7 +152,7 @@ class Downloader:
                     if partial.size > before:
                         patience.progress()
                     patience.wait(download.what, again.problem, again.asked_s, unreached=again.unreached)
-            return partial.finish()
+            return partial.finish(), connections == 1
 
     def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
         cause = error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error
@@ -339,8 +346,15 @@ def _check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: 
 def _mismatch(download: Download, digests: FileDigests) -> str | None:
     for evidence in download.evidence:
         if not digests.matches(evidence):
-            return f"its {evidence.algorithm} is {digests.found(evidence.algorithm)}, not {evidence.value} as announced"
+            said = "pinned" if download.pin else "announced"
+            return f"its {evidence.algorithm} is {digests.found(evidence.algorithm)}, not {evidence.value} as {said}"
     return None
+
+
+def _address(error: Exception) -> str:
+    """` host:port` of a connection that was not made, if the error knows it."""
+    connection = getattr(error, "conn", None)
+    return f" {connection.host}:{connection.port}" if connection is not None else ""
 
 
 def _in_words(error: urllib3.exceptions.HTTPError) -> str:
@@ -352,11 +366,11 @@ def _in_words(error: urllib3.exceptions.HTTPError) -> str:
                 else "cannot resolve the host"
             )
         case urllib3.exceptions.ProxyError() if isinstance(error.original_error, _NOBODY_THERE):
-            return "cannot connect to the proxy that the environment names"
+            return f"cannot connect to the proxy{_address(error.original_error)} that the environment names"
         case urllib3.exceptions.ProxyError():
             return f"the proxy: {error.original_error}"
         case urllib3.exceptions.NewConnectionError():
-            return f"cannot connect to {error.conn.host}" if hasattr(error, "conn") else "cannot connect"
+            return f"cannot connect to{address}" if (address := _address(error)) else "cannot connect"
         case urllib3.exceptions.TimeoutError():
             return "no bytes for a while"
     return "the connection broke"

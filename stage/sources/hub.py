@@ -38,7 +38,7 @@ from stage.names import problem_with_address
 from stage.progress import Reporter
 from stage.sources.answers import SENSELESS, guarded_client
 from stage.sources.download import Download, untrusted
-from stage.sources.http import without_credentials
+from stage.sources.http import origin_of, proxy_for, without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
 from stage.sources.xet import XetFile, XetStore
@@ -215,7 +215,7 @@ class Hub:
             except httpx2.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise untrusted(f"{what}: {self.name}", error) from None
-                problem, asked_s = _transport_problem(error), None
+                problem, asked_s = self._transport_problem(error), None
                 unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self._answered
             except SENSELESS as error:
                 raise self._senseless(what, error) from None
@@ -261,9 +261,25 @@ class Hub:
                 return UsageError(f"{what}: `{id}` cannot be a repository: {error}")
             case HfHubHTTPError() if error.response is not None and error.response.status_code in (401, 403):
                 return self._not_found(what, kind, id)
+            case HfHubHTTPError() if error.response is not None and _is_a_page(error.response):
+                status = error.response.status_code
+                return IncompleteError(
+                    f"{what}: {self.name} does not answer as a Hub: HTTP {status}, a page for people.",
+                    "Give the address of a Hub or a mirror of it, as a script would: --endpoint https://huggingface.co",
+                )
         return IncompleteError(
             f"{what}: {self.name} answered: {_first_line(error)}", "Try again, or another --endpoint."
         )
+
+    def _transport_problem(self, error: httpx2.TransportError) -> str:
+        if isinstance(error, httpx2.TimeoutException):
+            return "no answer in time"
+        if not isinstance(error, httpx2.ConnectError):
+            return "the connection broke"
+        proxy = proxy_for(self.endpoint)
+        _, host, port = origin_of(proxy or self.endpoint)
+        where = f"the proxy {host}:{port} that the environment names" if proxy else f"{host}:{port}"
+        return f"cannot connect to {where}"
 
     def _refused(self, what: str, kind: str, id: str, path: str, status: int, code: str | None) -> StageError:
         """A file was refused although its repository's listing was not."""
@@ -343,10 +359,9 @@ def _remote_file(entry: RepoFile, what: str) -> RemoteFile:
     return RemoteFile(entry.path, entry.size, evidence)
 
 
-def _transport_problem(error: httpx2.TransportError) -> str:
-    if isinstance(error, httpx2.TimeoutException):
-        return "no answer in time"
-    return "cannot connect" if isinstance(error, httpx2.ConnectError) else "the connection broke"
+def _is_a_page(response: httpx2.Response) -> bool:
+    """Whether a server's answer is one for people: a Hub's are JSON, or name their error in a header."""
+    return "html" in response.headers.get("Content-Type", "").lower() and "X-Error-Code" not in response.headers
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from stage.convert import chosen
 from stage.digest import FileDigests, hash_file
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import Ingredient, LeftOut, LockedAsset, LockedFile, Source
@@ -46,12 +47,16 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
         source=Source("path", request.path),
         files=(),
     )
+    if request.convert:
+        asked = [p for p in found if not _why_left(p, request)]
+        read = set(chosen(request.convert, asked, f"{place}: `{name}`")) if asked else set()
     files, left_out = [], []
     for path, file in sorted(found.items()):
-        if any(matches(path, pattern) for pattern in request.exclude):
-            left_out.append(LeftOut(path, file.stat().st_size, "excluded by the manifest"))
-        elif request.include and not any(matches(path, pattern) for pattern in request.include):
-            left_out.append(LeftOut(path, file.stat().st_size, "not in the manifest's `include`"))
+        reason = _why_left(path, request)
+        if reason is None and request.convert and path not in read:
+            reason = f"not read by `convert: {request.convert}`"
+        if reason:
+            left_out.append(LeftOut(path, file.stat().st_size, reason))
         else:
             check_path(f"{asset.folder}/{path}", f"{place}: `{name}`")
             digests = hash_file(file)
@@ -62,6 +67,30 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
         made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
         return replace(asset, kind="dataset", made_from=made_from, left_out=tuple(left_out))
     return replace(asset, files=tuple(files), left_out=tuple(left_out))
+
+
+def check_csv_headers(asset: LockedAsset, request: PathRequest, manifest: Manifest) -> None:
+    """Tells a CSV with another separator when it is resolved: what else is asked for may take hours to download.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if request.convert != "csv":
+        return
+    from stage.convert.readers import check_csv
+
+    for ingredient in asset.made_from:
+        what = f"{manifest.place(asset.name, 'path')}: `{asset.name}`"
+        check_csv(ingredient.origin, local_file(asset, ingredient.origin, manifest), what, request.separator)
+
+
+def _why_left(path: str, request: PathRequest) -> str | None:
+    """Why the patterns leave a file behind; None if they don't."""
+    if any(matches(path, pattern) for pattern in request.exclude):
+        return "excluded by the manifest"
+    if request.include and not any(matches(path, pattern) for pattern in request.include):
+        return "not in the manifest's `include`"
+    return None
 
 
 def local_base(path: str, manifest: Manifest) -> Path:

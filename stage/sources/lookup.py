@@ -19,7 +19,7 @@ class LookedUp:
     Attributes:
         kind: `model` or `dataset`.
         repository: its name today.
-        configs: of a dataset, those that can be fetched.
+        configs: of a dataset, those that can be fetched, in the card's order.
         default_config: the one a person means who names none; None if that is not to be known.
         also: whether a dataset has this name besides a model.
         revision: the one that was asked for by a page's address; None: `main`.
@@ -109,7 +109,11 @@ def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None
     own = {} if loading_script(dataset.id, paths) else originals(declared, paths)
     own = {config: found for config, found in own.items() if found.problem is None}
     every = {**own, **layout} if declared or not layout else layout
-    return tuple(sorted(every)), parquet_layout.default_config(declared, every)
+    in_card = [parquet_layout.config_name(e) for e in parquet_layout.entries(declared)]
+    in_card += [str(e.get("config_name")) for e in parquet_layout.entries(dataset.card.get("dataset_info"))]
+    order = {config: place for place, config in reversed(list(enumerate(in_card)))}
+    configs = sorted(every, key=lambda config: (order.get(config, len(order)), config))
+    return tuple(configs), parquet_layout.default_config(declared, every)
 
 
 def _find_converted(hub: Hub, dataset: Repository) -> Repository | None:

@@ -75,6 +75,8 @@ def download_of(name: str, ingredient: Ingredient, downloader: Downloader | None
         evidence=evidence,
         refused=lambda status, code: _refused(what, ingredient.origin, status),
         redirects_expire=False,
+        pin="The file at that address changed, or the sha256 is not its own: look there. If that file is meant, write "
+        f"its `sha256` into the manifest; where that has none: --update {name}",
         source=FtpFile(ingredient.origin, what, timeout_s()) if urlsplit(ingredient.origin).scheme == "ftp" else None,
     )
     if downloader is not None and (not evidence or download.size is None):

@@ -789,6 +789,9 @@ def run(arguments, out, err):
     return 0
 
 
+NEED_STAGE = ("--deep", "--shard", "--merge", "--signers")
+
+
 def parse_arguments():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser = argparse.ArgumentParser(description="Prove that every byte of a bundle is as it was fetched.")
@@ -798,7 +801,14 @@ def parse_arguments():
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the findings there, as JSON")
     parser.add_argument("--jobs", type=int, default=cores, help="processes that read (default: one a core)")
     parser.add_argument("-q", "--quiet", action="store_true", help="only errors")
+    for option in NEED_STAGE:
+        parser.add_argument(option, nargs="?", const=True, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    for option in NEED_STAGE:
+        if getattr(arguments, option[2:]) is not None:
+            parser.error(
+                "%s: needs `stage verify`, where airlift is installed; without it, all bytes are read" % option
+            )
     if arguments.jobs < 1:
         parser.error("--jobs: at least 1")
     report = arguments.report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
+from tests.support.once import once
 from tests.support.twins import stage_twins
 
 MODELS = {"bert": "tiny-bert", "gpt2": "tiny-gpt2", "headless": "headless-bert", "steady": "steady-bert"}
@@ -50,19 +52,21 @@ def _numbers() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Staged from a Hub on loopback, as a user does."""
-    laptop = tmp_path_factory.mktemp("laptop")
+    """Staged from a Hub on loopback, as a user does. Treat it as read-only."""
+    return once(tmp_path_factory, "tiny-bundle", _stage_bundle) / "bundle"
+
+
+def _stage_bundle(laptop: Path) -> None:
     (laptop / "tiny.yaml").write_text(MANIFEST)
     (laptop / "notes.txt").write_text("nothing to train\n")
     with LoopbackHub(laptop / "hub") as hub:
         for kind, name in MODELS.items():
-            hub.repositories.commit("models", f"acme/{name}", tiny_model_files(tmp_path_factory.mktemp(kind), kind))
+            hub.repositories.commit("models", f"acme/{name}", tiny_model_files(laptop / f"model-{kind}", kind))
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/numbers", _numbers())
         stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
         done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return laptop / "bundle"
 
 
 RUN = {
@@ -82,8 +86,8 @@ RUN = {
 
 @pytest.fixture(scope="session")
 def twins_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tutorials' models and data, tiny (tests.support.twins)."""
-    return stage_twins(tmp_path_factory.mktemp("twins"))
+    """The tutorials' models and data, tiny (tests.support.twins). Treat it as read-only."""
+    return once(tmp_path_factory, "twins-bundle", stage_twins) / "bundle"
 
 
 @dataclass
@@ -102,6 +106,17 @@ class Cluster:
 
     def output(self, name: str = "tiny") -> Path:
         return self.folder / "output" / name
+
+    def take(self, run_folder: Path) -> Path:
+        """A copy of a run made elsewhere, and of the data prepared for it, as if it had run here."""
+        name = run_folder.name
+        self.write(name, engine={"zero": int(name.removeprefix("zero"))})
+        self.take_data(run_folder)
+        return Path(shutil.copytree(run_folder, self.output(name)))
+
+    def take_data(self, run_folder: Path) -> None:
+        """What was prepared for a run made elsewhere: the tests that only train need not prepare."""
+        shutil.copytree(run_folder.parent / ".stores", self.folder / "output" / ".stores")
 
     def environment(self, **more: str) -> dict[str, str]:
         """A user's environment on a login node: no Slurm, nothing that says offline."""
@@ -157,6 +172,21 @@ def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
 def cluster(tmp_path: Path, bundle: Path) -> Cluster:
     """A user's folder on the cluster."""
     return Cluster(tmp_path, bundle)
+
+
+@pytest.fixture(scope="session")
+def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[int], Path]:
+    """The run folder of `RUN` at a ZeRO stage, left alone while it trained. Treat it as read-only."""
+
+    def run_folder(stage: int) -> Path:
+        def train(folder: Path) -> None:
+            cluster = Cluster(folder, bundle)
+            cluster.write(f"zero{stage}", engine={"zero": stage})
+            cluster.trained(f"zero{stage}")
+
+        return once(tmp_path_factory, f"zero{stage}", train) / "output" / f"zero{stage}"
+
+    return run_folder
 
 
 @pytest.fixture(scope="module")

@@ -232,6 +232,30 @@ def test_a_kill_while_writing_leaves_nothing_that_counts(checkpoints: Checkpoint
     assert names(folder) == {"step-2", "step-4", "latest"}
 
 
+@pytest.mark.parametrize("moment", ["before it is hashed", "before the list", "before the rename"])
+def test_a_kill_after_all_is_written_leaves_nothing_that_counts_either(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    from runner.training import checkpoint as module
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    moments: dict[str, tuple[object, str]] = {
+        "before it is hashed": (module, "_measured"),
+        "before the list": (module.Checkpoints, "_finish"),
+        "before the rename": (Path, "replace"),
+    }
+    save(checkpoints, 2)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(*moments[moment], killed)
+        save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
 def test_what_a_person_left_beside_the_checkpoints_stays(checkpoints: Checkpoints, folder: Path) -> None:
     (folder / "step-best").mkdir()
     (folder / "notes.txt").write_text("mine")

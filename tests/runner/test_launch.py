@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner import launch
+from runner import ranks as ranks_module
 from runner.errors import UsageError
 
 STEP = {
@@ -188,7 +189,8 @@ def test_lines_of_an_earlier_run_are_kept_but_not_shown_again(
     assert (tmp_path / "logs" / "rank-1.log").read_text() == "earlier\nnow\n"
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "KILL_AFTER_S", 0.5)
     ready = tmp_path / "ready"
     script = f"""
 if rank == 0:

@@ -26,9 +26,12 @@ CASES += ["ddp-adafactor-fp32", "ddp-adamw-fp16", "fsdp-adamw-fp16", "ddp-adamw-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("engines")
+    return in_two_ranks(tmp_path_factory.mktemp("engines"))
+
+
+def in_two_ranks(folder: Path, *override: str) -> dict[str, Any]:
     (folder / "run.yaml").write_text(RUN_FILE)
-    command = [sys.executable, "-m", "tests.support.small_engines", str(folder), str(folder / "run.yaml")]
+    command = [sys.executable, "-m", "tests.support.small_engines", str(folder), str(folder / "run.yaml"), *override]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -47,6 +50,30 @@ def test_sharded_and_whole_weights_take_the_same_steps(results: dict[str, Any], 
     for found, expected in zip(sharded, whole, strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
     assert whole[-1][0] < whole[0][0]
+
+
+@pytest.mark.slow  # half a minute of g++
+def test_what_is_compiled_takes_the_same_steps(results: dict[str, Any], tmp_path: Path) -> None:
+    for case, found in in_two_ranks(tmp_path, "compile=true").items():
+        if case != "folder":
+            assert found["resumed"] == found["steps"][3:]
+            assert [loss for loss, _ in found["steps"]] == pytest.approx([loss for loss, _ in results[case]["steps"]])
+
+
+def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch import nn
+
+    from runner.plan import Plan
+    from runner.training.engines import make_engine
+
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = RunConfig.load(tmp_path / "run.yaml", ["compile=true", "engine.name=ddp"])
+    with pytest.raises(UsageError, match="needs a C\\+\\+ compiler"):
+        make_engine(nn.Linear(2, 2), config, Plan(8, 1, 1, 1, 1, "fp32", 0, ()), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.config import RunConfig
 from runner.errors import UsageError
-from runner.plan import Device, ModelShape, Plan, check_batch, decide, needed, num_steps, sequence_length
+from runner.plan import Device, ModelShape, Plan, check_batch, decide, num_steps, sequence_length, state_needed
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)
@@ -158,7 +158,7 @@ def test_offloading_leaves_room_on_the_device(run_file: Path) -> None:
 
 
 def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
-    adamw, lion = (needed(RunConfig.load(run_file, [f"optimizer.name={n}"]), BERT, 4) for n in ("adamw", "lion"))
+    adamw, lion = (state_needed(RunConfig.load(run_file, [f"optimizer.name={n}"]), BERT, 4) for n in ("adamw", "lion"))
     assert adamw[0] - lion[0] == 4 * BERT.num_parameters
     assert adamw[3] - lion[3] == BERT.num_parameters
 

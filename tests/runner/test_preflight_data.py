@@ -11,8 +11,6 @@ import pytest
 from tests.runner.conftest import Cluster
 from tests.runner.test_preflight import Terminal
 
-pytestmark = pytest.mark.xdist_group("twins")
-
 
 @pytest.fixture
 def terminal(tmp_path: Path, twins_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:

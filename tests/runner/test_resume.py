@@ -6,7 +6,6 @@ One real run of each kind; test_checkpoint has the many ways of each.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -35,13 +34,9 @@ sys.addaudithook(hook)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(shared_cluster: Cluster) -> dict[int, Path]:
+def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
     """The same run at stage 0 and stage 2, left alone."""
-    folders = {}
-    for stage in (0, 2):
-        shared_cluster.write(f"undisturbed{stage}", engine={"zero": stage})
-        folders[stage] = shared_cluster.trained(f"undisturbed{stage}")
-    return folders
+    return {stage: trained_at(stage) for stage in (0, 2)}
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -83,6 +78,7 @@ def assert_same_story(folder: Path, expected: Path) -> None:
 
 
 def test_a_rank_killed_in_mid_step_costs_nothing_but_time(cluster: Cluster, undisturbed: dict[int, Path]) -> None:
+    cluster.take_data(undisturbed[0])
     cluster.write(engine={"zero": 0})
     process = cluster.start("train", "tiny.yaml", "--processes", "2")
     wait_for(lambda: steps_done(cluster.output()) >= 3, process)
@@ -104,15 +100,26 @@ def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
+KILLS = (
+    ("1", "os.scandir", "step-2.tmp"),  # after it wrote its part
+    ("0", "open", "step-4.tmp/files.json"),  # before the list
+    ("0", "os.rename", "step-6.tmp"),  # before the rename
+)
+
+
+@pytest.mark.parametrize(
+    ("kills", "left"),
+    [
+        pytest.param(KILLS[1:2], "step-2", id="once"),
+        # The other two take a run each; test_checkpoint has all three moments, with a small engine.
+        pytest.param(KILLS, "step-4", id="again and again", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_killed_in_mid_checkpoint_cost_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path], kills: tuple[tuple[str, str, str], ...], left: str
 ) -> None:
-    kills = [
-        ("1", "os.scandir", "step-2.tmp"),  # after it wrote its part
-        ("0", "open", "step-4.tmp/files.json"),  # before the list
-        ("0", "os.rename", "step-6.tmp"),  # before the rename
-    ]
     site = site_folder(cluster, SITE_CUSTOMIZE)
+    cluster.take_data(undisturbed[2])
     cluster.write(engine={"zero": 2})
     for number, (rank, event, at) in enumerate(kills):
         flag = cluster.folder / f"killed-{number}"
@@ -125,12 +132,13 @@ def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
         assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
     done = cluster.run("train", "tiny.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
-    assert "resumed from step-4" in done.stdout
+    assert f"resumed from {left}" in done.stdout
     assert_same_story(cluster.output(), undisturbed[2])
     assert not list((cluster.output() / "checkpoints").glob("*.tmp"))
 
 
 def test_a_stop_signal_saves_and_the_same_command_goes_on(cluster: Cluster, undisturbed: dict[int, Path]) -> None:
+    cluster.take_data(undisturbed[2])
     cluster.write(engine={"zero": 2}, checkpoint={"every": 100, "keep": 2})
     process = cluster.start("train", "tiny.yaml", "--processes", "2")
     wait_for(lambda: steps_done(cluster.output()) >= 2, process)
@@ -194,10 +202,7 @@ def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
 @pytest.fixture
 def finished(cluster: Cluster, undisturbed: dict[int, Path]) -> Path:
     """A copy of the undisturbed run at stage 2, as if it had run here."""
-    cluster.write("undisturbed2", engine={"zero": 2})
-    shutil.copytree(undisturbed[2], cluster.output("undisturbed2"))
-    shutil.copytree(undisturbed[2].parent / ".stores", cluster.folder / "output" / ".stores")
-    return cluster.output("undisturbed2")
+    return cluster.take(undisturbed[2])
 
 
 def test_only_the_newest_checkpoints_are_kept(undisturbed: dict[int, Path]) -> None:
@@ -213,7 +218,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    done = cluster.run("train", "undisturbed2.yaml", "--processes", "2")
+    done = cluster.run("train", "zero2.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert f"step-8 is passed over: engine/{victim.name}" in done.stdout
     assert "resumed from step-6" in done.stdout
@@ -223,18 +228,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
 def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, finished: Path) -> None:
     before = (finished / "metrics.jsonl").read_bytes()
     other = ("--set", "engine.name=ddp", "--set", "engine.zero=auto")
-    said = cluster.refused("train", "undisturbed2.yaml", "--processes", "2", *other)
+    said = cluster.refused("train", "zero2.yaml", "--processes", "2", *other)
     assert "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_longer_run_goes_on_where_the_shorter_one_ended(cluster: Cluster, finished: Path) -> None:
-    done = cluster.run("train", "undisturbed2.yaml", "--processes", "2", "--set", "steps=10")
+    done = cluster.run("train", "zero2.yaml", "--processes", "2", "--set", "steps=10")
     assert done.returncode == 0, done.stderr
     assert "resumed from step-8" in done.stdout
     assert [step for step, _ in metrics(finished)] == list(range(1, 11))
 
 
 def test_a_shorter_run_than_was_done_already_is_refused(cluster: Cluster, finished: Path) -> None:
-    said = cluster.refused("train", "undisturbed2.yaml", "--processes", "2", "--set", "steps=4")
+    said = cluster.refused("train", "zero2.yaml", "--processes", "2", "--set", "steps=4")
     assert "this run has done 8 steps; now 4 are asked for" in said

@@ -11,6 +11,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.sbatch import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
+from runner.sweep import MOST_MEMBERS, members
 
 GOLDEN = Path(__file__).parent / "golden"
 GPU = SbatchRequest(
@@ -53,7 +54,10 @@ CPU = SbatchRequest(
 )
 
 
-@pytest.mark.parametrize(("name", "request_"), [("gpu", GPU), ("cpu", CPU)])
+SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "seed=1,2"]))
+
+
+@pytest.mark.parametrize(("name", "request_"), [("gpu", GPU), ("cpu", CPU), ("sweep", SWEEP)])
 def test_the_script_is_the_golden_one(name: str, request_: SbatchRequest) -> None:
     golden = GOLDEN / f"{name}.sbatch"
     script = sbatch_script(request_)
@@ -155,3 +159,31 @@ def test_a_short_job_keeps_most_of_its_time_for_work() -> None:
     assert save_before_end_s(None) == 300
     assert save_before_end_s("00:10:00") == 150
     assert save_before_end_s("00:02:00") == 30
+
+
+def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> None:
+    found = members(["optimizer.lr=1e-4,3e-4", "seed=1,2"])
+    assert [member.name for member in found] == ["lr=1e-4,seed=1", "lr=1e-4,seed=2", "lr=3e-4,seed=1", "lr=3e-4,seed=2"]
+    assert found[1].overrides == ("optimizer.lr=1e-4", "seed=2")
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ["seed"],
+        ["seed="],
+        ["seed=1,,2"],
+        ["seed=1,1"],
+        ["seed=1", "seed=2"],
+        ["name=../x,y"],
+        ["seed=" + ",".join(map(str, range(MOST_MEMBERS + 1)))],
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(axes: list[str]) -> None:
+    with pytest.raises(UsageError, match="--array"):
+        members(axes)
+
+
+def test_an_array_by_options_would_share_one_run_folder_and_is_refused() -> None:
+    with pytest.raises(UsageError, match="same run folder"):
+        sbatch_script(dataclasses.replace(CPU, options={"array": "0-3"}))

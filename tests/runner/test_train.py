@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,9 @@ STAGES = (0, 1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def stages(shared_cluster: Cluster) -> dict[int, Path]:
+def stages(trained_at: Callable[[int], Path]) -> dict[int, Path]:
     """The same run at each ZeRO stage."""
-    folders = {}
-    for stage in STAGES:
-        shared_cluster.write(f"zero{stage}", engine={"zero": stage})
-        folders[stage] = shared_cluster.trained(f"zero{stage}")
-    return folders
+    return {stage: trained_at(stage) for stage in STAGES}
 
 
 def test_the_loss_falls(stages: dict[int, Path]) -> None:
@@ -95,12 +92,13 @@ def test_the_recorded_config_is_a_run_file_again(stages: dict[int, Path]) -> Non
 
 
 def test_a_finished_run_is_not_trained_again_and_libraries_keep_quiet(
-    shared_cluster: Cluster, stages: dict[int, Path]
+    cluster: Cluster, stages: dict[int, Path]
 ) -> None:
-    before = (stages[3] / "metrics.jsonl").read_bytes()
-    done = shared_cluster.run("train", "zero3.yaml", "--processes", "2")
+    finished = cluster.take(stages[3])
+    before = (finished / "metrics.jsonl").read_bytes()
+    done = cluster.run("train", "zero3.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
-    assert (stages[3] / "metrics.jsonl").read_bytes() == before
+    assert (finished / "metrics.jsonl").read_bytes() == before
     # What DeepSpeed says belongs into the logs.
     assert "DeepSpeed" not in done.stdout + done.stderr
     assert "[INFO]" not in done.stdout + done.stderr

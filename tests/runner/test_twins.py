@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ from runner.inputs import resolve
 from runner.training.batches import Order, Part
 from tests.runner.conftest import Cluster, metrics
 from tests.support import twins
-
-pytestmark = pytest.mark.xdist_group("twins")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def instructed(shared_cluster: Cluster) -> Path:
         "instructed", task="instruction", model={"asset": "tiny-chat"}, dataset=None, sequence_length=128, steps=16,
         datasets=[{"asset": "prompts", "prompt": "User", "response": "Prompt"},
                   {"asset": "chats", "messages": "messages", "weight": 0.5}],
-        evaluation={"every": 6}, optimizer={"lr": 0.003}, **QUICK,
+        evaluation={"every": 6}, optimizer={"lr": 0.003}, **QUICK | {"checkpoint": {"keep": 1, "best": True}},
     )  # fmt: skip
     return shared_cluster.trained("instructed")
 
@@ -52,6 +51,12 @@ def test_it_is_evaluated_every_so_many_steps_and_at_the_end(instructed: Path) ->
     assert found[-1][1] < found[0][1]
     for (_, loss), (_, perplexity) in zip(found, metrics(instructed, "validation_perplexity"), strict=True):
         assert perplexity == pytest.approx(math.exp(loss))
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(instructed: Path) -> None:
+    step, _ = min(metrics(instructed, "validation_loss"), key=lambda found: found[1])
+    assert json.loads((instructed / "checkpoints" / "best.json").read_text())["step"] == step
+    assert (instructed / "checkpoints" / f"step-{step}" / "files.json").exists()
 
 
 def test_tokens_are_counted_without_padding(instructed: Path, shared_cluster: Cluster) -> None:
@@ -76,11 +81,11 @@ def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
 
 @pytest.fixture(scope="module")
 def pictured(shared_cluster: Cluster) -> Path:
-    """CIFAR-10's layout, a ViT whose staged head knows three classes."""
+    """CIFAR-10's layout, data parallel, a ViT whose staged head knows three classes."""
     shared_cluster.write(
         "pictured", task="image-classification", model={"asset": "tiny-vit"}, sequence_length=None, steps=24,
         dataset={"asset": "cifar-10", "validation": "test"}, batch={"global": 16, "micro": 8},
-        optimizer={"lr": 0.003}, **QUICK,
+        optimizer={"lr": 0.003}, engine={"name": "ddp"}, **QUICK,
     )  # fmt: skip
     return shared_cluster.trained("pictured")
 
@@ -109,6 +114,20 @@ def test_the_exported_classifier_gives_the_accuracy_of_the_run(pictured: Path) -
         scaled = (torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
         right = (model(pixel_values=scaled).logits.argmax(-1) == torch.from_numpy(pictures.labels)).float().mean()
     assert right.item() == pytest.approx(metrics(pictured, "validation_accuracy")[-1][1], abs=1e-6)
+
+
+def test_gpt2_learns_sharded_from_documents_side_by_side(shared_cluster: Cluster) -> None:
+    shared_cluster.write(
+        "sharded", task="causal-lm", model={"asset": "gpt2-bare"}, steps=12, packing={"documents": "separate"},
+        dataset={"asset": "reference", "limit": {"train": 300, "validation": 40}}, sequence_length=64,
+        optimizer={"lr": 0.003}, engine={"name": "fsdp", "wrap": {"min_params": 10_000}}, **QUICK,
+    )  # fmt: skip
+    folder = shared_cluster.trained("sharded")
+    losses = [loss for _, loss in metrics(folder)]
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.3
+    assert all(0 < count <= 8 * 64 for _, count in metrics(folder, "tokens"))
+    assert metrics(folder, "validation_perplexity")
 
 
 PARITY = {"masked-lm": ("still-bert", "AutoModelForMaskedLM"), "causal-lm": ("tiny-chat", "AutoModelForCausalLM")}

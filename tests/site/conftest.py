@@ -79,15 +79,15 @@ class Site:
         """The interpreter that runs the tests, as the user."""
         return self.run(sys.executable, *arguments, check=check)
 
-    def job(self, number: int) -> dict[str, str]:
+    def job(self, number: int | str) -> dict[str, str]:
         """What Slurm knows of a job."""
         shown = self.run("scontrol", "show", "job", str(number), "--oneliner").stdout
         return dict(word.partition("=")[::2] for word in shown.split())
 
-    def state(self, number: int) -> str:
+    def state(self, number: int | str) -> str:
         return self.job(number)["JobState"]
 
-    def wait_for_end(self, number: int, seconds: float = 240) -> dict[str, str]:
+    def wait_for_end(self, number: int | str, seconds: float = 240) -> dict[str, str]:
         """Until the job is over for good (a requeued job is PENDING meanwhile)."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
         self.wait(lambda: self.state(number) in over, seconds, lambda: str(self.job(number)))

@@ -1,6 +1,7 @@
 """A job without training: the launcher and its ranks, as `runner train` uses them.
 
 ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
+ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
 ranks.py rank FOLDER PROGRAM                     in each task
 """
@@ -18,6 +19,8 @@ from pathlib import Path
 from runner import launch
 from runner.sbatch import SbatchRequest
 from runner.submit import submit
+from runner.sweep import members
+from runner.vitals import Vitals
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
@@ -51,8 +54,18 @@ def meet(folder: Path, place: launch.RankEnvironment) -> None:
 
 def fail(folder: Path, place: launch.RankEnvironment) -> None:
     """One rank fails with the code of a damaged bundle, the others would wait for it for ever."""
+    vitals = Vitals(folder / "logs", place.rank)
     if place.rank == 3:
+        vitals.fail("Traceback of the rank that failed", 3, consequence=False)
         sys.exit(1 if (folder / "crash").exists() else 3)
+    time.sleep(600)
+
+
+def hang(folder: Path, place: launch.RankEnvironment) -> None:
+    """One rank stops, the others wait for it."""
+    Vitals(folder / "logs", place.rank).beat("train")
+    if place.rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
 
 
@@ -83,18 +96,26 @@ def start_slowly(folder: Path, place: launch.RankEnvironment) -> None:
         time.sleep(600)
 
 
-PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "save_when_told": save_when_told}
+PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "hang": hang, "save_when_told": save_when_told}
 
 
 def main(step: str, path: str, program: str, *changes: str) -> int:
     folder = Path(path)
+    if step == "sweep":
+        print(submit(request(folder, program, members=members(changes), tasks_per_node=1)))
+        return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)
         print(submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs})))
         return 0
+    if "--output" in changes:  # a member of a sweep
+        path = changes[changes.index("--output") + 1]
+        folder = Path(path)
+        folder.mkdir(exist_ok=True)
     if step == "launch":
         assert launch.role(os.environ) == "batch"
-        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder)
+        hang_after_s = 5.0 if program == "hang" else None
+        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s)
     assert launch.role(os.environ) == "rank"
     place = launch.rank_environment(os.environ)
     os.environ.update(place.variables())

@@ -93,6 +93,17 @@ def test_a_failing_rank_ends_the_job_with_its_own_exit_code(site: Site) -> None:
     job, folder = start(site, "fail", "fail")
     ended = site.wait_for_end(job, seconds=60)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "3:0"), log(folder, job)
+    assert log(folder, job).count("Traceback of the rank that failed") == 1
+
+
+def test_a_hang_is_told_with_the_stacks_of_the_ranks_on_all_nodes_and_ends_the_job(site: Site) -> None:
+    job, folder = start(site, "hang", "hang")
+    ended = site.wait_for_end(job, seconds=120)
+    said = log(folder, job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), said
+    assert "gave no sign of life" in said
+    assert "ranks 0-2 (train):\nrunner:     hang (" in said
+    assert "rank 3 (train): does not answer" in said
 
 
 def test_a_signal_to_the_ranks_requeues_the_job_and_it_finishes(site: Site) -> None:
@@ -166,3 +177,12 @@ def test_a_job_that_loses_a_node_starts_again(site: Site) -> None:
         site.control("start-node", "n2")
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+
+
+def test_each_run_of_a_sweep_gets_a_run_folder_of_its_own(site: Site) -> None:
+    folder = site.home / "sweep"
+    job = int(site.python(PROGRAM, "sweep", str(folder), "meet", "optimizer.lr=1e-4,3e-4").stdout)
+    for member, name in enumerate(("lr=1e-4", "lr=3e-4")):
+        ended = site.wait_for_end(f"{job}_{member}")
+        assert ended["JobState"] == "COMPLETED", (folder / f"logs/slurm-{job}_{member}.out").read_text()
+        assert len(told(folder / name)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -56,12 +57,14 @@ def make_bundle(
     facts: Iterable[tuple[str, str]] = FACTS,
     big: bool = True,
     files: Mapping[str, bytes] | None = None,
+    name: str = "made",
 ) -> Bundle:
     """Writes a finished bundle.
 
     Args:
         big: with a file large enough to have blocks.
         files: payload path -> bytes of everything else (default: `contents`).
+        name: the bundle's, as its lock has it.
     """
     root.mkdir()
     files = contents() if files is None else files
@@ -74,7 +77,7 @@ def make_bundle(
             target.truncate(BIG_SIZE)
             target.seek(20 * 2**20)
             target.write(b"not only zeros")
-    lock = _lock(root, big, files)
+    lock = replace(_lock(root, big, files), name=name)
     return finish(root, lock, REQUEST, facts)
 
 

@@ -123,6 +123,7 @@ def test_two_adapters_share_a_base_and_take_it_along_when_they_go(hub: TestHub, 
     assert "base model acme/tiny-base is not in this bundle" in said
     assert locked()["other"].request["base"] is False
     stage("verify", "b")
+    assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
 
 
 @on_our_hub

@@ -133,7 +133,7 @@ def test_own_code_is_refused_by_name_then_travels_pinned_and_loads(
     assert all(file.upstream for file in asset.files)
     assert loaded(Path("b/data/models/tiny"), tmp_path / "hf") == "[1.0, 2.0, 3.0]"
     assert "runs when it is loaded" in stage("show", "b").output
-    stage("fetch", "m.yaml", "-o", "again", "--locked")
+    stage("fetch", "m.yaml", "-o", "again", "--locked", "--no-offline-check")
     assert Bundle.open(Path("again")).id == Bundle.open(Path("b")).id
 
 
@@ -160,7 +160,7 @@ def test_code_of_another_repository_comes_along_and_loads(
     before = Bundle.open(Path("b")).id
     Path("b/data/models/tiny/config.json").write_bytes(b"{}")
     Path("b/data/models/tiny/layers_tiny.py").write_bytes(b"")
-    stage("fetch", "m.yaml", "-o", "b")
+    stage("fetch", "m.yaml", "-o", "b", "--no-offline-check")
     stage("verify", "b", "--deep")
     assert Bundle.open(Path("b")).id == before
     hub.configure("models", "other/tiny-code", gated="manual")

@@ -19,6 +19,7 @@ from stage.bundle import TAG_MANIFEST
 from stage.cli import main
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
+from tests.support.staging import run_as
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "datasets", "pyarrow", "huggingface_hub", "deepspeed", "numpy", "yaml"}
@@ -49,16 +50,25 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def stage(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    home = {"HF_ENDPOINT": "http://127.0.0.1:9", "HOME": str(cwd or ROOT)}
+def environment_of(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HOME": str(folder)}
+
+
+def stage(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """As a person starts it."""
     return subprocess.run(
         [sys.executable, "-m", "stage", *map(str, arguments)],
-        cwd=cwd or ROOT,
-        env={**os.environ, **home, **environment},
+        cwd=cwd,
+        env=environment_of(cwd),
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def stage_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In this process: for many cases of one promise, of which another test starts one as a person does."""
+    return run_as([str(argument) for argument in arguments], cwd, environment_of(cwd))
 
 
 def commands() -> dict[str, click.Command]:
@@ -126,7 +136,7 @@ def test_the_version_is_the_distributions(bundle: Path) -> None:
 def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
     laptop: Path, arguments: list[str], said: str, way_out: str
 ) -> None:
-    done = stage(*arguments, cwd=laptop)
+    done = stage_here(*arguments, cwd=laptop)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: .+\n  -> .+\n", done.stderr), done.stderr
     assert said in done.stderr and way_out in done.stderr
@@ -181,7 +191,7 @@ def test_update_may_go_without_a_value_wherever_it_stands(fetched: Path, tmp_pat
     (laptop / "notes.txt").write_text("another note\n")
     if "--" in arguments:
         arguments = ["-o", "b", *arguments]
-    done = stage("fetch", *arguments, cwd=laptop)
+    done = stage_here("fetch", *arguments, cwd=laptop)
     assert done.returncode == 0, done.stderr
     assert (laptop / "b/data/files/notes/notes.txt").read_text() == "another note\n"
     assert verify(laptop / "b").ok
@@ -190,12 +200,12 @@ def test_update_may_go_without_a_value_wherever_it_stands(fetched: Path, tmp_pat
 def test_without_update_a_changed_file_is_told_and_nothing_is_lost(fetched: Path, tmp_path: Path) -> None:
     laptop = shutil.copytree(fetched, tmp_path / "laptop")
     (laptop / "notes.txt").write_text("another note\n")
-    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    done = stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop)
     assert done.returncode == 2, done.stderr
     assert "notes.txt changed since m.lock was written" in done.stderr and "--update notes" in done.stderr
     assert verify(laptop / "b").ok
     (laptop / "notes.txt").unlink()
-    assert stage("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, "the bundle has what the lock says"
+    assert stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, "the bundle has what the lock says"
 
 
 def test_lock_writes_the_lock_and_nothing_else(laptop: Path) -> None:
@@ -204,7 +214,7 @@ def test_lock_writes_the_lock_and_nothing_else(laptop: Path) -> None:
     assert json.loads(done.stdout) == {"lock": "m.lock", "changed": ["notes"]}
     assert sorted(path.name for path in laptop.iterdir()) == ["m.lock", "m.yaml", "notes.txt"]
     before = (laptop / "m.lock").read_bytes()
-    assert json.loads(stage("lock", "m.yaml", "--json", cwd=laptop).stdout)["changed"] == []
+    assert json.loads(stage_here("lock", "m.yaml", "--json", cwd=laptop).stdout)["changed"] == []
     assert (laptop / "m.lock").read_bytes() == before
 
 

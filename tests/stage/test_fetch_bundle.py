@@ -59,6 +59,7 @@ def test_what_travels_is_what_from_pretrained_and_load_dataset_need(laptop: Lapt
 def test_the_token_reaches_only_the_hub_and_no_file(laptop: Laptop) -> None:
     for kind, repository in (("models", MODEL), ("datasets", DATASET)):
         laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
+    laptop.own_process = True
     done = laptop.fetch(HF_TOKEN=MEMBER_TOKEN)
     assert done.returncode == 0, done.stderr
     asked = laptop.hub.requests()
@@ -75,6 +76,7 @@ def test_the_token_of_hf_auth_login_is_used(laptop: Laptop, undisturbed_id: str)
     saved = laptop.folder / "hf" / "token"
     saved.parent.mkdir()
     saved.write_text(MEMBER_TOKEN)
+    laptop.own_process = True
     assert laptop.fetched() == undisturbed_id
 
 

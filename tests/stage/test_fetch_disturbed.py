@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.staging import Laptop, payload
 
+pytestmark = pytest.mark.usefixtures("impatient")
 INFO, LISTING = r"^/api/(models|datasets)/acme/[^/]+(/revision/.*)?$", "/tree/"
 SMALL_FILE, REDIRECT, WEIGHTS = "/resolve-cache/", "/resolve/", r"model\.safetensors$"
 PLACES = (

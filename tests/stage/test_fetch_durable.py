@@ -47,7 +47,7 @@ def test_bytes_before_names_and_names_before_the_seal(laptop: Laptop) -> None:
         pytest.skip("strace is not installed")
     trace = laptop.folder / "trace"
     command = laptop.command("fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check")
-    strace = ["strace", "-f", "-y", "-qq", "-e", "trace=fsync,rename", "-o", str(trace)]
+    strace = ["strace", "-f", "--seccomp-bpf", "-y", "-qq", "-e", "trace=fsync,rename", "-o", str(trace)]
     subprocess.run([*strace, *command], cwd=laptop.folder, env=laptop.environment(), check=True, capture_output=True)
 
     synced: set[str] = set()

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hubs import OwnHub, TestHub
+from tests.support.hubs import INDEPENDENT, OwnHub, TestHub
 from tests.support.staging import LANDING, MANIFEST, Laptop, payload
 
 WEIGHTS = 12_000_000
 SLOW_MBPS = 15.0
+OURS = ["own"]
+# Killed once, a fetch goes on from either Hub in the tests below; ten times over takes long.
+OTHERS = [pytest.param("independent", marks=pytest.mark.slow)] if INDEPENDENT.exists() else []
 
 
 @pytest.fixture
@@ -72,6 +75,7 @@ def check_nothing_fetched_twice(hub: TestHub, complete: set[str], unfinished: di
             assert request.range == f"bytes={size}-", f"{size} bytes of {landing} were here"
 
 
+@pytest.mark.parametrize("hub_factory", [*OURS, *OTHERS], indirect=True)
 def test_killed_at_ten_random_moments_it_goes_on_and_fetches_nothing_twice(slow_laptop: Laptop, tmp_path: Path) -> None:
     laptop, dice = slow_laptop, random.Random(20)
     total = WEIGHTS + 500_000

@@ -8,6 +8,9 @@ import pytest
 
 from tests.support.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
+from tests.support.web import serve
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def nothing_was_downloaded(laptop: Laptop) -> bool:
@@ -45,7 +48,13 @@ def test_a_dataset_asked_for_as_a_model_and_the_reverse(laptop: Laptop, wrong: s
 def test_where_nobody_answers_it_gives_up_soon(laptop: Laptop) -> None:
     """A wrong endpoint or no network; what breaks later is waited for."""
     message = laptop.refused(5, HF_ENDPOINT="http://127.0.0.1:9")
-    assert "cannot connect; gave up after 3 attempts" in message and "--endpoint" in message
+    assert "cannot connect to 127.0.0.1:9; gave up after 3 attempts" in message and "--endpoint" in message
+
+
+def test_a_web_site_is_no_hub(laptop: Laptop) -> None:
+    with serve() as site:
+        message = laptop.refused(5, HF_ENDPOINT=site.url("/shop"))
+    assert "/shop does not answer as a Hub: HTTP 404, a page for people" in message and "--endpoint" in message
 
 
 def test_a_file_that_the_storage_has_not_got_is_not_asked_for_again(laptop: Laptop) -> None:
@@ -121,6 +130,17 @@ def test_a_path_that_may_not_be_in_a_bundle(laptop: Laptop) -> None:
     message = laptop.refused(3)
     assert "`tiny-bert`" in message and "100%.json" in message
     assert nothing_was_downloaded(laptop)
+
+
+def test_patterns_that_leave_out_the_config_are_told_before_the_download(laptop: Laptop) -> None:
+    patterns = 'include: ["*.safetensors"]'
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    {patterns}"))
+    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle")
+    assert done.returncode == 2 and 'Add to `include` (or take out of `exclude`): "config.json"' in done.stderr
+    assert "tiny.yaml:4: `tiny-bert`: `include` leaves out its tokenizer (tokenizer.json, vocab.txt)" in done.stderr
+    assert nothing_was_downloaded(laptop)
+    done = laptop.fetch()  # --no-offline-check: as they are
+    assert done.returncode == 0 and "warning: tiny.yaml:4: `tiny-bert`: its weights will not load" in done.stderr
 
 
 def test_a_disk_too_small(laptop: Laptop) -> None:

@@ -218,6 +218,18 @@ FORMATS: dict[str, tuple[dict[str, bytes], dict[str, list[dict[str, Any]]]]] = {
 
 
 @on_our_hub
+def test_a_separator_that_no_card_names_is_named_by_the_manifest(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit("datasets", ID, {"a.csv": b"x;y\n1;2,5\n"})
+    manifest()
+    assert 'separator: ";"' in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    manifest(separator=";")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert rows("train") == [{"x": 1, "y": "2,5"}]
+    hub.commit("datasets", ID, {"a.jsonl": b'{"x": 1}\n'})
+    assert "is not made from CSV files" in stage("lock", "m.yaml", "--update", code=2).output
+
+
+@on_our_hub
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: str) -> None:
     files, expected = FORMATS[name]

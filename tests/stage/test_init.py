@@ -47,6 +47,17 @@ def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:
     assert laptop.stage("lock", "manifest.yaml").returncode == 0
 
 
+def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> None:
+    card = (
+        "---\nconfigs:\n" + "".join(f"- config_name: {c}\n  data_files: {c}/*\n" for c in ("main", "extra")) + "---\n"
+    )
+    parquet = dataset_files()["plain/train-00000-of-00002.parquet"]
+    files = {"README.md": card.encode(), "main/train.parquet": parquet, "extra/train.parquet": parquet}
+    laptop.hub.commit("datasets", "acme/ordered", files)
+    assert laptop.stage("init", "acme/ordered").returncode == 0
+    assert "config: main   # also: extra" in (laptop.folder / "manifest.yaml").read_text()
+
+
 def test_a_moved_repository_is_written_by_its_name_today(laptop: Laptop) -> None:
     laptop.hub.configure("models", "tiny-bert", moved_to=MODEL)
     assert laptop.stage("init", "tiny-bert").returncode == 0

@@ -137,7 +137,10 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("url: file:///etc/passwd"), 4, "should begin with https://"),
         (asset("url: https://x/y\nsha256: abc"), 5, "`sha256` should be 64 hex digits"),
         (asset("url: https://x/y\nunpack: 1"), 5, "should be true or false"),
-        (asset("model: a/b", "format: 1\npolicy: {licenses: [mit]}\n"), 2, "unknown key `licenses`|`licences`"),
+        (asset("model: a/b", "format: 1\npolicy: {license: [mit]}\n"), 2, "unknown key `license`|`licences`"),
+        (asset("model: a/b\nlicence: mit\nlicense: mit"), 6, "two spellings of one key"),
+        (asset("path: a\nconvert: json\nseparator: ';'"), 6, "`separator` goes with `convert: csv`"),
+        (asset("path: a\nconvert: csv\nseparator: '::'"), 6, "`separator` should be one character"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | None, said: str) -> None:
@@ -146,6 +149,20 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | 
     message = str(refusal.value)
     assert message.startswith(f"{tmp_path / 'x.yaml'}:{line}: " if line else f"{tmp_path / 'x.yaml'}: ")
     assert [part for part in said.split("|") if part not in message] == []
+
+
+def test_the_mistakes_of_all_assets_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, "format: 1\nassets:\n  a: {modle: x/y}\n  b: {model: x/y}\n  c: {path: 7}\n")
+    message = str(refusal.value)
+    assert "x.yaml: 2 mistakes" in message and "Did you mean `model`?" in message
+    assert [f"x.yaml:{line}: " in message for line in (3, 4, 5)] == [True, False, True]
+
+
+def test_licence_is_read_in_both_spellings(tmp_path: Path) -> None:
+    theirs = "format: 1\npolicy: {licenses: [mit]}\nassets:\n  a: {model: x/y, license: mit}\n"
+    assert load(tmp_path, theirs).requests == load(tmp_path, theirs.replace("license", "licence")).requests
+    assert load(tmp_path, theirs).licences == ("mit",)
 
 
 def test_assets_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def laptop(laptop: Laptop) -> Laptop:
+    """Connections are set up once in a process, from its environment."""
+    laptop.own_process = True
+    return laptop
+
+
+@pytest.fixture
 def tls_laptop(authority: Path, tmp_path: Path) -> Iterator[Laptop]:
     """A laptop whose Hub speaks TLS with a certificate that only the site's CA vouches for."""
     if not INDEPENDENT.exists():
@@ -73,7 +80,7 @@ def tls_laptop(authority: Path, tmp_path: Path) -> Iterator[Laptop]:
         options = {"cert": str(authority / "hub.pem"), "key": str(authority / "hub.key")}
         hub = IndependentHub(tmp_path / "hub", stack, **options)
         (tmp_path / "laptop").mkdir()
-        laptop = Laptop(tmp_path / "laptop", hub)
+        laptop = Laptop(tmp_path / "laptop", hub, own_process=True)
         laptop.publish()
         laptop.write(MANIFEST)
         yield laptop

@@ -65,6 +65,8 @@ def library(folder: Path, paths: list[str], configs: Any = None) -> Layout:
 
 @pytest.fixture(autouse=True)
 def offline_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants  # noqa: F401 - reads the variable once: tests that come later are not offline
+
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 

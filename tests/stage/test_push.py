@@ -45,7 +45,7 @@ def big_bundle(tmp_path: Path) -> Path:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A login node's /usr/bin, where a test says what is in it."""
     folder = tmp_path_factory.mktemp("programs")
-    for name in ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "rsync"):
+    for name in ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "tail", "rsync"):
         (folder / name).symlink_to(shutil.which(name) or name)
     return folder
 
@@ -319,6 +319,51 @@ def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Pa
     (bundle / TAGS).unlink()
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
     assert not (tmp_path / "there").exists()
+
+
+def push_here(bundle: Path, there: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """To a folder on this machine."""
+    command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path: Path) -> None:
+    """A bit flipped here, under another time: rsync would take it for the newer file."""
+    there = tmp_path / "there"
+    assert push_here(bundle, there).returncode == 0
+    before, id = (there / WEIGHTS).read_bytes(), verify(bundle).bundle_id
+    flip(bundle / WEIGHTS, 30_000)
+    os.utime(bundle / WEIGHTS)
+    done = push_here(bundle, there)
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
+    assert "Nothing was sent" in done.stderr and "stage fetch MANIFEST -o" in done.stderr
+    assert (there / WEIGHTS).read_bytes() == before
+    assert verify(there).ok and verify(there).bundle_id == id
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, there)
+    assert done.returncode == 0 and "read 1 file (200 kB) in 0 s that replace what is there" in done.stderr
+
+
+def test_damage_that_was_sent_is_told_as_damage_here(bundle: Path, tmp_path: Path) -> None:
+    """On a first push nothing can be lost, so nothing is read twice; but the disk there is not to blame."""
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, tmp_path / "there")
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
+    assert "Sent twice" not in done.stderr and "has that damage too" in done.stderr
+
+
+def test_another_bundle_there_is_refused_with_a_folder_to_take(bundle: Path, tmp_path: Path) -> None:
+    there, other = tmp_path / "there", tmp_path / "laptop" / "other"
+    make_bundle(other, big=False, name="other = 2")
+    assert push_here(bundle, there).returncode == 0
+    done = push_here(other, there, "--delete")
+    assert done.returncode == 2 and "another bundle is there: `made`" in done.stderr, done.stderr
+    assert verify(there).ok and verify(there).bundle_id == verify(bundle).bundle_id
+    (line,) = [line for line in done.stderr.splitlines() if "-> Give it a folder of its own" in line]
+    beside = shlex.split(line.partition("stage push ")[2].partition("   (")[0])[1]
+    assert push_here(other, Path(beside)).returncode == 0 and verify(Path(beside)).ok
+    (there / TAGS).unlink()
+    assert push_here(other, there).returncode == 2
 
 
 def test_an_rsync_that_cannot_is_told_with_the_remedy(bundle: Path, tmp_path: Path) -> None:

@@ -199,6 +199,16 @@ def test_no_file_of_signers_is_wrong_usage(signed: Path, tmp_path: Path, run: Ru
     assert "there is no such file of signers" in _verified(run, signed, tmp_path / "nobody", 2)[1]
 
 
+def test_a_public_key_in_place_of_signers_is_told_with_the_line_that_makes_them(
+    signed: Path, keys: Path, tmp_path: Path, run: Run
+) -> None:
+    code, _, err = run("verify", signed, "--signers", keys / "alice.pub")
+    assert code == 2 and "alice.pub: a public key, not a file of signers" in err
+    line = err.partition("Make one: ")[2].partition("   (")[0]
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert run("verify", signed, "--signers", tmp_path / "signers")[0] == 0
+
+
 def test_what_is_damaged_is_not_signed(bundle: Path, keys: Path, run: Run) -> None:
     manifest = bundle / "manifest-sha256.txt"
     manifest.write_bytes(manifest.read_bytes() + b"\n")

@@ -124,6 +124,8 @@ def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:
     assert standalone(pythons()[0], copy / "data").returncode == 2
     inside = standalone(pythons()[0], copy, "--report", copy / "report.json")
     assert inside.returncode == 2 and not (copy / "report.json").exists()
+    deep = standalone(pythons()[0], copy, "--deep")
+    assert deep.returncode == 2 and "usage:" in deep.stderr and "--deep: needs `stage verify`" in deep.stderr
 
 
 def test_its_report_is_what_stage_patch_reads(copy: Path, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import pytest
 from click.testing import Result
 
 from stage.bundle import Bundle
+from stage.disk import human_size
+from stage.fetchplan import ROOM_FOR_TAGS
 from tests.stage.test_convert import cifar
 from tests.support.staging import run_here
 from tests.support.web import Web, serve
@@ -61,11 +63,11 @@ def sha256(data: bytes) -> str:
 @pytest.mark.parametrize(
     ("url", "environment", "words"),
     [
-        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1; gave up after 3 attempts"),
+        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1:9; gave up after 3 attempts"),
         (
             "http://example.org/x",
             {"http_proxy": "http://127.0.0.1:9"},
-            "cannot connect to the proxy that the environment",
+            "cannot connect to the proxy 127.0.0.1:9 that the environment",
         ),
     ],
     ids=["nobody", "no proxy"],
@@ -111,6 +113,22 @@ def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) 
     manifest(url=web.url("/f"), sha256="0" * 64)
     assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
     assert not list(Path("c").rglob("f"))
+
+
+def test_another_file_than_pinned_is_not_fetched_twice(stage: Callable[..., Result], web: Web) -> None:
+    """But one that came in two parts is: their seam may be at fault."""
+    web.files["/f"] = DATA
+    web.probes = 0
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    stage("lock", "m.yaml")
+    web.requests.clear()
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert len(web.requests) == 1 and f"its sha256 is {sha256(DATA)}, not 000" in said
+    assert "--endpoint" not in said and "`sha256` into the manifest" in said and "--update x" in said
+    web.requests.clear()
+    web.cut = [1_000_000]
+    stage("fetch", "m.yaml", "-o", "b", code=1)
+    assert len(web.requests) == 3
 
 
 def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
@@ -284,6 +302,96 @@ def test_a_csv_beside_the_manifest(stage: Callable[..., Result]) -> None:
     assert "changed since m.lock was written" in stage("fetch", "m.yaml", "-o", "b", code=2).output
     stage("fetch", "m.yaml", "-o", "b", "--update", "x")
     assert pq.read_table(Path("b", split.shards[0])).column("Prompt").to_pylist() == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "said"),
+    [
+        ('"User";"Prompt"\na;"b, and c"\n', ";", "cut at ';' it is 2: User, Prompt"),
+        ("User\tPrompt\na\tb, and c\n", "\t", 'separator: "\\t"'),
+    ],
+    ids=["semicolons", "tabs"],
+)
+def test_a_csv_of_other_separators_is_refused_with_the_line_to_write(
+    stage: Callable[..., Result], text: str, separator: str, said: str
+) -> None:
+    Path("prompts.csv").write_text(text)
+    manifest(path="prompts.csv", convert="csv")
+    refusal = stage("lock", "m.yaml", code=2).output  # before anything is downloaded
+    assert said in refusal and "separator: " in refusal and "m.yaml:1" in refusal and not Path("m.lock").exists()
+    manifest(path="prompts.csv", convert="csv", separator=separator)
+    assert "x: default/train: 1 row, 2 columns: User, Prompt" in stage("fetch", "m.yaml", "-o", "b").output
+    (shard,) = Path("b").rglob("*.parquet")
+    assert pq.read_table(shard).to_pylist() == [{"User": "a", "Prompt": "b, and c"}]
+
+
+def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
+    Path("a.csv").write_text("It was a dark night\nand it rained\n")
+    manifest(path="a.csv", convert="csv")
+    said = stage("fetch", "m.yaml", "-o", "a").output
+    assert "warning: x: default/train: one column, called 'It was a dark night'" in said and "`convert: text`" in said
+    Path("a.csv").write_text("It was a dark night\nand, of course, it rained\n")
+    assert "Then: convert: text" in stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
+    Path("a.csv").write_text("User,Prompt\n")
+    said = stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
+    assert "not one row came out of 1 file" in said and not Path("b/tagmanifest-sha256.txt").exists()
+    Path("in").mkdir()
+    Path("in/train.csv").write_text("a,b\n1,2\n")
+    Path("in/test.csv").write_text("a,b\n")
+    manifest(path="in", convert="csv")
+    assert "warning: x: default/test: has no row" in stage("fetch", "m.yaml", "-o", "c").output
+
+
+def test_what_a_conversion_does_not_read_is_not_counted_and_may_change(stage: Callable[..., Result]) -> None:
+    Path("in").mkdir()
+    Path("in/train.csv").write_text("a,b\n1,2\n")
+    Path("in/notes.md").write_text("mine")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert [i.origin for i in asset.made_from] == ["train.csv"]
+    assert [(left.path, left.reason) for left in asset.left_out] == [("notes.md", "not read by `convert: csv`")]
+    assert "from 1 file, 8 B" in stage("show", "b").output
+    Path("in/notes.md").write_text("changed")
+    stage("fetch", "m.yaml", "-o", "b", "--locked")
+
+
+def test_a_dry_run_counts_what_a_fetch_counts(stage: Callable[..., Result], web: Web, tmp_path: Path) -> None:
+    """An archive and what comes out of it: both need room, and only the one is downloaded."""
+    inside = {"a": os.urandom(2_000_000), "b": os.urandom(1_000_000)}
+    web.files["/x.tar.gz"] = archive(inside)
+    packed = len(web.files["/x.tar.gz"])
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert "would fetch 1 file, 3 MB\n" in plan and "b: what is made here for `x`" in plan
+    assert f"room: {human_size(packed + ROOM_FOR_TAGS)} needed at least" in plan and not Path("b").exists()
+    stage("fetch", "m.yaml", "-o", "b")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert "would fetch 1 file, 3 MB, and make 2 files, 3 MB, here" in plan and "c: 2 files, 3 MB\n" in plan
+    needed = packed + 3_000_000 + ROOM_FOR_TAGS
+    assert f"room: {human_size(needed)} needed, " in plan
+    with pytest.MonkeyPatch.context() as disk:
+        disk.setattr("stage.disk.free_space", lambda folder: needed - 1)
+        for options in (["--dry-run"], []):
+            assert "are missing" in stage("fetch", "m.yaml", "-o", "c", *options, code=5).output
+        disk.setattr("stage.disk.free_space", lambda folder: needed)
+        stage("fetch", "m.yaml", "-o", "c")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert "would fetch 0 files, 0 B\n" in plan and "room: 0 B needed" in plan
+
+
+def test_another_bundle_in_the_folder_is_refused_with_one_to_take(stage: Callable[..., Result], tmp_path: Path) -> None:
+    Path("f.txt").write_text("1")
+    manifest(path="f.txt")
+    stage("fetch", "m.yaml", "-o", "b")
+    Path("n.yaml").write_text(Path("m.yaml").read_text().replace('"name": "m"', '"name": "other"'))
+    for options in ([], ["--dry-run"]):
+        said = stage("fetch", "n.yaml", "-o", "b", *options, code=2).output
+        assert "b: another bundle is here: `m`" in said and "stage fetch n.yaml -o other" in said
+    assert not Path("n.lock").exists()
+    stage("verify", "b")
+    stage("fetch", "n.yaml", "-o", "other")
+    assert Bundle.open(Path("other")).lock.name == "other"
 
 
 def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:

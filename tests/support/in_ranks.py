@@ -26,13 +26,14 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     from runner.training.console import open_console
     from runner.training.loop import Trainer
     from runner.training.signals import StopRequest
+    from runner.vitals import Vitals
 
     for path in map(Path, run_files):
         run = Run.load(path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ())
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
-            place = rank_environment(os.environ)
-            trainer = Trainer.start(run.config, run.inputs, run.folder, place, StopRequest(), console)
+            place, vitals = rank_environment(os.environ), Vitals(run.folder.logs, rank)
+            trainer = Trainer.start(run.config, run.inputs, run.folder, place, StopRequest(), console, vitals)
             trainer.resume()
             trainer.run()
             trainer.export()

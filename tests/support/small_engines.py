@@ -1,6 +1,8 @@
 """DDP and FSDP2 around a small module, on two ranks: what each did comes out as JSON on rank 0's stdout.
 
-python -m tests.support.small_engines FOLDER RUN_FILE
+python -m tests.support.small_engines FOLDER RUN_FILE [OVERRIDE]
+
+With an OVERRIDE (`compile=true`), only DDP and FSDP2 with AdamW in fp32.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def one_step(engine: Engine, step: int, spoiled: bool = False) -> tuple[float, f
 
 def made(run_file: Path, engine: str, optimizer: str, precision: str) -> Engine:
     """A fresh engine around the same weights."""
-    overrides = [f"engine.name={engine}", f"optimizer.name={optimizer}"]
+    overrides = [f"engine.name={engine}", f"optimizer.name={optimizer}", *sys.argv[3:]]
     if engine == "fsdp":
         overrides.append("engine.wrap={layer: Layer}")
     plan = Plan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, 3 if engine == "fsdp" else 0, ())
@@ -127,11 +129,13 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
     cases = [(e, o, "fp32") for e in ("ddp", "fsdp") for o in ("adamw", "lion")]
     cases += [("ddp", "adafactor", "fp32"), ("ddp", "adamw", "fp16"), ("fsdp", "adamw", "fp16")]
     cases += [("ddp", "adamw", "bf16"), ("fsdp", "adamw", "bf16")]
+    if sys.argv[3:]:
+        cases = [("ddp", "adamw", "fp32"), ("fsdp", "adamw", "fp32")]
     results: dict[str, Any] = {}
     for case in cases:
         name = "-".join(case)
         results[name] = learn_and_resume(folder / name, run_file, *case)
-    for engine in ("ddp", "fsdp"):
+    for engine in () if sys.argv[3:] else ("ddp", "fsdp"):
         told: list[Any] = [None] * RANKS
         dist.all_gather_object(told, full_disk(folder / f"full-{engine}", run_file, engine))
         results[f"full-{engine}"] = told
@@ -143,4 +147,4 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
 if __name__ == "__main__":
     import torch.multiprocessing as mp
 
-    mp.spawn(one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS)
+    mp.start_processes(one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS, start_method="fork")

@@ -10,9 +10,12 @@ import random
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from click.testing import CliRunner, Result
 
@@ -85,11 +88,21 @@ def dataset_files() -> dict[str, bytes]:
 
 @dataclass
 class Laptop:
-    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for. `settings`: more of the environment."""
+    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for.
+
+    `stage` runs in the process of the tests: importing what talks to a Hub takes longer than most fetches here. Its
+    environment, folder and exit code are those of a process of its own, and so is the bundle: every fetch that is
+    compared with `undisturbed_id` is compared with one that was such a process.
+
+    Attributes:
+        settings: more of the environment.
+        own_process: `stage` starts as from a shell: for what a process reads once (proxies, certificates, a token).
+    """
 
     folder: Path
     hub: TestHub
     settings: dict[str, str] = field(default_factory=dict)
+    own_process: bool = False
 
     @property
     def bundle(self) -> Path:
@@ -116,6 +129,8 @@ class Laptop:
         return [sys.executable, "-m", "stage", *arguments]
 
     def stage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        if not self.own_process:
+            return run_as(arguments, self.folder, self.environment(**environment))
         return subprocess.run(
             self.command(*arguments),
             cwd=self.folder,
@@ -165,3 +180,34 @@ def run_here(*arguments: str, code: int = 0) -> Result:
     assert done.exit_code == code, done.output
     assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
     return done
+
+
+def run_as(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """`stage` in this process, as if it were one of its own with that folder and nothing but that environment.
+
+    Raises:
+        Exception: whatever a shell would have shown as a traceback.
+    """
+    with _moved(folder, environment):
+        done = CliRunner().invoke(main, list(arguments), prog_name="stage")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(["stage", *arguments], done.exit_code, done.stdout, done.stderr)
+
+
+@contextmanager
+def _moved(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """In another folder, with another environment, and without the token of whoever runs the tests."""
+    from huggingface_hub import constants
+
+    before = Path.cwd()
+    home = environment.get("HF_HOME") or str(folder / "no-home")
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(constants, "HF_TOKEN_PATH", str(Path(home) / "token")),
+    ):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)

@@ -68,8 +68,8 @@ def model_files(folder: Path, kind: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def stage_twins(laptop: Path) -> Path:
-    """The bundle, staged as a user does: models and chats from a Hub, tarball from a page, CSV from here."""
+def stage_twins(laptop: Path) -> None:
+    """`bundle` in a folder, staged as a user does: models and chats from a Hub, tarball from a page, CSV from here."""
     (laptop / "midjourney_prompt_dataset.csv").write_bytes(prompts_csv())
     with LoopbackHub(laptop / "hub") as hub, serve() as web:
         web.files["/~kriz/cifar-10-python.tar.gz"] = cifar_tarball()
@@ -83,7 +83,6 @@ def stage_twins(laptop: Path) -> Path:
         stage = [sys.executable, "-m", "stage", "fetch", "twins.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
         done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return laptop / "bundle"
 
 
 def _short(text: str) -> str:

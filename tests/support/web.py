@@ -53,7 +53,7 @@ def serve() -> Iterator[Web]:
                 self._head(302, {"Location": web.redirects[self.path], "Content-Length": "0"})
                 return
             if self.path not in web.files:
-                self._head(404, {"Content-Length": "0"})
+                self._head(404, {"Content-Length": "0", "Content-Type": "text/html"})
                 return
             self._send(web.files[self.path], asked)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -76,13 +77,15 @@ def load_model(
     """
     from transformers import AutoConfig
 
+    if config.model.folder is not None:
+        model = replace(model, asset=str(config.model.folder), path=config.model.folder)
     torch.manual_seed(config.seed)
     if config.model.init == "scratch":
         told = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
         made, origin = auto.from_config(told, dtype=torch.float32), "all weights drawn anew (init: scratch)"
     else:
         made, info = auto.from_pretrained(
-            str(config.model.folder or model.path),
+            str(model.path),
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=bool(fresh),

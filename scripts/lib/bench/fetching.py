@@ -94,7 +94,7 @@ def _large(folder: Path, peers: Peers, endpoint: str, sha256: str) -> Workload:
         files=1,
         base=STAGE,
         candidates=[*_of_the_hub(out, peers, endpoint, "bench/large"), *_present(peers, system)],
-        targets=_large_targets,
+        targets=_targets,
         writes=out,
         seeds={"large.yaml": "format: 1\nname: bench\nassets:\n  payload:\n    model: bench/large\n"},
         skipped=peers.missing("aria2c", "curl"),
@@ -120,7 +120,7 @@ def _many(folder: Path, peers: Peers, endpoint: str, paths: Sequence[str]) -> Wo
         files=MANY,
         base=STAGE,
         candidates=[*_of_the_hub(out, peers, endpoint, "bench/many"), *_present(peers, system)],
-        targets=_many_targets,
+        targets=_targets,
         writes=out,
         seeds={"many.yaml": manifest, **lists},
         skipped=peers.missing("aria2c", "curl"),
@@ -161,14 +161,7 @@ def _memory(rounds: Rounds) -> list[Target]:
     return [Target(f"peak memory of `{name}`, MiB", peak, 200, at_most=True) for name, peak in peaks.items()]
 
 
-def _large_targets(rounds: Rounds) -> list[Target]:
+def _targets(rounds: Rounds) -> list[Target]:
     hf = Target("times as fast as `hf download` + `hf cache verify`", median_ratio(rounds, HF_VERIFIED, STAGE), 2)
     aria2 = [Target("times as fast as `aria2c`", median_ratio(rounds, ARIA2, STAGE), 1)] if ARIA2 in rounds[0] else []
     return [hf, *aria2, *_memory(rounds)]
-
-
-def _many_targets(rounds: Rounds) -> list[Target]:
-    return [
-        Target("times as fast as `hf download` + `hf cache verify`", median_ratio(rounds, HF_VERIFIED, STAGE), 2),
-        *_memory(rounds),
-    ]

@@ -136,7 +136,7 @@ def into(spoil: Callable[[Path], object]) -> Prepare:
         (root / layout.TAG_MANIFEST).unlink()
         (root / "mine.txt").touch()
         spoil(root)
-        place.write("m.yaml", SOUND)
+        place.write("m.yaml", SOUND.replace("name: m\n", "name: made\n"))
         place.write("notes/a.txt", "a")
         return ["fetch", "m.yaml", "-o", "bundle"]
 

@@ -107,7 +107,7 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
     before = snapshot(place.folder)
     monkeypatch.chdir(place.folder)
     if case.how == "here":
-        code, printed = _here(arguments, place, monkeypatch)
+        code, printed, _ = _here(arguments, place, monkeypatch)
     else:
         done = in_a_process(arguments, case, place)
         code, printed = done.returncode, done.stdout + done.stderr
@@ -131,14 +131,22 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
     return printed
 
 
-def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def printed(arguments: list[str], case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command prints on stdout, run as the case has to be."""
+    if case.how == "here":
+        return _here(arguments, place, monkeypatch)[2]
+    return in_a_process(arguments, case, place).stdout
+
+
+def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    """Exit code; everything that was printed; what of it was on stdout."""
     for name, value in _environment(place).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(stage.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01))
     done = CliRunner().invoke(main, arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, done.output
+    return done.exit_code, done.output, done.stdout
 
 
 def in_a_process(
