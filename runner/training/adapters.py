@@ -105,8 +105,8 @@ def attach(model: Any, config: RunConfig, source: ModelInput, drawn: Sequence[st
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     for module in model.modules():
-        # On CPUs with bf16 bitsandbytes repacks 4-bit weights at the first evaluation, for good, with rounded scales, and
-        # multiplies with them without a gradient: training would go on, and learn next to nothing.
+        # On CPUs with bf16 bitsandbytes repacks 4-bit weights at the first evaluation, for good, with rounded scales,
+        # and multiplies with them without a gradient: training would go on, and learn next to nothing.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return _told(model, config, targets, bool(usual), heads)
