@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 
-from runner.errors import CommandGroup, __version__
+from runner import cli_tools
+from runner.errors import CommandGroup, UsageError, __version__
 
 
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
+    # `train` may do without RUN (--reproduce).
     options = [
-        click.argument("run", type=click.Path(path_type=Path)),
+        click.argument("run", type=click.Path(path_type=Path), required=command.__name__ != "train"),
         click.option(
             "--bundle", required=True, type=click.Path(path_type=Path), help="The bundle's folder, verified beforehand."
         ),
@@ -88,14 +90,36 @@ def prepare(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, 
 @_run_options
 @click.option("--processes", type=click.IntRange(1), help="Ranks on this machine. In a Slurm job srun starts them.")
 @click.option("--dry-run", is_flag=True, help="Check and explain; start nothing.")
+@click.option(
+    "--reproduce",
+    "recorded",
+    type=click.Path(path_type=Path),
+    metavar="RUNFOLDER",
+    help="Instead of RUN: train what is recorded there once more, and compare every loss.",
+)
 def train(
-    run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], processes: int | None, dry_run: bool
+    run: Path | None,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    dry_run: bool,
+    recorded: Path | None,
 ) -> None:
     """Train what RUN describes. Resumes from the newest valid checkpoint by itself."""
     from runner.train import Run
     from runner.train import train as train_run
 
-    sys.exit(train_run(Run.load(run, bundle, output, overrides), processes, dry_run=dry_run, environ=os.environ))
+    if (run is None) == (recorded is None):
+        raise UsageError("runner train: RUN or --reproduce RUNFOLDER, one of them.", "runner train --help")
+    if run is not None:
+        sys.exit(train_run(Run.load(run, bundle, output, overrides), processes, dry_run=dry_run, environ=os.environ))
+    from runner.reproduce import reproduce
+
+    if overrides or dry_run:
+        raise UsageError("--reproduce: goes without --set and --dry-run: it is that run or none.")
+    assert recorded is not None
+    sys.exit(reproduce(recorded, bundle, output, processes, os.environ, click.echo))
 
 
 @main.command()
@@ -143,3 +167,7 @@ def submit(
     click.echo(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
     click.echo(f"  log:    {log}")
+
+
+for command in (cli_tools.exec_, cli_tools.status, cli_tools.logs, cli_tools.report, cli_tools.bench):
+    main.add_command(command)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stage import __version__
 from stage.disk import human_count, human_size, sync_folder, write_atomically
-from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
+from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError, as_shown
 from stage.fence import wall
 from stage.terminal import Group as CommandGroup
 from stage.yamlfile import Lines, check_keys, load_yaml_with_lines, read_value
@@ -22,6 +22,7 @@ __all__ = [
     "StageError",
     "UsageError",
     "__version__",
+    "as_shown",
     "check_keys",
     "human_count",
     "human_size",

@@ -21,6 +21,7 @@ from stage.bundle import Bundle
 from stage.lockfile import LockedAsset
 from stage.receipts import find as find_receipt
 from stage.receipts import state_folder
+from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
 
 
 @dataclass(frozen=True)
@@ -236,3 +237,40 @@ def _split(bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: 
         rows=locked.rows,
         columns=columns,
     )
+
+
+@dataclass(frozen=True)
+class HubRepository:
+    """A repository of a bundle as clients of the Hub know it.
+
+    Attributes:
+        kind: `models` or `datasets`.
+        id: `org/name`, or an old name without organisation that leads there.
+        refs: branch or tag -> commit.
+        snapshots: commit -> path in the repository -> where it lies, or its bytes where it was written for clients.
+    """
+
+    kind: str
+    id: str
+    refs: Mapping[str, str]
+    snapshots: Mapping[str, Mapping[str, Path | bytes]]
+
+
+def hub_repositories(bundle_path: Path) -> tuple[str, list[HubRepository]]:
+    """A bundle's id, and its models and datasets by every name the Hub's clients may use for them.
+
+    Raises:
+        UsageError: not a finished bundle.
+        DamageError: the bundle's lock is damaged.
+    """
+    bundle = Bundle.open(bundle_path.resolve())
+    found = Catalogue.of(bundle).repositories
+    return bundle.id, [_hub_repository(kind, name, served) for (kind, name), served in found.items()]
+
+
+def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
+    refs = {DEFAULT_REVISION: served.versions[0].commit}
+    for version in reversed(served.versions):
+        refs |= {revision: version.commit for revision in version.revisions if revision != version.commit}
+    snapshots = {v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions}
+    return HubRepository(kind, name, refs, snapshots)

@@ -152,11 +152,11 @@ def _popen(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | 
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         start_new_session=True,
-        preexec_fn=_die_with_parent(),
+        preexec_fn=die_with_parent(),
     )
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """A function for the child, between fork and exec, that ties its life to ours (Linux `prctl(2)`)."""
     if sys.platform != "linux":
         return None

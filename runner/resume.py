@@ -98,7 +98,10 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     before = {**asdict(found), **found.signature}
     after = {**asdict(now), **now.signature}
     _check_engine(found, now.engine, now.zero, folder)
-    for key in ("precision", *dict.fromkeys((*now.signature, *MAY_BE_ABSENT))):
+    for key in ("precision", *now.signature):
+        if before.get(key, after[key]) != after[key]:  # an older version did not note every key
+            raise _not_this_run(folder, key, before.get(key), after[key])
+    for key in MAY_BE_ABSENT:
         if before.get(key) != after.get(key):
             raise _not_this_run(folder, key, before.get(key), after.get(key))
 
@@ -131,7 +134,10 @@ def check_before_launch(
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
     for folder, found in _readable(checkpoints):
-        for key in dict.fromkeys((*now, *MAY_BE_ABSENT)):
+        for key, value in now.items():
+            if found.signature.get(key, value) != value:
+                raise _not_this_run(folder, key, found.signature.get(key), value)
+        for key in MAY_BE_ABSENT:
             if found.signature.get(key) != now.get(key):
                 raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
         _check_engine(found, engine, None, folder)

@@ -6,13 +6,12 @@ tried with `--test-only`, submitted). Whatever Slurm would only say in the queue
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from runner.config import RunConfig
 from runner.errors import IncompleteError, UsageError, write_atomically
 from runner.launch import runner_command
 from runner.sbatch import SbatchRequest, sbatch_script, time_limit_s
+from runner.slurm_commands import ask
 from runner.sweep import Member
 
 REMEDIES = {
@@ -89,9 +89,7 @@ def request(
 
 def node_shapes(partition: str | None) -> list[NodeShape]:
     """The nodes of a partition (None: the default one); empty where there is no Slurm to ask."""
-    shown = _run(
-        "sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *([f"--partition={partition}"] * bool(partition))
-    )
+    shown = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *([f"--partition={partition}"] * bool(partition)))
     if shown is None or shown.returncode != 0:
         return []
     rows = [line.split("|", 2) for line in shown.stdout.splitlines() if line.count("|") >= 2]
@@ -164,7 +162,7 @@ def check(wanted: SbatchRequest) -> str:
 
 def _refuse_time(wanted: SbatchRequest) -> None:
     """`--test-only` says nothing about the partition's limit; the job would stay in the queue for ever."""
-    shown = _run("sinfo", "--noheader", "--format=%P|%l", *_partition_option(wanted.partition))
+    shown = ask("sinfo", "--noheader", "--format=%P|%l", *_partition_option(wanted.partition))
     for line in shown.stdout.splitlines() if wanted.time and shown and shown.returncode == 0 else []:
         partition, _, limit = line.partition("|")
         if not wanted.partition and not partition.endswith("*"):
@@ -183,7 +181,7 @@ def _partition_option(partition: str | None) -> list[str]:
 
 def _refuse_second_job(script: Path) -> None:
     """Two jobs that write the same run folder would spoil each other's checkpoints."""
-    shown = _run("squeue", "--noheader", "--me", "--format=%i|%T|%o")
+    shown = ask("squeue", "--noheader", "--me", "--format=%i|%T|%o")
     for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
         job, _, rest = line.partition("|")
         state, _, command = rest.partition("|")
@@ -195,7 +193,7 @@ def _refuse_second_job(script: Path) -> None:
 
 
 def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = _run("sbatch", *arguments)
+    done = ask("sbatch", *arguments)
     if done is None:
         raise UsageError("there is no sbatch on this machine", _ADVICE_ELSEWHERE)
     if done.returncode == 0:
@@ -208,21 +206,3 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
         raise NoClusterError("sbatch is here, but this machine belongs to no Slurm cluster", _ADVICE_ELSEWHERE)
     remedy = next((advice for words, advice in REMEDIES.items() if words in lowered), "")
     raise UsageError(f"Slurm refuses the job: {said}", remedy or f"Correct `slurm:` in the run file ({arguments[-1]}).")
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
-    """Runs one of Slurm's commands; None where it is not installed."""
-    try:
-        return subprocess.run(
-            list(command), env=_clean(os.environ), capture_output=True, text=True, timeout=120, check=False
-        )
-    except FileNotFoundError:
-        return None
-    except subprocess.TimeoutExpired:
-        raise IncompleteError(f"{command[0]} did not answer in two minutes", "Try again later.") from None
-
-
-def _clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the variables of a job we may be in: sbatch would hand them to the new one, which is another."""
-    keep = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
-    return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in keep}

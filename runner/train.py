@@ -74,7 +74,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         return _be_a_rank(run, environ)
     num_local = processes or 1
     _explain(run)
-    run.check(_world_size(role, num_local, environ), print)
+    run.check(world_size(role, num_local, environ), print)
     if dry_run:
         print("dry run: nothing was started")
         return 0
@@ -200,7 +200,12 @@ def _give_up(folder: RunFolder, rank: int, vitals: Vitals, text: str, error: Exc
     os._exit(code)
 
 
-def _world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
+def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
+    """How many ranks there will be.
+
+    Raises:
+        UsageError: not inside a Slurm job, where one is needed.
+    """
     if role == "local":
         return num_local
     from runner.batch import tasks_per_node

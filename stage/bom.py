@@ -1,9 +1,10 @@
 """The bill of materials: lock -> `bom.cdx.json`, a CycloneDX 1.6 document (ML-BOM): what came from where.
 
 One component an asset, with licence, revision and package URL; inside a model, one for each file of weights with its
-sha256; as its ancestors, what was converted or unpacked to make it. Every other byte is the lock's business, which the
-document names by digest. It is made of the lock alone, and
-has no serial number or date, so that the same lock gives the same text.
+sha256; inside an environment, one for each package of conda and pip with its package URL and the sha256 of the file
+that was published; as its ancestors, what was converted or unpacked to make it. Every other byte is the lock's
+business, which the document names by digest. It is made of the lock alone, and has no serial number or date, so that
+the same lock gives the same text.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from stage.licences import identifiers
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile
+from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, PackageEntry
 
 if TYPE_CHECKING:
     from cyclonedx.model import HashType
     from cyclonedx.model.component import Component
 
 _WEIGHTS = (".safetensors",)
+_CONDA_ENDINGS = (".conda", ".tar.bz2")
 _CARDS = ("README.md", "CARD.md")
 _MANY = 100  # ingredients (a folder of images has thousands): more are counted, not named
 
@@ -82,7 +84,7 @@ def _component(asset: LockedAsset) -> Component:
         if asset.licence
         else None,
         purl=purl,
-        components=[_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)],
+        components=[*(_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)), *_packages(asset)],
         pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
         if 0 < len(ancestors) <= _MANY
         else None,
@@ -98,6 +100,37 @@ def _weights(file: LockedFile) -> Component:
 
     return Component(
         type=ComponentType.FILE, name=file.path, bom_ref=f"file:{file.path}", hashes=[_sha256(file.sha256 or "")]
+    )
+
+
+def _packages(asset: LockedAsset) -> list[Component]:
+    """What an environment is made of: every package, by the sha256 of the file that was published."""
+    if asset.environment is None:
+        return []
+    files = {file.path: file for file in asset.files}
+    return [_package(entry, files[f"{asset.folder}/{entry.path}"]) for entry in asset.environment.packages]
+
+
+def _package(entry: PackageEntry, file: LockedFile) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    purl = None
+    match [entry.manager, *entry.path.split("/")]:
+        case ["conda", "channel", channel, subdir, name] if entry.name.strip():
+            ending = next((ending for ending in _CONDA_ENDINGS if name.endswith(ending)), "")
+            build = name.removesuffix(ending).rpartition("-")[2]
+            facts = {"build": build, "channel": channel, "subdir": subdir, "type": ending.removeprefix(".")}
+            purl = PackageURL("conda", None, entry.name, entry.version, facts)
+        case ["pip", *_, name] if entry.name.strip():
+            purl = PackageURL("pypi", None, entry.name, entry.version, {"file_name": name})
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=entry.name,
+        version=entry.version,
+        bom_ref=f"package:{entry.manager}:{entry.name}:{file.path}",
+        purl=purl,
+        hashes=[_sha256(file.sha256)] if file.sha256 else None,
     )
 
 

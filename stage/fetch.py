@@ -70,7 +70,9 @@ def fetch_manifest(
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.require_same_bundle(manifest)
-        sources = Sources(endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle)
+        sources = Sources(
+            endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle, keep_locks=not dry_run
+        )
         previous = read_previous(manifest)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -35,6 +36,7 @@ from runner.training.ranks import Ranks, is_lost_peer, join
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task, task_named
+from runner.training.throughput import StepClock, refuse_loss
 from runner.vitals import Vitals
 
 
@@ -96,6 +98,7 @@ class Trainer:
     vitals: Vitals
     device: torch.device
     num_steps: int
+    clock: StepClock
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
@@ -117,7 +120,8 @@ class Trainer:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
-        plan = decide(config, shape_of(config, inputs.model), facts, ranks.world_size)
+        shape = shape_of(config, inputs.model)
+        plan = decide(config, shape, facts, ranks.world_size)
         check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
         wanted = recipes(config, inputs, plan.sequence_length)
@@ -133,7 +137,7 @@ class Trainer:
         task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
         engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
-            write_json(folder.environment, _facts(config, inputs, plan, facts))
+            write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
 
         observer = Observer(folder, steps, console, is_first=ranks.is_first)
         return Trainer(
@@ -153,6 +157,7 @@ class Trainer:
             vitals=vitals,
             device=device,
             num_steps=steps,
+            clock=StepClock.of(config, shape, plan, facts),
         )
 
     def resume(self) -> None:
@@ -193,10 +198,11 @@ class Trainer:
 
     def train_step(self) -> None:
         """One optimizer step: all micro batches forward and backward, then one update."""
-        began = time.monotonic()
+        self.clock.begin()
         # Dropout belongs to step and rank, not to how long the process lives: a resumed run draws the same.
         torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
         batches = self.micro_batches()
+        self.clock.data_ready()
         predictions, tokens = self.ranks.total(
             sum(self.task.num_predictions(batch) for batch in batches),
             sum(self.task.num_tokens(batch) for batch in batches),
@@ -213,12 +219,12 @@ class Trainer:
         self.step += 1
         loss_of_step, stops = self.ranks.total(summed.item(), float(self.stop.received is not None))
         self.should_stop = stops > 0
-        elapsed = time.monotonic() - began
         self.observer.step({
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
-            "tokens": int(tokens), "tokens_per_s": tokens / elapsed, "step_s": elapsed,
-            "memory_gib": peak_memory(self.device),
+            **self.clock.measures(self.plan.total, int(tokens)), "memory_gib": peak_memory(self.device),
         })  # fmt: skip
+        if not math.isfinite(loss_of_step):
+            refuse_loss(self.step, loss_of_step, self.ranks.gather(summed.item()), self.folder.checkpoints)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This rank's part of the step."""
@@ -304,7 +310,7 @@ class Trainer:
         return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
 
 
-def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dict[str, Any]:
+def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_steps: int) -> dict[str, Any]:
     """`environment.json`: what was trained, where, on what."""
     facts = {
         "bundle_id": inputs.bundle_id,
@@ -312,6 +318,8 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device) -> dic
         "environment_tree": running_tree(),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
+        "num_steps": num_steps,
+        "pid": os.getpid(),
         "world_size": plan.world_size,
         "sequence_length": plan.sequence_length,
         "batch": {"global": plan.total, "micro": plan.micro, "accumulation": plan.accumulation},

@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,9 +47,23 @@ class Shell:
 
     times: list[tuple[str, float]] = field(default_factory=list)
     cwd: Path = ROOT
+    settings: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *command: str, cwd: Path, wall: tuple[str, ...] = ()) -> None:
+    def run(
+        self,
+        *command: str,
+        cwd: Path,
+        wall: tuple[str, ...] = (),
+        wall_name: str = "offline",
+        shown: str | None = None,
+        output: Path | None = None,
+    ) -> None:
         """Runs a command, behind a `wall` (see `network_wall`) that takes the network away if one is given.
+
+        Args:
+            wall_name: what stands for the wall where the command is printed.
+            shown: the command as a person would type it, where that is not `command` itself.
+            output: a file that takes what the command prints to stdout.
 
         Raises:
             DemoError: it did not exit with 0.
@@ -56,13 +72,17 @@ class Shell:
         if cwd != self.cwd:
             self.cwd = cwd
             print(f"$ cd {shlex.quote(str(cwd))}")
-        print(f"$ {'offline ' if wall else ''}{shlex.join(command)}", flush=True)
+        to = f" > {shlex.quote(output.name)}" if output else ""
+        print(f"$ {f'{wall_name} ' if wall else ''}{shown or shlex.join(command)}{to}", flush=True)
         began = time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLURM_"))}
         environment["AIRLIFT_STORE"] = "none"  # the demo leaves nothing outside its folder
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        code = subprocess.run([*wall, *command], cwd=cwd, env=environment).returncode
-        self.times.append((shlex.join(command[:2]), time.monotonic() - began))
+        environment |= self.settings
+        with open(output, "wb") if output else nullcontext() as sink:
+            code = subprocess.run([*wall, *command], cwd=cwd, env=environment, stdout=sink).returncode
+        name = " ".join((shown or shlex.join(command)).rpartition("&& ")[2].split()[:2])
+        self.times.append((name, time.monotonic() - began))
         if code != 0:
             raise DemoError(f"`{shlex.join(command)}` ended with {code} (in {cwd})")
 
@@ -104,8 +124,8 @@ def network_wall() -> tuple[str, ...]:
     return ()
 
 
-def travel(folder: Path, shell: Shell) -> Path:
-    """Goes the whole road; returns the run folder."""
+def travel(folder: Path, shell: Shell) -> dict[Path, str]:
+    """Goes the whole road; returns what is worth a look."""
     laptop, cluster = folder / "laptop", folder / "cluster"
     say("On the laptop: stage from a Hub")
     for name, place in (("manifests", laptop), ("runs", cluster)):
@@ -128,13 +148,20 @@ def travel(folder: Path, shell: Shell) -> Path:
     run_folder = cluster / "output" / str(yaml.safe_load((cluster / "demo.yaml").read_text())["name"])
     script = str(ROOT / "scripts" / "lib" / "fill_mask.py")
     shell.run("python", script, str(run_folder / "model"), *SENTENCES, cwd=cluster, wall=wall)
-    return run_folder
+    return {
+        laptop / "bundle": "what stage made, beside its manifest and lock",
+        cluster / "bundle": "the same after the journey",
+        run_folder: "metrics.jsonl, tensorboard/, logs/, checkpoints/",
+        run_folder / "model": "the trained model: from_pretrained loads it",
+    }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "output" / "scripts-demo", metavar="FOLDER")
-    folder = parser.parse_args().folder.resolve()
+def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int:
+    """Goes a road in a folder of its own, then says where everything lies; returns the exit code.
+
+    Args:
+        road: what to do; returns what is worth a look, path -> in words.
+    """
     shell = Shell()
     try:
         prepare_folder(folder)
@@ -142,7 +169,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        run_folder = travel(folder, shell)
+        places = road(folder, shell)
     except DemoError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
@@ -150,15 +177,22 @@ def main() -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     say("Where everything lies")
-    for path, what in (
-        (folder / "laptop" / "bundle", "what stage made, beside its manifest and lock"),
-        (folder / "cluster" / "bundle", "the same after the journey"),
-        (run_folder, "metrics.jsonl, tensorboard/, logs/, checkpoints/"),
-        (run_folder / "model", "the trained model: from_pretrained loads it"),
-    ):
+    for path, what in places.items():
         print(f"{path}\n    {what}")
     print("\n" + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in shell.times))
     return 0
+
+
+def read_folder(prog: str, description: str | None, default: str) -> Path:
+    """The one argument of a demo: its folder."""
+    parser = argparse.ArgumentParser(prog=prog, description=(description or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "output" / default, metavar="FOLDER")
+    folder: Path = parser.parse_args().folder
+    return folder.resolve()
+
+
+def main() -> int:
+    return conduct(read_folder("scripts/demo", __doc__, "scripts-demo"), travel)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 Every package, of conda and of pip, with address and sha256. `conda-lock install`, micromamba and py-rattler read the
 same file. The text is deterministic (sorted; no date, host or tool version), so the same answer is the same bytes.
+
+Reading believes nothing, for a lock may come from anywhere: fields are what they should be, every package has a sha256
+(md5 alone proves nothing today), and no address holds a password. `stage.environment.packages` says which file names
+are believed, and where each package lies in an asset.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,11 +20,14 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.digest import is_hex
-from stage.errors import UsageError
+from stage.errors import PolicyError, UsageError
+from stage.names import printable
 
 VERSION = 1
 OURS = ("made_by", "stage env lock")
 MANAGERS = ("conda", "pip")
+SCHEMES = ("https", "http", "file")
+REMEDY = "Make the lock anew: stage env lock ENVIRONMENT.yml --profile PROFILE"
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -106,38 +113,163 @@ class EnvironmentLock:
 
     @staticmethod
     def load(path: Path | str) -> EnvironmentLock:
-        """Reads a lock, ours or conda-lock's own.
+        """Reads the lock in a file, as `parse` does.
 
         Raises:
-            UsageError: no such file, or not a lock of schema version 1 for one platform with sha256 throughout.
+            UsageError, PolicyError: no such file; else as for `parse`.
         """
-        path = Path(path)
-        document = _read(path)
-        if not isinstance(document, dict) or document.get("version") != VERSION:
-            found = document.get("version") if isinstance(document, dict) else None
-            raise _broken(path, f"`version` should be {VERSION}, found {found!r}")
-        return _from_document(document, path)
+        return EnvironmentLock.parse(_read(Path(path)), str(path))
+
+    @staticmethod
+    def parse(data: bytes, where: str, platform: str | None = None) -> EnvironmentLock:
+        """Reads a lock, ours or another tool's.
+
+        Args:
+            where: the file's name, for messages.
+            platform: which of the lock's platforms; None: the only one it has.
+
+        Raises:
+            UsageError: not such a lock, or a field that is missing or not what it should be.
+            PolicyError: a package without sha256, an address with a secret in it or of a kind that is never asked.
+        """
+        document = _document(data, where)
+        entries = document.get("package")
+        if not isinstance(entries, list) or not entries:
+            raise UsageError(f"{where}: the lock lists no packages.", REMEDY)
+        metadata = _mapping(document.get("metadata"))
+        found = [_Entry(entry, f"package[{i}]", where) for i, entry in enumerate(entries)]
+        stated = metadata.get("platforms") or [entry.text("platform") for entry in found]
+        platform = _platform(sorted({str(name) for name in stated}), where, platform)
+        packages = [entry.package() for entry in found if entry.text("platform") == platform]
+        return EnvironmentLock(
+            platform=platform,
+            content_hash=str(_mapping(metadata.get("content_hash")).get(platform) or ""),
+            channels=tuple(str(_mapping(channel).get("url", channel)) for channel in metadata.get("channels") or ()),
+            sources=tuple(str(source) for source in metadata.get("sources") or ()),
+            packages=_each_once(packages, where),
+            notes={str(key): str(value) for key, value in _mapping(metadata.get("custom_metadata")).items()},
+        )
 
 
 def made_by_stage(path: Path) -> bool:
     """Whether `stage env lock` made a lock; another tool's `content_hash` is not comparable with ours.
 
     Raises:
-        UsageError: no such file, or not YAML.
+        UsageError: no such file, or no such lock.
     """
-    document = _read(path)
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    notes = metadata.get("custom_metadata") if isinstance(metadata, dict) else None
-    return isinstance(notes, dict) and notes.get(OURS[0]) == OURS[1]
+    metadata = _mapping(_document(_read(path), str(path)).get("metadata"))
+    return _mapping(metadata.get("custom_metadata")).get(OURS[0]) == OURS[1]
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> bytes:
     try:
-        return yaml.load(path.read_bytes(), Loader=_LOADER)
+        return path.read_bytes()
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file.", "Make it: stage env lock ENVIRONMENT.yml --profile P") from None
+
+
+def _document(data: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        document = yaml.load(data, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise _broken(path, f"it is not YAML: {str(error).splitlines()[0]}") from None
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"{where}: not a lock: it is not YAML ({line}).", REMEDY) from None
+    if not isinstance(document, dict) or "version" not in document:
+        raise UsageError(f"{where}: not a lock: it has no `version`.", REMEDY)
+    if document["version"] != VERSION or isinstance(document["version"], bool):
+        raise UsageError(
+            f"{where}: schema version {document['version']!r}; this version of airlift reads version {VERSION}.", REMEDY
+        )
+    return document
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _platform(found: Sequence[str], where: str, wanted: str | None) -> str:
+    if wanted is not None and wanted not in found:
+        raise UsageError(f"{where}: locked for {', '.join(found)}; the profile's platform is {wanted}.", REMEDY)
+    if wanted is None and len(found) > 1:
+        raise UsageError(
+            f"{where}: locked for {', '.join(found)}: which of them?",
+            f"Name the cluster's `profile:` in the manifest. {REMEDY}",
+        )
+    return wanted or found[0]
+
+
+def _each_once(packages: Sequence[LockedPackage], where: str) -> tuple[LockedPackage, ...]:
+    """conda-lock writes an entry for each category that a package is in: the same file, so one package."""
+    once: dict[tuple[str, str], LockedPackage] = {}
+    for package in packages:
+        known = once.setdefault((package.manager, package.name), package)
+        if (known.url, known.sha256) != (package.url, package.sha256):
+            raise UsageError(f"{where}: {printable(package.name)} is there twice, from two addresses.", REMEDY)
+    return tuple(once.values())
+
+
+class _Entry:
+    """One entry of a parsed lock; failures name the file and the package."""
+
+    def __init__(self, entry: Any, place: str, where: str) -> None:
+        self.where, self.place = where, place
+        if not isinstance(entry, dict):
+            raise self.failure("should be a mapping")
+        self.fields = entry
+        if isinstance(entry.get("name"), str):
+            self.place = f"{place} ({printable(entry['name'])})"
+
+    def failure(self, problem: str) -> UsageError:
+        return UsageError(f"{self.where}: {self.place} {problem}.", REMEDY)
+
+    def text(self, key: str) -> str:
+        """A field that must be a text."""
+        value = self.fields.get(key)
+        if not isinstance(value, str) or not value:
+            raise self.failure(f"should have a text `{key}`")
+        return value
+
+    def package(self) -> LockedPackage:
+        """The entry, checked."""
+        md5 = _mapping(self.fields.get("hash")).get("md5")
+        package = LockedPackage(
+            name=self.text("name"),
+            version=self.text("version"),
+            manager=self.text("manager"),
+            platform=self.text("platform"),
+            url=self.text("url"),
+            sha256=self._sha256(),
+            md5=md5 if isinstance(md5, str) else None,
+            dependencies={str(n): str(spec) for n, spec in _mapping(self.fields.get("dependencies")).items()},
+        )
+        if package.manager not in MANAGERS:
+            raise self.failure(f"has the unknown manager {package.manager!r}")
+        self._check_address(package.url)
+        return package
+
+    def _sha256(self) -> str:
+        sha256 = _mapping(self.fields.get("hash")).get("sha256")
+        if not sha256:
+            raise PolicyError(f"{self.where}: {self.place} has no sha256 (an md5 alone proves nothing).", REMEDY)
+        if not isinstance(sha256, str) or not is_hex(sha256, 64):
+            raise self.failure(f"should have a sha256 of 64 hex digits, found {sha256!r}")
+        return sha256
+
+    def _check_address(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise self.failure(f"has an address that is none: {error}") from None
+        what = f"{self.where}: {self.place}"
+        if parts.scheme not in SCHEMES or "\\" in url:
+            raise PolicyError(f"{what}: {printable(url)} is no {', '.join(SCHEMES)} address.", REMEDY)
+        if parts.username or parts.password or "/t/" in parts.path or parts.query:
+            raise PolicyError(
+                f"{what}: its address has a password or token in it, and would travel in the bundle.",
+                "Keep the secret in ~/.netrc, or use a mirror that needs none, and lock again.",
+            )
+        if parts.path.rpartition("/")[2] == "" or (parts.scheme == "file" and len(parts.path.split("/")) < 3):
+            raise PolicyError(f"{what}: {printable(url)} names no file.", REMEDY)
 
 
 _HEADER = """\
@@ -172,48 +304,3 @@ def _to_document(package: LockedPackage) -> dict[str, Any]:
         "category": "main",
         "optional": False,
     }
-
-
-def _from_document(document: Mapping[str, Any], path: Path) -> EnvironmentLock:
-    try:
-        metadata = document["metadata"]
-        platforms = metadata["platforms"]
-        if len(platforms) != 1:
-            raise _broken(path, f"it is for {len(platforms)} platforms ({', '.join(platforms)}), expected one")
-        entries = {(e["manager"], e["name"]): e for e in document["package"]}  # one entry a category: the same package
-        return EnvironmentLock(
-            platform=platforms[0],
-            content_hash=str(metadata["content_hash"][platforms[0]]),
-            channels=tuple(str(channel["url"]) for channel in metadata["channels"]),
-            sources=tuple(str(source) for source in metadata["sources"]),
-            packages=tuple(_package(entry, path) for entry in entries.values()),
-            notes={str(key): str(value) for key, value in (metadata.get("custom_metadata") or {}).items()},
-        )
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _broken(path, f"{type(error).__name__} {error} while reading it") from None
-
-
-def _package(entry: Mapping[str, Any], path: Path) -> LockedPackage:
-    package = LockedPackage(
-        name=str(entry["name"]),
-        version=str(entry["version"]),
-        manager=str(entry["manager"]),
-        platform=str(entry["platform"]),
-        url=str(entry["url"]),
-        sha256=str(entry["hash"].get("sha256") or ""),
-        md5=entry["hash"].get("md5"),
-        dependencies={str(name): str(spec) for name, spec in (entry.get("dependencies") or {}).items()},
-    )
-    if package.manager not in MANAGERS:
-        raise _broken(path, f"{package.name}: manager {package.manager!r}, expected conda or pip")
-    if not is_hex(package.sha256, 64):
-        raise _broken(path, f"{package.name} {package.version} has no sha256: nothing could prove its bytes")
-    if not package.file_name or "://" not in package.url:
-        raise _broken(path, f"{package.name}: its address {package.url!r} names no file")
-    return package
-
-
-def _broken(path: Path, problem: str) -> UsageError:
-    return UsageError(
-        f"{path}: not a lock that can be used: {problem}.", "Make it anew: stage env lock ENVIRONMENT.yml --profile P"
-    )

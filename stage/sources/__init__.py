@@ -30,6 +30,7 @@ class Sources:
         at_once: downloads at a time.
         max_rate: bytes a second over all downloads together; None: no limit.
         allow_pickle: take models that have only pickles, to be converted to safetensors (`stage.weights`).
+        keep_locks: write the lock of an environment that had to be locked beside it (not in a dry run).
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Sources:
         at_once: int = 4,
         max_rate: float | None = None,
         allow_pickle: bool = False,
+        keep_locks: bool = True,
     ) -> None:
         from stage.sources.download import Downloader
         from stage.sources.http import Connections, tls_context
@@ -54,7 +56,7 @@ class Sources:
         self._reporter, self._xet = reporter, XetStore(timeout_s())
         self._private: PrivateAddresses | None = None
         self._lock = threading.Lock()
-        self.allow_pickle, self.at_once = allow_pickle, at_once
+        self.allow_pickle, self.at_once, self._keep_locks = allow_pickle, at_once, keep_locks
 
     @property
     def endpoint(self) -> str:
@@ -99,7 +101,13 @@ class Sources:
                 from stage.sources.environment.assets import resolve_environment
 
                 return resolve_environment(
-                    name, request, manifest, self._downloader, self._private_addresses(), self._reporter
+                    name,
+                    request,
+                    manifest,
+                    self._downloader,
+                    self._private_addresses(),
+                    self._reporter,
+                    write=self._keep_locks,
                 )
 
     def _private_addresses(self) -> PrivateAddresses:

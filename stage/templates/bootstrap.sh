@@ -198,8 +198,8 @@ main() {
     check_image
   fi
   if [ "$only" = --check ]; then
-    say "$asset: $prefix can be made."
     if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || exit; fi
+    say "$asset: $prefix can be made."
   fi
   if [ -n "$only" ]; then exit 0; fi
   clear_leftovers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, Source
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import COMMIT, brought_and_made, canonical, every_kind, locks
+from tests.support.environments import EnvironmentLaptop
 from tests.support.staging import Laptop
 
 BOM = "bom.cdx.json"
@@ -66,6 +68,22 @@ def test_the_bill_names_bases_and_whose_code_runs() -> None:
     facts = {c["name"]: {p["name"]: p["value"] for p in c["properties"]} for c in components}
     assert facts["lora"]["airlift:base"] == "acme/base" and facts["base"]["airlift:base-of"] == "lora"
     assert facts["lora"]["airlift:code"] == f"acme/code@{COMMIT}" and "airlift:code" not in facts["base"]
+
+
+def test_the_bill_lists_the_packages_of_an_environment_by_what_was_published(
+    environment_laptop: EnvironmentLaptop,
+) -> None:
+    text = (environment_laptop.bundle / BOM).read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    (environment,) = json.loads(text)["components"]
+    packages = {c["name"]: c for c in environment["components"]}
+    greeter = packages["greeter"]["purl"]
+    assert greeter == "pkg:conda/greeter@1.1?build=pyh0000000_0&channel=conda-channel&subdir=noarch&type=conda"
+    assert packages["click"]["purl"].startswith("pkg:pypi/click@") and packages["click"]["type"] == "library"
+    (sdist,) = (environment_laptop.asset / "sdists").iterdir()
+    assert packages["made"]["hashes"] == [{"alg": "SHA-256", "content": sha256(sdist.read_bytes()).hexdigest()}]
+    locked = json.loads((environment_laptop.bundle / "stage.lock").read_text())["assets"]["small-env"]["environment"]
+    assert sorted(packages) == sorted(package["name"] for package in locked["packages"])
 
 
 @pytest.mark.parametrize("change", ["edit", "remove"])

@@ -360,6 +360,10 @@ def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     (desk.folder / "cluster.yml").write_text(A800)
     ours = desk.lock_path.read_bytes()
     desk.lock_path.unlink()
+    before = sorted(path.name for path in desk.folder.iterdir())
+    done = stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert done.returncode == 0 and "conda-lock.yml: would be written" in done.stderr, done.stderr
+    assert sorted(path.name for path in desk.folder.iterdir()) == before, "a dry run wrote something"
     done = stage("lock", "small.yaml")
     assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
     assert desk.lock_path.read_bytes() == ours

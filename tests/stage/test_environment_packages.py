@@ -96,7 +96,10 @@ def test_two_channels_of_one_name_lie_apart() -> None:
         (pip("https://[::1/zlib-1.1-py3-none-any.whl", "zlib", "1.1"), "an address that is none"),
         ({**PYTHON, "name": "zlib", "manager": "npm"}, "unknown manager 'npm'"),
         (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for `win-64`"),
-        (PYTHON, "is there twice"),
+        (
+            {**PYTHON, "url": PYTHON["url"].replace(FORGE, "https://mirror.example")},
+            "is there twice, from two addresses",
+        ),
         ("text", "should be a mapping"),
     ],
 )
@@ -139,6 +142,16 @@ def test_an_address_that_would_leave_or_tell_secrets_is_refused(entry: Any, word
 )  # fmt: skip
 def test_a_file_that_is_no_such_lock_is_refused(data: bytes, words: str) -> None:
     assert words in refusal(UsageError, data)
+
+
+def test_one_package_in_two_categories_is_one_package() -> None:
+    """conda-lock writes an entry for each category."""
+    assert len(paths({**PYTHON, "category": "dev", "optional": True})) == 1
+
+
+def test_one_distribution_under_two_spellings_is_refused() -> None:
+    one, other = (pip(f"https://x/{n}-1.0-py3-none-any.whl", n, "1.0") for n in ("My.Lib", "my_lib"))
+    assert "is there twice" in refusal(UsageError, lock(one, other))
 
 
 def test_of_several_platforms_the_profiles_is_taken() -> None:

@@ -38,8 +38,17 @@ def test_every_shell_says_that_it_could_be_made(
 ) -> None:
     done = bootstrap(environment_laptop.asset, "--check", tmp_path / "env", shell=shell)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith(f"small-env: {tmp_path}/env can be made.\nok    glibc ")
+    assert done.stdout.startswith("ok    glibc ")
+    assert done.stdout.endswith(f"\nsmall-env: {tmp_path}/env can be made.\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_does_not_say_that_it_could_be_made_before_a_bad_finding(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    done = bootstrap(environment_laptop.asset, "--check", tmp_path / "env", TMPDIR=f"{tmp_path}/gone")
+    assert done.returncode == 1
+    assert "bad   TMPDIR=" in done.stdout and "can be made" not in done.stdout
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import stage
-from stage.environment.packages import Package
+from stage.environment.packages import Package, read_packages
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
 from stage.sources.environment.conda import write_lookalike
 from stage.sources.environment.sdists import build_wheel
 from stage.workfolder import WORKSHOP, WorkFolder
-from tests.support.environments import EnvironmentLaptop, run, sdist
+from tests.support.environments import EnvironmentLaptop, bootstrap, new_laptop, run, sdist, tree_of
 from tests.support.staging import bundle_id
 
 
@@ -58,6 +61,35 @@ def test_fetched_again_elsewhere_every_byte_is_the_same(environment_laptop: Envi
     done = environment_laptop.stage("fetch", "small.yaml", "--locked", "-o", tmp_path / "again")
     assert done.returncode == 0, done.stderr
     assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
+
+
+@pytest.mark.slow
+def test_a_patch_with_a_changed_image_makes_the_new_environment(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """A package of the environment went: the laptop carries what is new, and the old copy on the cluster is the new."""
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings)
+    locked = read_packages((environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml")
+    conda = {package.name for package in locked.conda} - {"links", "greeter"}
+    laptop.lock(sorted(conda), [Path(unquote(urlsplit(p.url).path)) for p in locked.pip])
+    for command in (
+        ("fetch", "small.yaml", "-o", "bundle"),
+        ("patch", "bundle", "--since", environment_laptop.bundle / "stage.lock", "-o", tmp_path / "patch"),
+    ):
+        done = laptop.stage(*command)
+        assert done.returncode == 0, done.stderr
+    cluster = tmp_path / "cluster"
+    shutil.copytree(environment_laptop.bundle, cluster)
+    done = laptop.stage("apply", cluster, tmp_path / "patch")
+    assert done.returncode == 0, done.stderr
+    assert bundle_id(cluster) == bundle_id(laptop.bundle)
+    carried = sum(path.stat().st_size for path in (tmp_path / "patch").rglob("*") if path.is_file())
+    image = (laptop.asset / "image.tar.gz").stat().st_size
+    assert image < carried < image * 1.2, "packages that were there already were carried"
+    done = bootstrap(cluster / "data/envs/small-env", tmp_path / "env")
+    assert done.returncode == 0, done.stderr
+    assert tree_of(tmp_path / "env") == json.loads((laptop.asset / "env.json").read_text())["tree"]
+    assert not (tmp_path / "env/bin/greet").exists() and (tmp_path / "env/bin/mpirun").exists()
 
 
 def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from scripts.lib.bench.environments import environment_workloads
 from scripts.lib.bench.fetching import fetch_workloads
 from scripts.lib.bench.machine import describe, load
 from scripts.lib.bench.measure import BenchError
@@ -17,56 +20,57 @@ from scripts.lib.bench.report import Result, page, read_results, section, write_
 from scripts.lib.bench.verifying import verify_workloads
 from scripts.lib.bench.workload import Workload, measure
 
+Part = Callable[[Path, Peers], AbstractContextManager[list[Workload]]]
 ROOT = Path(__file__).resolve().parents[3]
-PARTS = {"fetch": fetch_workloads, "verify": verify_workloads}
+AREAS = {"stage": {"fetch": fetch_workloads, "verify": verify_workloads}, "env": {"environment": environment_workloads}}
 
 
 def main() -> int:
     """Measures, prints, writes. Exit code 1 if it could not be done, whatever was measured before stays."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures stage beside other tools.")
-    parser.add_argument("area", choices=["stage"])
-    parser.add_argument("parts", nargs="*", metavar="fetch|verify", help="default: both")
+    parser.add_argument("area", choices=list(AREAS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of stage: fetch, verify; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--folder", type=Path, default=ROOT / "output/scripts-bench", help="where to work")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md too")
     arguments = parser.parse_args()
-    if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    known = AREAS[arguments.area]
+    if unknown := set(arguments.parts) - set(known):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not Path("/proc/self/smaps_rollup").exists():
         parser.error("memory is read from /proc/*/smaps_rollup, which only Linux has")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     folder = arguments.folder.absolute()
+    where = [folder, ROOT / "docs"] if arguments.record else [folder]
     try:
-        results = _measure(arguments.parts or list(PARTS), arguments.rounds, folder)
+        _measure([known[part] for part in arguments.parts or known], arguments.rounds, folder, where)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    where = [folder, ROOT / "docs"] if arguments.record else [folder]
-    for place in where:
-        _write(place, results, Peers(folder / "peers"))
     print(f"\nwritten: {', '.join(str(place / 'benchmarks.md') for place in where)}")
     return 0
 
 
-def _measure(parts: list[str], rounds: int, folder: Path) -> dict[str, Result]:
+def _measure(parts: Sequence[Part], rounds: int, folder: Path, where: Sequence[Path]) -> None:
+    """Measures; each workload is written as soon as it has been, so that an interruption costs only the next one."""
     folder.mkdir(parents=True, exist_ok=True)
     peers = Peers.install(folder / "peers", _say)
-    results: dict[str, Result] = {}
     for part in parts:
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        _say(f"\n== {part}: making files")
+        _say("\n== making files")
         try:
-            with PARTS[part](work, peers) as workloads:
+            with part(work, peers) as workloads:
                 for workload in workloads:
                     _say(f"\n== {workload.title}")
-                    results[workload.name] = _result(workload, rounds, work, peers)
-                    _say(section(results[workload.name]))
+                    result = _result(workload, rounds, work, peers)
+                    _say(section(result))
+                    for place in where:
+                        _write(place, {result.name: result}, peers)
         finally:
             shutil.rmtree(work)
-    return results
 
 
 def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result:
@@ -81,7 +85,7 @@ def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result
     return Result(
         name=workload.name,
         title=workload.title,
-        note=workload.note,
+        note=f"{workload.note}\n\n{workload.afterwards()}".strip(),
         size=workload.size,
         base=workload.base,
         rounds=samples,

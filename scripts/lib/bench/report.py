@@ -14,7 +14,7 @@ from typing import Any
 from scripts.lib.bench.arithmetic import Target, cost_table, table, target_table
 from scripts.lib.bench.measure import Sample
 
-ORDER = ("fetch-large", "fetch-many", "verify-four", "verify-one", "verify-small")
+ORDER = ("fetch-large", "fetch-many", "verify-four", "verify-one", "verify-small", "env-create", "env-import")
 INTRODUCTION = """\
 # Benchmarks
 
@@ -22,6 +22,7 @@ What `stage` costs beside the tools people use today, measured by `scripts/bench
 
     scripts/bench stage                  # all of it: about 12 minutes, 16 GB of disk, two cores
     scripts/bench stage fetch            # one part
+    scripts/bench env                    # environments: made by each route, imported from slow folders; 6 GB of disk
     scripts/bench stage --record         # and write this page
 
 How it measures. Candidates take turns, and each round begins with another one. Every number is a median over the
@@ -85,7 +86,7 @@ def section(result: Result) -> str:
     parts = [
         f"## {result.title}\n",
         f"{result.note}\n",
-        target_table(result.targets),
+        *([target_table(result.targets)] if result.targets else []),
         cost_table(result.rounds, result.base, result.size),
         f"![{result.title}](benchmarks/{result.name}.svg)\n",
         *(f"Left out: {reason}.\n" for reason in result.skipped),

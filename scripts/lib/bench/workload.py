@@ -47,6 +47,7 @@ class Workload:
         targets: from the rounds, what was to be reached.
         seeds: file name -> text, put into that folder before each candidate.
         skipped: candidates that could not take part, with the reason.
+        afterwards: what can be said only when all has been measured; Markdown.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Workload:
     writes: Path | None = None
     seeds: Mapping[str, str] = field(default_factory=dict)
     skipped: Sequence[str] = ()
+    afterwards: Callable[[], str] = str
 
 
 def measure(workload: Workload, rounds: int, cwd: Path, say: Callable[[str], None]) -> list[dict[str, Sample]]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stage.digest import FileDigests, hash_file
+from stage.digest import FileDigests, hash_file, sha256_of_bytes
 from stage.environment.assemble import Assembly, assemble, check_holds_airlift
 from stage.environment.lockfile import made_by_stage
 from stage.environment.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
@@ -39,10 +39,15 @@ def resolve_environment(
     downloader: Downloader,
     private: PrivateAddresses,
     reporter: Reporter,
+    *,
+    write: bool = True,
 ) -> LockedAsset:
     """Reads the lock beside the environment file, which is made now if none there answers it.
 
     The servers are asked how large each package is, and which tools travel with it.
+
+    Args:
+        write: whether a lock that had to be made is kept beside the environment file.
 
     Raises:
         UsageError: nothing to lock for, no solution, or a lock that lacks what airlift needs.
@@ -50,9 +55,9 @@ def resolve_environment(
         IncompleteError: an index or a channel cannot be reached.
     """
     what = f"{manifest.place(name, 'environment')}: `{name}`"
-    lock = _lock_that_answers(request, manifest, what, reporter)
+    lock, text = _lock_that_answers(request, manifest, what, reporter, write=write)
     profile = Profile.load(manifest.path.parent / request.profile) if request.profile else None
-    locked = read_packages(lock.read_bytes(), str(lock), profile.platform if profile else None)
+    locked = read_packages(text, str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
     asset = LockedAsset(
         name=name,
@@ -74,26 +79,31 @@ def resolve_environment(
     files = [
         LockedFile(f"{asset.folder}/{path}", sizes[url], sha256, None, url) for path, (url, sha256) in addresses.items()
     ]
-    own = hash_file(lock)
-    files.append(LockedFile(f"{asset.folder}/{LOCK_NAME}", own.size, own.sha256, None, lock.name))
-    made_from = [Ingredient(lock.name, own.size, own.sha256)]
+    digest = sha256_of_bytes(text)
+    files.append(LockedFile(f"{asset.folder}/{LOCK_NAME}", len(text), digest, None, lock.name))
+    made_from = [Ingredient(lock.name, len(text), digest)]
     made_from += [Ingredient(p.url, sizes[p.url], p.sha256) for p in locked.packages if p.is_sdist]
     return replace(asset, files=tuple(files), made_from=tuple(made_from))
 
 
-def _lock_that_answers(request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter) -> Path:
-    """The lock beside the environment file; `stage env lock` itself sees to it, unless another tool made the lock."""
+def _lock_that_answers(
+    request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter, *, write: bool
+) -> tuple[Path, bytes]:
+    """The lock beside the environment file, and its text; made as by `stage env lock`, unless another tool made it."""
     lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
     if lock.is_file() and not made_by_stage(lock):
         reporter.note(f"{what}: {lock} was made by another tool, and is taken as it is")
     elif request.profile is not None:
-        lock_environment(spec, manifest.path.parent / request.profile, reporter=reporter, output=lock)
+        profile = manifest.path.parent / request.profile
+        made = lock_environment(spec, profile, reporter=reporter, output=lock, write=write)
+        if made.changed:
+            return lock, made.lock.to_yaml()
     elif not lock.is_file():
         raise UsageError(
             f"{what}: there is no {lock}, and no `profile` to make it for.",
             "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
         )
-    return lock
+    return lock, lock.read_bytes()
 
 
 def lock_path(request: EnvironmentRequest, manifest: Manifest) -> Path:

@@ -107,6 +107,7 @@ def lock_environment(
     output: Path | None = None,
     updates: Sequence[str] = (),
     conda: str | None = None,
+    write: bool = True,
 ) -> LockOutcome:
     """Makes the lock, or finds that the one there still answers.
 
@@ -114,6 +115,7 @@ def lock_environment(
         output: where the lock goes; None: beside the spec.
         updates: names of packages that may move to newer versions.
         conda: a conda, mamba or micromamba to solve with; None: chosen, with its reason told.
+        write: else the lock is only made, and what it would change is told.
 
     Raises:
         StageError: a spec that cannot be read, cannot be solved, or would not run on the cluster; with the fix.
@@ -136,13 +138,14 @@ def lock_environment(
     notes = _check_fit(lock.packages, profile, spec, reporter)
     text = lock.to_yaml()
     changed = not path.exists() or path.read_bytes() != text
-    if changed:
+    if changed and write:
         write_atomically(path, text)
     moved = _moved(before, lock) if before else ()
     for line in moved:
         reporter.note(line)
     counts = f"{human_count(len(lock.of('conda')), 'conda package')}, {human_count(len(lock.of('pip')), 'pip package')}"
-    reporter.note(f"{path}: {'written' if changed else 'unchanged'}: {counts}")
+    done = "unchanged" if not changed else "written" if write else "would be written"
+    reporter.note(f"{path}: {done}: {counts}")
     return LockOutcome(path, lock, changed, moved, notes)
 
 

@@ -1,0 +1,93 @@
+"""Which micro batch to try next. Pure.
+
+Doubling until one does not fit, then halving the gap until it is an eighth of what fits: a trial costs the start of all
+ranks, and the last few per cent are worth less than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Outcome = Literal["fits", "out of memory", "too slow", "failed"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One try.
+
+    Attributes:
+        words: why it did not fit, for people.
+        tokens_per_s, samples_per_s, step_s: medians over the measured steps, of all ranks together.
+        memory_gib: the most of any rank.
+    """
+
+    strategy: str
+    micro: int
+    outcome: Outcome
+    words: str = ""
+    world_size: int = 0
+    tokens_per_s: float = 0.0
+    samples_per_s: float = 0.0
+    step_s: float = 0.0
+    memory_gib: float = 0.0
+    mfu: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Found:
+    """What was found of one strategy: every trial, in the order of trying."""
+
+    strategy: str
+    trials: list[Trial] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def best(self) -> Trial | None:
+        """The largest that fits."""
+        return max((t for t in self.trials if t.outcome == "fits"), key=lambda t: t.micro, default=None)
+
+    @property
+    def fastest(self) -> Trial | None:
+        """The one with the most samples a second, which need not be the largest."""
+        return max((t for t in self.trials if t.outcome == "fits"), key=lambda t: t.samples_per_s, default=None)
+
+    @property
+    def end(self) -> str:
+        """Why the search went no further."""
+        stopped = [t for t in self.trials if t.outcome != "fits"]
+        if self.refused:
+            return self.refused
+        return f"micro {stopped[-1].micro}: {stopped[-1].words or stopped[-1].outcome}" if stopped else ""
+
+
+def search(strategy: str, most: int, try_one: Callable[[int], Trial]) -> Found:
+    """Tries micro batches of one strategy.
+
+    Args:
+        most: no larger one is tried.
+        try_one: makes one trial.
+    """
+    found = Found(strategy)
+    fits, too_large, micro = 0, most + 1, 1
+    while fits < micro < too_large:
+        trial = try_one(micro)
+        found.trials.append(trial)
+        if trial.outcome == "failed":  # a larger one would fail the same way
+            break
+        if trial.outcome == "fits":
+            fits = micro
+        else:
+            too_large = micro
+        micro = next_micro(fits, too_large, most)
+    return found
+
+
+def next_micro(fits: int, too_large: int, most: int) -> int:
+    """The next to try; `fits` where it is known well enough."""
+    if too_large > most:
+        return min(max(1, fits * 2), most)
+    gap = too_large - fits
+    return fits if gap <= max(1, fits // 8) else fits + gap // 2

@@ -1,0 +1,110 @@
+"""What a bench found, for people: text, Markdown, SVG. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from runner.bench.search import Found, Trial
+
+HEADINGS = (
+    "strategy",
+    "largest micro batch",
+    "a step",
+    "tokens/s",
+    "samples/s",
+    "an epoch",
+    "GiB a rank",
+    "the search ended at",
+)
+
+
+def rows(found: Sequence[Found], num_sequences: int) -> list[tuple[str, ...]]:
+    """A row a strategy.
+
+    Args:
+        num_sequences: of one epoch.
+    """
+    return [_row(one, num_sequences) for one in found]
+
+
+def _row(one: Found, num_sequences: int) -> tuple[str, ...]:
+    best = one.best
+    if best is None:
+        return (one.strategy, "none" if one.trials else "", "", "", "", "", "", one.end)
+    note = f"{best.note}; " if best.note else ""
+    fastest = one.fastest
+    if fastest is not None and fastest.micro != best.micro and fastest.samples_per_s > 1.05 * best.samples_per_s:
+        note += f"micro {fastest.micro} is faster: {fastest.samples_per_s:.3g} samples/s; "
+    return (
+        one.strategy,
+        f"{best.micro} x {best.world_size}",
+        f"{best.step_s:.3g} s",
+        f"{best.tokens_per_s:,.0f}" + (f" (MFU {best.mfu:.0%})" if best.mfu is not None else ""),
+        f"{best.samples_per_s:.3g}",
+        duration(num_sequences / best.samples_per_s),
+        f"{best.memory_gib:.2f}",
+        (note + (one.end or "the largest that was asked for")),
+    )
+
+
+def duration(seconds: float) -> str:
+    """`2 h 05 min`, `3 min 20 s`, `12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def text(table: Sequence[Sequence[str]]) -> str:
+    """In columns, for a terminal."""
+    lines = [HEADINGS, *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join(padded)
+
+
+def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
+    """For a README or a report."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *table]
+    body = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    return f"# {title}\n\n{body}\n"
+
+
+WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 150, 220, 56
+
+
+def svg(title: str, found: Sequence[Found]) -> str:
+    """A bar a strategy: samples a second at its largest micro batch. Light and dark by the reader's setting."""
+    best = [(one.strategy, one.best) for one in found]
+    most = max((trial.samples_per_s for _, trial in best if trial is not None), default=1.0)
+    height = TOP + ROW * len(best) + 12
+    bars = "".join(_bar(index, name, trial, most) for index, (name, trial) in enumerate(best))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f'<rect class="paper" width="{WIDTH}" height="{height}"/>'
+        f'<text class="title" x="12" y="24">{escape(title)}</text>'
+        f'<text class="dim" x="12" y="43">samples a second at the largest micro batch that fits</text>{bars}</svg>\n'
+    )
+
+
+_STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#1d2126}.title{font-weight:600;font-size:15px}.dim{fill:#5d6672}"
+    ".paper{fill:#fdfdfc}.bar{fill:#1f6feb}@media(prefers-color-scheme:dark){text{fill:#e4e7eb}.dim{fill:#9aa4b0}"
+    ".paper{fill:#15181c}.bar{fill:#6ea8fe}}"
+)
+
+
+def _bar(index: int, name: str, trial: Trial | None, most: float) -> str:
+    y = TOP + ROW * index
+    label = f'<text x="{LEFT - 8}" y="{y + 19}" text-anchor="end">{escape(name)}</text>'
+    if trial is None:
+        return f'{label}<text class="dim" x="{LEFT}" y="{y + 19}">does not run here</text>'
+    width = max(2.0, (WIDTH - LEFT - RIGHT) * trial.samples_per_s / most)
+    said = f"{trial.samples_per_s:.3g}/s, micro {trial.micro}, {trial.memory_gib:.1f} GiB"
+    return (
+        f'{label}<rect class="bar" x="{LEFT}" y="{y + 4}" width="{width:.1f}" height="{ROW - 12}" rx="3"/>'
+        f'<text class="dim" x="{LEFT + width + 8:.1f}" y="{y + 19}">{said}</text>'
+    )

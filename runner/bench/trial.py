@@ -1,0 +1,194 @@
+"""One trial: ranks in processes of their own, and what became of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import launch, offline
+from runner.bench.search import Outcome, Trial
+from runner.bench.strategies import overrides
+from runner.errors import StageError, UsageError
+from runner.launch import runner_command
+from runner.train import Run
+from runner.vitals import Vitals
+
+TRIAL_FLAG = "AIRLIFT_TRIAL"
+"""Set to 1 in the launcher of one trial, which is `runner bench` again, and in its ranks."""
+
+RESULT = "trial.json"
+"""As `runner.training.measure` names it, which only ranks import."""
+
+_NO_MEMORY = (
+    "by SIGKILL",
+    "Out Of Memory",
+    "OOM Killed",
+    "bad_alloc",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+)
+
+LAST_WORDS = 12  # lines of a failed trial's log in which its error is looked for
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trials share.
+
+    Attributes:
+        folder: holds one run folder a trial.
+        steps: of each trial; the first is not counted.
+        memory_gib: for each rank; None: what is there.
+        limit_s: a trial that takes longer is ended.
+    """
+
+    run_file: Path
+    bundle: Path
+    theirs: tuple[str, ...]
+    folder: Path
+    world_size: int
+    processes: int | None
+    steps: int
+    memory_gib: float | None
+    limit_s: float
+
+    def command(self, strategy: str, micro: int) -> list[str]:
+        """The command of a trial's launcher, and of its ranks."""
+        sets = overrides(strategy, micro, self.world_size, self.theirs)
+        return runner_command(
+            "bench", str(self.run_file.absolute()), "--bundle", str(self.bundle.absolute()),
+            "--output", str(self.trial_folder(strategy, micro)), "--steps", str(self.steps),
+            *(["--memory", str(self.memory_gib)] if self.memory_gib is not None else []),
+            *(["--processes", str(self.processes)] if self.processes is not None else []),
+            *(word for text in sets for word in ("--set", text)),
+        )  # fmt: skip
+
+    def trial_folder(self, strategy: str, micro: int) -> Path:
+        """The run folder of one trial."""
+        return self.folder / f"{strategy}-micro{micro}"
+
+
+def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
+    """Makes one trial, and waits for its end."""
+    folder = bench.trial_folder(strategy, micro)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = folder / "trial.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            bench.command(strategy, micro),
+            env={**os.environ, TRIAL_FLAG: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Its own group: Ctrl-C ends the bench, which ends the trial, and not both at once.
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(bench.limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    return judge(strategy, micro, code, _result(folder), log, bench.limit_s)
+
+
+def judge(strategy: str, micro: int, code: int | None, result: Mapping[str, Any], log: Path, limit_s: float) -> Trial:
+    """What a trial's end means.
+
+    Args:
+        code: its launcher's; None: it was ended after `limit_s` seconds.
+        result: its `trial.json`; empty where a rank was killed before it could write one.
+    """
+    if result.get("outcome") == "fits" and code == 0:
+        measures = {key: result[key] for key in Trial.__dataclass_fields__ if key in result and key != "outcome"}
+        return Trial(strategy, micro, "fits", **measures)
+    if result.get("outcome") == "out of memory":
+        return Trial(strategy, micro, "out of memory", "out of memory")
+    if code is None:
+        return Trial(strategy, micro, "too slow", f"no {limit_s:.0f} s were enough")
+    # C++ and the kernel end a process that finds no memory before it can write anything.
+    if any(words in _tail(path) for path in (log, *log.parent.glob("logs/rank-*.log")) for words in _NO_MEMORY):
+        return Trial(strategy, micro, "out of memory", "ended, for lack of memory")
+    said = _last_words(log)
+    outcome: Outcome = "failed"
+    return Trial(strategy, micro, outcome, f"{said or f'exit code {code}'} (see {log})")
+
+
+def launch_trial(run: Run, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]) -> int:
+    """The launcher of one trial: starts the ranks and waits. Returns the exit code.
+
+    Args:
+        arguments: what this command was called with; the ranks are called the same way.
+    """
+    offline.set_variables(os.environ)
+    offline.set_cache_folders(os.environ)
+    run.folder.make()
+    run.write_config()
+    argv = runner_command(*arguments)
+    if launch.role(environ, processes) == "batch":
+        return launch.run_batch(argv, run.folder.root)
+    return launch.run_local(argv, processes or 1, run.folder.root)
+
+
+def be_a_rank(run: Run, steps: int, memory_gib: float | None, environ: Mapping[str, str]) -> int:
+    """A rank of one trial. Returns the exit code."""
+    offline.set_variables(os.environ)
+    place = launch.rank_environment(environ)
+    vitals = Vitals(run.folder.logs, place.rank)
+    os.environ.update(place.variables())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    offline.tripwire([place.master_addr])
+    from runner.training.measure import measure
+
+    try:
+        measure(run.config, run.inputs, run.folder, place, vitals, steps=steps, memory_gib=memory_gib)
+    except StageError as error:
+        # As in `runner train`: other ranks may wait for this one.
+        vitals.fail(f"error: {error}", error.exit_code, consequence=False)
+        os._exit(error.exit_code)
+    return 0
+
+
+def refusal(bench: Bench, strategy: str) -> str | None:
+    """Why this version or this run file cannot do a strategy at all, in words; None: it can be tried."""
+    try:
+        Run.load(bench.run_file, bench.bundle, None, overrides(strategy, 1, bench.world_size, bench.theirs))
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher that still runs; its ranks die with it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_words(log: Path) -> str:
+    tail = [line.strip() for line in _tail(log).splitlines() if line.strip()][-LAST_WORDS:]
+    told = [line for line in tail if "rror" in line or "SIG" in line or "Out Of Memory" in line]
+    return (told or tail or [""])[-1][:200]
+
+
+def _tail(path: Path) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 20_000))
+        return file.read().decode("utf-8", "replace")

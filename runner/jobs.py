@@ -1,0 +1,130 @@
+"""What Slurm says of jobs: those in the queue by squeue, those that are over by sacct. None of it is written.
+
+Texts of Slurm -> `Job`; reasons for waiting and ends in words. No Slurm, or one without accounting, is no fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.slurm_commands import ask
+
+REASONS = {
+    "Priority": "other jobs have a higher priority",
+    "Resources": "it is next; the nodes it needs are busy",
+    "None": "Slurm has not looked at it yet",
+    "Dependency": "it waits for another job (--dependency)",
+    "DependencyNeverSatisfied": "the job it waits for failed: it will never start; scancel it",
+    "BeginTime": "its start was put off (--begin, or after a requeue)",
+    "JobHeldUser": "you hold it; `scontrol release JOBID` lets it go",
+    "JobHeldAdmin": "an administrator holds it; ask them",
+    "PartitionTimeLimit": "its time limit is above the partition's: it will never start; lower slurm.time",
+    "PartitionNodeLimit": "it wants more nodes than the partition gives: it will never start; lower slurm.nodes",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is closed",
+    "ReqNodeNotAvail": "nodes it needs are down, drained or reserved (maintenance?); `sinfo -R` says why",
+    "Reservation": "it waits for its reservation",
+    "Licenses": "it waits for a licence",
+    "AssocGrpCpuLimit": "your group uses all CPUs it may use at once",
+    "AssocGrpGRES": "your group uses all GPUs it may use at once",
+    "AssocGrpNodeLimit": "your group uses all nodes it may use at once",
+    "AssocMaxJobsLimit": "you run as many jobs as you may at once",
+    "AssocGrpCPUMinutesLimit": "your group has used up its CPU hours",
+    "AssocGrpBillingMinutes": "your group has used up its budget",
+    "QOSMaxJobsPerUserLimit": "you run as many jobs as this QOS allows at once",
+    "QOSMaxGRESPerUser": "you use as many GPUs as this QOS allows at once",
+    "QOSMaxCpuPerUserLimit": "you use as many CPUs as this QOS allows at once",
+    "QOSGrpGRES": "all GPUs of this QOS are in use",
+    "InvalidAccount": "its account is not valid: it will never start; set slurm.options.account",
+    "InvalidQOS": "its QOS is not valid: it will never start; set slurm.options.qos",
+    "BadConstraints": "no node has what it asks for: it will never start; see slurm.options",
+    "launch failed requeued held": "it could not be started on a node and is held; `scontrol release JOBID`",
+    "JobLaunchFailure": "it could not be started on a node",
+}
+"""Slurm's reasons for a pending job (squeue(1), JOB REASON CODES), in words."""
+
+ENDS = {
+    "COMPLETED": "it ended well",
+    "FAILED": "it failed; `runner logs` shows why",
+    "TIMEOUT": "its time limit was reached before the ranks had saved",
+    "CANCELLED": "it was cancelled",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it needed more memory than it asked for (slurm.options: mem)",
+    "PREEMPTED": "another job took its place",
+    "BOOT_FAIL": "a node did not start",
+    "DEADLINE": "its deadline passed",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm knows it. Times are Slurm's texts; empty where it says nothing."""
+
+    id: int
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    elapsed: str = ""
+    left: str = ""
+    starts: str = ""
+    script: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left the queue."""
+        return self.state in ENDS
+
+    @property
+    def in_words(self) -> str:
+        """One line for people."""
+        if self.is_over:
+            return f"job {self.id}: {self.state.lower()}, {ENDS[self.state]}" + (
+                f" (ran {self.elapsed})" if self.elapsed else ""
+            )
+        if self.state == "PENDING":
+            known = REASONS.get(self.reason, REASONS.get(self.reason.split(",")[0], ""))
+            why = f"{known} ({self.reason})" if known else f"Slurm says {self.reason or 'no reason'}"
+            expected = f"; expected start {self.starts}" if self.starts not in ("", "N/A") else ""
+            return f"job {self.id}: pending: {why}{expected}"
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.id}: {self.state.lower()}{where}, for {self.elapsed}, {self.left} left"
+
+
+def queued(job_id: int | None = None) -> list[Job] | None:
+    """Jobs in the queue: this user's, or the one with this number. None: there is no Slurm to ask."""
+    which = [f"--jobs={job_id}"] if job_id is not None else ["--me"]
+    shown = ask("squeue", "--noheader", *which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
+    if shown is None:
+        return None
+    # A number that is no longer known is an error to squeue. %A, because %i of an array's task is `17_2`.
+    return [job for line in shown.stdout.splitlines() if (job := _queued(line)) is not None]
+
+
+def ended(job_id: int) -> Job | None:
+    """A job that is over, as the accounting knows it; None where there is none, or it does not know the job."""
+    asked = ("--jobs", str(job_id), "--format=JobIDRaw,State,Elapsed,NodeList")
+    shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked)
+    for line in shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []:
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0] == str(job_id):
+            # "CANCELLED by 1000"
+            return Job(job_id, (fields[1].split() or ["UNKNOWN"])[0], nodes=fields[3], elapsed=fields[2])
+    return None
+
+
+def script_of(job_id: int) -> str | None:
+    """The batch script of a job that Slurm still remembers (a few minutes after its end, too)."""
+    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
+    if shown is None or shown.returncode != 0:
+        return None
+    _, found, rest = shown.stdout.partition(" Command=")
+    return rest.partition(" WorkDir=")[0].strip() if found else None
+
+
+def _queued(line: str) -> Job | None:
+    fields = line.split("|", 7)
+    if len(fields) != 8 or not fields[0].isdigit():
+        return None
+    number, state, reason, nodes, elapsed, left, starts, script = (field.strip() for field in fields)
+    reason = reason.strip("()")
+    return Job(int(number), state, reason, nodes, elapsed, left, starts, script)

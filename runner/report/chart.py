@@ -1,0 +1,144 @@
+"""One picture as an SVG of its own making: axes with round numbers, a line a run. Pure; escapes nothing but its title.
+
+Colours are CSS classes of the page (`c0` to `c7`), so one picture serves light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from html import escape
+
+from runner.report.curves import Chart, Curve
+
+WIDTH, HEIGHT = 520, 240
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
+LIMIT = sys.float_info.max
+NUM_COLOURS = 8
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+"""From the ninth run on colours come again, and the dashes tell them apart."""
+
+
+def svg(chart: Chart) -> str:
+    """The picture."""
+    low, high = _range([value for curve in chart.curves for _, value in curve.points], from_zero=chart.from_zero)
+    steps = [step for curve in chart.curves for step in (*(s for s, _ in curve.points), *curve.broken)]
+    first, last = min(steps), max(steps)
+    frame = _Frame(first, max(last, first + 1), low, high)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
+        *_axes(frame),
+        *(part for curve in chart.curves for part in _line(curve, frame)),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+class _Frame:
+    """Steps and values to places on the picture."""
+
+    def __init__(self, first: int, last: int, low: float, high: float) -> None:
+        self.first, self.last, self.low, self.high = first, last, low, high
+
+    def x(self, step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((step - self.first) / (self.last - self.first))
+
+    def y(self, value: float) -> float:
+        # Halved, because the distance of two doubles may be more than a double holds.
+        share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+
+def _range(values: list[float], *, from_zero: bool) -> tuple[float, float]:
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    largest = max(abs(low), abs(high))
+    # Nearer to each other than a double can divide, or than anybody could see.
+    if high / 2 - low / 2 <= max(largest * 1e-9, 1e-300):
+        room = largest * 0.1 if largest > 1e-290 else 1.0
+        return max(low - room, -LIMIT), min(high + room, LIMIT)
+    room = (high / 2 - low / 2) * 0.1
+    low, high = low if from_zero and low == 0 else low - room, high + room
+    return max(low, -LIMIT), min(high, LIMIT)
+
+
+def _axes(frame: _Frame) -> list[str]:
+    bottom = HEIGHT - BOTTOM
+    parts = []
+    for value in ticks(frame.low, frame.high, 5):
+        y = frame.y(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
+    for value in ticks(frame.first, frame.last, 6):
+        if value == int(value):
+            x = frame.x(value)
+            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{short(value)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>')
+    return parts
+
+
+def _line(curve: Curve, frame: _Frame) -> list[str]:
+    colour = f"c{curve.run % NUM_COLOURS}"
+    dash = DASHES[curve.run // NUM_COLOURS % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    parts = []
+    for stretch in _unbroken(curve):
+        places = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in stretch)
+        parts.append(f'<polyline class="line {colour}" points="{places}"{dashed}/>')
+    # A single point makes no line.
+    if curve.dotted or len(curve.points) == 1:
+        for step, value in curve.points:
+            x, y = frame.x(step), frame.y(value)
+            said = f"step {step}: {value:.6g}"
+            parts.append(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{said}</title></circle>')
+    for step in curve.broken:
+        x, y = frame.x(step), HEIGHT - BOTTOM
+        said = f"step {step}: no number (nan or inf)"
+        parts.append(f'<path class="broken" d="M{x - 4:.1f} {y - 4}l8 8m0 -8l-8 8"><title>{said}</title></path>')
+    return parts
+
+
+def _unbroken(curve: Curve) -> list[list[tuple[int, float]]]:
+    """The line between the steps at which there was no number."""
+    stretches: list[list[tuple[int, float]]] = [[]]
+    breaks = list(curve.broken)
+    for point in curve.points:
+        while breaks and breaks[0] < point[0]:
+            breaks.pop(0)
+            if stretches[-1]:
+                stretches.append([])
+        stretches[-1].append(point)
+    return [stretch for stretch in stretches if len(stretch) > 1]
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers between two values, about so many."""
+    span = high / 2 - low / 2
+    if not (span > 0 and math.isfinite(span)):
+        return []
+    raw = max(span / about * 2, 5e-323)
+    power = math.floor(math.log10(raw))
+    unit = 10.0**power if power > -300 else raw
+    size = next((unit * step for step in (1, 2, 2.5, 5, 10) if unit * step >= raw), unit * 10)
+    if not math.isfinite(size):
+        return []
+    found = []
+    for count in range(2 * about + 3):
+        value = (math.ceil(low / size) + count) * size
+        if value > high:
+            break
+        found.append(0.0 if abs(value) < size / 1e6 else value)
+    return found
+
+
+def short(value: float) -> str:
+    """A number for an axis: `1.2k`, `3e-05`."""
+    size = abs(value)
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if limit <= size < 1e12:
+            return f"{value / limit:.4g}{letter}"
+    return f"{value:.4g}"

@@ -1,0 +1,140 @@
+"""Trains a recorded run once more, beside it, and compares every loss with the one recorded then.
+
+Run folder -> its own config.yaml, bundle and world size -> `train` into another folder -> a verdict. On CPUs equal
+means bit for bit; on GPUs some kernels add up in another order each time, so a difference is told with its size and
+with what of the environment is another one now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import launch
+from runner.errors import UsageError
+from runner.history import History
+from runner.train import Run, train, world_size
+
+_EXPLAINS = ("device", "world_size", "precision", "environment_tree", "python", "platform", "versions")
+_COMPARED = ("loss", "validation_loss")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison came to.
+
+    Attributes:
+        compared: values looked at.
+        first: step, name, value then and value now of the first that differs; None: all are equal.
+        largest: of all relative differences.
+        missing: steps that one of the two has not got.
+    """
+
+    compared: int
+    first: tuple[int, str, float, float] | None
+    largest: float
+    missing: tuple[int, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything recorded came out again, bit for bit."""
+        return self.compared > 0 and self.first is None and not self.missing
+
+
+def reproduce(
+    recorded: Path,
+    bundle: Path,
+    output: Path | None,
+    processes: int | None,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> int:
+    """Trains again and compares. Returns the exit code: 0 equal, 1 different, else what training ended with.
+
+    Raises:
+        UsageError: no run folder, nothing recorded in it, another bundle, or another number of ranks.
+    """
+    then = History.read(recorded)
+    if not then.steps:
+        raise UsageError(f"{recorded}: no step was recorded, so there is nothing to compare with.")
+    target = output or recorded.absolute().with_name(f"{recorded.absolute().name}-reproduced")
+    if target.absolute() == recorded.absolute():
+        raise UsageError(f"{target}: that is the recorded run itself.", "Give another --output.")
+    run = Run.load(then.folder.config, bundle, target, ())
+    if run.inputs.bundle_id != then.facts.get("bundle_id"):
+        raise UsageError(
+            f"{bundle}: bundle {run.inputs.bundle_id[:12]}; the run was of {str(then.facts.get('bundle_id'))[:12]}.",
+            "Give the bundle it was trained on.",
+        )
+    ranks = then.facts.get("world_size")
+    if not isinstance(ranks, int) or ranks < 1:
+        raise UsageError(f"{then.folder.environment}: does not say how many ranks there were.")
+    planned = world_size(launch.role(environ, processes), processes or ranks, environ)
+    inside_slurm = "SLURM_JOB_ID" in environ
+    if planned != ranks:
+        raise UsageError(
+            f"the run had {ranks} ranks, here are {planned}: sums in another order are other numbers.",
+            "Ask for as many.",
+        )
+    say(f"reproducing {recorded} in {target}: {ranks} ranks, {then.steps[-1]['step']} steps")
+    code = train(run, processes or (None if inside_slurm else ranks), dry_run=False, environ=environ)
+    if code != 0:
+        return code
+    now = History.read(target)
+    verdict = compare(then, now)
+    for line in words(verdict, then.facts, now.facts):
+        say(line)
+    return 0 if verdict.ok else 1
+
+
+def compare(then: History, now: History) -> Verdict:
+    """Compares every recorded loss and validation loss. Pure."""
+    before, after = _values(then), _values(now)
+    missing = sorted({step for step, _ in before.keys() ^ after.keys()})
+    first, largest = None, 0.0
+    both = sorted(before.keys() & after.keys())
+    for step, name in both:
+        old, new = before[step, name], after[step, name]
+        if old != new:
+            first = first or (step, name, old, new)
+            largest = max(largest, abs(new - old) / max(abs(old), 1e-30))
+    return Verdict(len(both), first, largest, tuple(missing))
+
+
+def _values(history: History) -> dict[tuple[int, str], float]:
+    lines: Sequence[Mapping[str, Any]] = (*history.steps, *history.validations)
+    return {
+        (line["step"], name): float(line[name])
+        for line in lines
+        for name in _COMPARED
+        if isinstance(line.get(name), (int, float))
+    }
+
+
+def words(verdict: Verdict, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The verdict for people; where it is no, with what is another than it was."""
+    if verdict.ok:
+        return [f"reproduced: {verdict.compared} losses, all equal, bit for bit"]
+    lines = []
+    if verdict.first is not None:
+        step, name, old, new = verdict.first
+        lines.append(
+            f"not reproduced: the first difference is {name} of step {step}: {old!r} then, {new!r} now; the largest of "
+            f"{verdict.compared} is {verdict.largest:.1e} of the value"
+        )
+    if verdict.missing:
+        lines.append(f"not reproduced: only one of the two has step {', '.join(map(str, verdict.missing[:5]))}")
+    if not verdict.compared:
+        lines.append("not reproduced: no loss was recorded on both sides")
+    for key in _EXPLAINS:
+        before, after = then.get(key), now.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            names = sorted(before.keys() | after.keys())
+            lines += [
+                f"  {n}: {before.get(n)} then, {after.get(n)} now" for n in names if before.get(n) != after.get(n)
+            ]
+        elif before != after:
+            lines.append(f"  {key}: {before} then, {after} now")
+    return lines

@@ -1,0 +1,111 @@
+"""One trial of `runner bench`, inside the ranks: a few real optimizer steps, measured; nothing is saved or exported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from runner.config import RunConfig
+from runner.inputs import Inputs
+from runner.launch import RankEnvironment
+from runner.records import RunFolder, read_metrics, write_json
+from runner.training.console import open_console
+from runner.training.device import peak_memory
+from runner.training.loop import Trainer
+from runner.training.signals import StopRequest
+from runner.vitals import Vitals
+
+RESULT = "trial.json"
+OUT_OF_MEMORY = "out of memory"
+
+
+def measure(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    place: RankEnvironment,
+    vitals: Vitals,
+    *,
+    steps: int,
+    memory_gib: float | None,
+) -> None:
+    """Makes `steps` steps and writes what they took into `trial.json`. Does not return where memory runs out.
+
+    Args:
+        memory_gib: of one rank; more is refused to it. None: what the device has; on a CPU this rank's share.
+    """
+    _limit_memory(memory_gib, place)
+    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
+        try:
+            trainer = Trainer.start(config, inputs, folder, place, StopRequest(), console, vitals)
+            trainer.observer.begin(0)
+            for _ in range(steps):
+                trainer.train_step()
+            trainer.observer.close()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _leave(folder, str(error).splitlines()[0] if str(error) else "out of memory")
+        most = max(trainer.ranks.gather(peak_memory(trainer.device)))
+        if place.rank == 0:
+            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer, most)})
+        trainer.ranks.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: CUDA has a class for it, the CPU's allocator says it in words."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    said = (
+        "can't allocate memory",
+        "out of memory",
+        "bad_alloc",
+        "Cannot allocate memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "Resource temporarily unavailable",  # no room for a thread's stack
+    )
+    return any(words in str(error) for words in said)
+
+
+def _result(folder: RunFolder, trainer: Trainer, most: float) -> Mapping[str, Any]:
+    lines = [line for line in read_metrics(folder.metrics) if "loss" in line]
+    # The first step compiles, allocates and warms up.
+    lines = lines[1:] or lines
+    keys = ("tokens_per_s", "samples_per_s", "step_s", *(["mfu"] if "mfu" in lines[0] else []))
+    plan = trainer.plan
+    asked = trainer.config.engine.zero
+    promoted = trainer.config.engine.name == "deepspeed" and asked not in ("auto", plan.zero)
+    return {
+        **{key: statistics.median(line[key] for line in lines) for key in keys},
+        "memory_gib": most,
+        "world_size": plan.world_size,
+        "device": trainer.config.precision if trainer.device.type == "cpu" else torch.cuda.get_device_name(),
+        "note": f"runs at stage {plan.zero}" if promoted else "",
+    }
+
+
+def _limit_memory(memory_gib: float | None, place: RankEnvironment) -> None:
+    """Makes running out of memory an error of this process, before it is the machine's."""
+    if torch.cuda.is_available():
+        if memory_gib is not None:
+            number = place.local_rank % torch.cuda.device_count()
+            total = torch.cuda.get_device_properties(number).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), number)
+        return
+    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / place.local_world_size
+    limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _leave(folder: RunFolder, words: str) -> NoReturn:
+    """The other ranks wait in a collective: tidying up would wait for them."""
+    write_json(folder.root / RESULT, {"outcome": OUT_OF_MEMORY, "words": words[:300]})
+    sys.stdout.flush()
+    os._exit(1)

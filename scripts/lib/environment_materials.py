@@ -1,0 +1,129 @@
+"""What `scripts/demo --environment` makes an environment of: a conda channel, a folder of wheels, `environment.yml`.
+
+The pip half of envs/demo-cpu.yml -> wheels from the user's own index, kept below output/ for the next run; the Python
+that runs this -> a channel. So the demo needs PyPI, and neither conda-forge nor PyTorch's own index.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from scripts.lib.conda_channel import index, package_from_wheel, write_package
+from scripts.lib.conda_python import bundled_wheels, python_package
+from stage.digest import sha256_of_bytes
+from stage.disk import human_count, human_size
+from stage.environment.pipsection import SDISTS
+from stage.sources.environment.lock import own_requirements
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "envs" / "constraints.txt"
+EXAMPLE = ROOT / "envs" / "demo-cpu.yml"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CONDA_FORGE = "conda-forge"
+ANSWER_S = 10.0
+
+
+class MaterialError(Exception):
+    """The environment cannot be made here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """A folder of wheels (and of the few source distributions that have none), filled once for the same wishes."""
+
+    folder: Path
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / "made-from.txt"
+
+    def fill(self, wanted: tuple[str, ...], run: Callable[..., None], say: Callable[[str], None]) -> None:
+        """Downloads what is not there yet; says whether it had to.
+
+        Args:
+            wanted: requirements.
+            run: runs a command, printing it.
+        """
+        asked = "".join(f"{line}\n" for line in (*wanted, sys.version, sha256_of_bytes(CONSTRAINTS.read_bytes())))
+        if self.stamp.is_file() and self.stamp.read_text() == asked:
+            say(f"wheels: those of an earlier run, in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            command = ["python", "-m", "pip", "download", "-qq", "--dest", str(self.folder)]
+            command += ["--only-binary", ":all:", "--no-binary", ",".join(SDISTS), "--constraint", str(CONSTRAINTS)]
+            run(*command, *cpu_index(say), *wanted)
+            self.stamp.write_text(asked)
+        files = [path for path in self.folder.iterdir() if path != self.stamp]
+        size = human_size(sum(path.stat().st_size for path in files))
+        say(f"{human_count(len(files), 'file')}, {size}, kept for the next run in {self.folder}")
+        if any(path.name.startswith("nvidia_") for path in files):
+            say("torch is a build for CUDA, all that this index has: larger, and as good on CPUs")
+
+
+def cpu_index(say: Callable[[str], None]) -> tuple[str, ...]:
+    """pip's option for torch's builds without CUDA, where their index answers."""
+    try:
+        with urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=ANSWER_S):
+            return ("--extra-index-url", CPU_INDEX)
+    except (urllib.error.URLError, OSError) as error:
+        say(f"{CPU_INDEX} does not answer ({error}): torch comes from where pip is set up to look")
+        return ()
+
+
+def pip_requirements() -> tuple[str, ...]:
+    """What the example's pip section asks for, without its options, and what airlift itself needs."""
+    dependencies = yaml.safe_load(EXAMPLE.read_text())["dependencies"]
+    section = next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
+    return (*(line for line in section if not line.startswith("-")), *own_requirements())
+
+
+def make_channel(folder: Path, say: Callable[[str], None]) -> str:
+    """Makes the channel that Python comes from; returns what to write into `environment.yml`.
+
+    Raises:
+        MaterialError: this Python shares its folder with the system, and conda-forge is out of reach.
+    """
+    try:
+        python = python_package()
+    except ValueError as error:
+        if not _answers("https://conda.anaconda.org/conda-forge/noarch/repodata.json.zst"):
+            raise MaterialError(
+                f"{error}, or where conda-forge can be reached (python.org, pyenv and uv make such Pythons)"
+            ) from None
+        say(f"Python comes from {CONDA_FORGE}: {error}")
+        return CONDA_FORGE
+    packages = [python, *map(package_from_wheel, bundled_wheels())]
+    for package in packages:
+        write_package(folder, package)
+    index(folder)
+    say(f"a conda channel in {folder}: {', '.join(f'{p.name} {p.version}' for p in packages)}")
+    return folder.as_uri()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=ANSWER_S):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def environment_yml(channel: str, wheels: Path, wanted: tuple[str, ...]) -> str:
+    """`environment.yml`: Python from the channel, everything else from the folder of wheels and nowhere else."""
+    pip = ["--no-index", f"--find-links {wheels}", *wanted]
+    document = {
+        "name": "demo",
+        "channels": [channel],
+        "dependencies": [f"python={sysconfig.get_python_version()}", "pip", {"pip": pip}],
+    }
+    return yaml.safe_dump(document, sort_keys=False, width=1000)

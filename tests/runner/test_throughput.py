@@ -1,0 +1,98 @@
+"""What metrics.jsonl says of a step's speed; and that a loss which is no number ends the run and spoils nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.plan import Device, ModelShape
+from runner.training.throughput import PEAKS, flops_per_token, peak_flops
+from tests.runner.conftest import Cluster
+
+
+@pytest.fixture(scope="module")
+def exploded(shared_cluster: Cluster) -> tuple[Path, str]:
+    """A run with a learning rate that no model survives; its folder, and what the command said."""
+    shared_cluster.write(
+        "exploded", steps=50, engine={"zero": 1}, optimizer={"lr": 1e30, "clip": 0}, checkpoint={"every": 1, "keep": 9},
+        schedule={"name": "constant", "warmup": 0},
+    )  # fmt: skip
+    done = shared_cluster.run("train", "exploded.yaml", "--processes", "2")
+    assert done.returncode == 1, done.stderr
+    return shared_cluster.output("exploded"), done.stderr
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_ranks(exploded: tuple[Path, str]) -> None:
+    folder, said = exploded
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = steps[-1]
+    assert last["loss"] is None and all(line["loss"] is not None for line in steps[:-1])
+    assert f"error: step {last['step']}: the loss is" in said and "on ranks 0, 1" in said
+    assert "Lower optimizer.lr" in said and "Traceback" not in said
+
+
+def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(exploded: tuple[Path, str]) -> None:
+    folder, _ = exploded
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step}" for step in range(1, last)]
+    for name in kept:
+        listed = json.loads((folder / "checkpoints" / name / "files.json").read_text())
+        assert all(
+            (folder / "checkpoints" / name / entry["path"]).stat().st_size == entry["size"] for entry in listed["files"]
+        )
+    assert not (folder / "model").exists()
+
+
+def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(exploded: tuple[Path, str]) -> None:
+    folder, _ = exploded
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in steps:
+        assert line["samples_per_s"] * line["step_s"] == pytest.approx(8)
+        assert line["tokens_per_s"] * line["step_s"] == pytest.approx(line["tokens"])
+        assert 0 <= line["data_wait"] < 1
+        assert "mfu" not in line  # nobody publishes what this CPU could do
+    assert "first_step_s" in steps[0] and steps[0]["first_step_s"] > steps[0]["step_s"]
+    assert all("first_step_s" not in line for line in steps[1:])
+
+
+def test_the_environment_says_how_many_steps_there_are_to_be(exploded: tuple[Path, str]) -> None:
+    recorded = json.loads((exploded[0] / "environment.json").read_text())
+    assert recorded["num_steps"] == 50 and recorded["pid"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5e12),
+        ("NVIDIA A10", "fp16", 125e12),
+        ("NVIDIA A10G", "fp16", 70e12),
+        ("NVIDIA A40", "bf16", 149.7e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-PCIE-16GB", "fp16", 112e12),
+        ("Tesla T4", "fp16", 65e12),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "bf16", 989e12),
+        ("NVIDIA H20", "bf16", 148e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("TITAN RTX", "fp16", 130e12),
+        ("NVIDIA GeForce GTX 1080", "fp16", None),
+        ("CPU", "fp32", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_and_of_no_other_with_a_name_like_it(
+    name: str, precision: str, peak: float
+) -> None:
+    assert peak_flops(Device("cuda", name, 1, True, True), precision) == peak
+
+
+def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
+    gpt2 = ModelShape(124_439_808, 1024, 768, 12, 50257)
+    assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
+    assert flops_per_token(gpt2, 1024, all_weights=False) < flops_per_token(gpt2, 1024)
+    assert all(low >= full > 0 for low, full in PEAKS.values())
