@@ -19,9 +19,9 @@ from runner import deepspeed_config
 from runner.data_config import DatasetConfig, EvaluationConfig, PackingConfig, check_datasets, not_for
 from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
 from runner.fields import key_of, read, read_one, setting
+from runner.lora_config import LoraConfig, QuantizationConfig, check_lora
 
 FORMAT = 1
-NOT_YET = {"lora", "quantization"}
 Auto = Literal["auto"]
 # Which engines an optimizer can work under: those that scale by blocks or rows cannot see through shards.
 ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
@@ -151,25 +151,6 @@ class EnvironmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Parsed, not done by this version."""
-
-    rank: int = setting(8, "", at_least=1)
-    alpha: float = setting(32.0, "", above=0)
-    dropout: float = setting(0.0, "", at_least=0, below=1)
-    targets: tuple[str, ...] = setting((), "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizationConfig:
-    """Parsed, not done by this version."""
-
-    bits: Literal[4, 8] = setting(4, "")
-    type: str = setting("nf4", "")
-    double: bool = setting(True, "")
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run. Read with `RunConfig.load`.
 
@@ -242,14 +223,22 @@ class RunConfig:
             config = replace(config, epochs=None)
         config = _with_optimizers_own(replace(config, path=Path(path), given=given))
         _check_together(config, lines)
-        return _with_their_config(_with_first_weights(config, lines), lines)
+        config = _with_their_config(_with_first_weights(config, lines), lines)
+        engine = config.engine
+        check_lora(
+            config.lora, config.quantization, config.model.init, engine.name, engine.zero, engine.offload, lines, given
+        )
+        return config
 
     def explain(self) -> list[Choice]:
         """Every default that was taken, with its reason, in the file's order; then what `notes` holds."""
-        skip = {note.key for note in self.notes} | NOT_YET | set(not_for(self.task))
+        skip = {note.key for note in self.notes} | set(not_for(self.task))
         skip |= {"slurm", "steps" if self.steps is None else "epochs"}
         skip |= {f"engine.{key}" for name, keys in KEYS_OF_ENGINES.items() if name != self.engine.name for key in keys}
         skip |= set() if self.schedule.name == "wsd" else {"schedule.decay"}
+        skip |= (
+            {"quantization.type", "quantization.double"} if self.quantization and self.quantization.bits == 8 else set()
+        )
         choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
 
@@ -323,16 +312,6 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
             "For instance: every: 500, or every: 10 min",
         )
     _check_engine(config, lines)
-    later: dict[tuple[str, ...], str | None] = {
-        ("lora",): "lora" if config.lora else None,
-        ("quantization",): "quantization" if config.quantization else None,
-    }
-    for where, value in later.items():
-        if value:
-            raise UsageError(
-                f"{lines.place(*where)}: `{'.'.join(where)}: {value}` is valid, but this version does not do it yet",
-                "This version trains all weights.",
-            )
 
 
 def _check_engine(config: RunConfig, lines: Lines) -> None:

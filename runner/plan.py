@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.config import Choice, RunConfig
@@ -48,13 +48,20 @@ class Device:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the arithmetic needs of a model: counts from its config.json and safetensors headers."""
+    """What the arithmetic needs of a model: counts from its config.json and safetensors headers.
+
+    Attributes:
+        num_trained: parameters that LoRA trains, beside those of the model; None: all of the model's are trained.
+        num_quantized: of the model's parameters, those that are kept quantised.
+    """
 
     num_parameters: int
     longest: int | None
     hidden: int
     layers: int
     vocabulary: int
+    num_trained: int | None = None
+    num_quantized: int = 0
 
     @staticmethod
     def of(settings: Mapping[str, Any], num_parameters: int | None) -> ModelShape:
@@ -136,6 +143,7 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
     """
     length, chosen = sequence_length(config, shape)
     precision, why_precision = _precision(config, device)
+    config = replace(config, precision=precision)  # type: ignore[arg-type]  # one of its values
     zero, spread = _spread(config, shape, device, world_size, precision)
     offload, offload_choice = _offload(config, device)
     total, micro, accumulation, batch_choices = _batch(config, shape, device, world_size, length, zero, offload)
@@ -235,15 +243,15 @@ def _zero(
             return stage, "stage 0 offloads nothing"
         # DeepSpeed's plain bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
         return stage, f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
-    for stage in range(lowest, 4):
+    highest = max(needs)
+    for stage in range(lowest, highest + 1):
         if needs[stage] <= room:
-            per = state_bytes_each(config)
             where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
             return stage, (
-                f"the lowest that fits: {per} bytes x {shape.num_parameters / 1e6:.1f} M parameters{where} are "
+                f"the lowest that fits: {state_in_words(config, shape)}{where} are "
                 f"{human_size(needs[stage])} a rank of {human_size(room)} ({SHARE_FOR_STATE:.0%} of {device.name})"
             )
-    raise _too_large(config, needs[3], room, "at any ZeRO stage", shape, device, world_size)
+    raise _too_large(config, needs[highest], room, f"at any ZeRO stage up to {highest}", shape, device, world_size)
 
 
 def _check_fits(
@@ -268,27 +276,74 @@ def _too_large(
 def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: int) -> str:
     """What to set so that the model's state fits: a stage without offload, then with, then more devices. Pure."""
     room = int(device.memory * SHARE_FOR_STATE)
-    each = state_bytes_each(config)
+    trained = shape.num_parameters if shape.num_trained is None else shape.num_trained
+    on_host = trained * state_bytes_each(config) // world_size
     for offload in ("none", "cpu"):
         if offload == "cpu" and (device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion")):
             continue
-        for stage in (1, 2, 3):
-            need = state_bytes(shape.num_parameters, stage, world_size, each, offload)
-            host = shape.num_parameters * each // world_size
+        for stage in (1, 2) if config.quantization else (1, 2, 3):
+            need = model_state(config, shape, stage, world_size, offload)
+            # At stage 3 what LoRA leaves as it is goes to the host as well.
+            host = on_host + (int(frozen_bytes(config, shape)) // world_size if stage == 3 else 0)
             has_host = not device.host_memory or host <= device.host_memory * SHARE_FOR_STATE
             if need <= room and (offload == "none" or has_host):
                 words = f"Set engine: {{name: deepspeed, zero: {stage}" + (", offload: cpu" if offload == "cpu" else "")
-                on_host = f", and {human_size(host)} of the node's memory" if offload == "cpu" else ""
-                return f"{words}}}: {human_size(need)} a rank{on_host}."
-    return f"Use at least {math.ceil(shape.num_parameters * each / room)} devices."
+                beside = f", and {human_size(host)} of the node's memory" if offload == "cpu" else ""
+                return f"{words}}}: {human_size(need)} a rank{beside}."
+    if config.quantization:
+        return "Use devices with more memory: what is quantised is whole on each."
+    if shape.num_trained is not None:
+        return "Add `quantization: {bits: 4}` with engine: {name: deepspeed, zero: 2}, or use more devices."
+    return f"Use at least {math.ceil(shape.num_parameters * state_bytes_each(config) / room)} devices."
 
 
 def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
-    """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload."""
+    """Bytes of model state on a rank's device, by ZeRO stage, for this run's optimizer and offload.
+
+    Packed bytes cannot be partitioned as weights: quantised, there is no stage 3.
+    """
+    stages = range(3 if config.quantization else 4)
+    return {stage: model_state(config, shape, stage, world_size, config.engine.offload) for stage in stages}
+
+
+def model_state(config: RunConfig, shape: ModelShape, stage: int, world_size: int, offload: str = "none") -> int:
+    """Bytes of model state on a rank's device: what is trained with gradients and moments, the rest as it is.
+
+    Args:
+        stage: what is partitioned, as a ZeRO stage, whichever engine does it.
+        offload: as for `state_bytes`.
+    """
     each = state_bytes_each(config)
-    return {
-        stage: state_bytes(shape.num_parameters, stage, world_size, each, config.engine.offload) for stage in range(4)
-    }
+    if shape.num_trained is None:
+        return state_bytes(shape.num_parameters, stage, world_size, each, offload)
+    frozen = frozen_bytes(config, shape)
+    if stage == 3:
+        frozen = 0 if offload != "none" else frozen / world_size
+    return state_bytes(shape.num_trained, stage, world_size, each, offload) + int(frozen)
+
+
+def frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """Bytes of the weights that LoRA leaves as they are: 0 where all are trained."""
+    if shape.num_trained is None:
+        return 0
+    quantized = shape.num_quantized * (config.quantization.bytes_each if config.quantization else 0)
+    return quantized + (shape.num_parameters - shape.num_quantized) * frozen_width(config)
+
+
+def frozen_width(config: RunConfig) -> int:
+    """Bytes of a weight that is neither trained nor quantised: FSDP2 wants one width for all, the others do not."""
+    return 4 if config.precision == "fp32" or config.engine.name == "fsdp" else 2
+
+
+def state_in_words(config: RunConfig, shape: ModelShape) -> str:
+    """What the state of a model is made of."""
+    each = state_bytes_each(config)
+    if shape.num_trained is None:
+        return f"{each} bytes x {shape.num_parameters / 1e6:.1f} M parameters"
+    return (
+        f"{each} bytes x {shape.num_trained / 1e6:.2f} M parameters that are trained and "
+        f"{human_size(int(frozen_bytes(config, shape)))} that are not"
+    )
 
 
 def state_bytes_each(config: RunConfig) -> int:
@@ -336,7 +391,7 @@ def _batch(
             choices.append(Choice("batch.micro", micro, f"{total} / {world_size} ranks{times}"))
     share = total // world_size
     if micro == "auto":
-        state = state_bytes(shape.num_parameters, zero, world_size, state_bytes_each(config), offload)
+        state = model_state(config, shape, zero, world_size, offload)
         fits, reason = _largest_micro(shape, device, length, state)
         micro = max(size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits))
         choices.append(Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import struct
@@ -19,7 +20,8 @@ from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
-from runner.plan import ModelShape, check_batch, sequence_length, state_bytes_each, state_needed
+from runner.lora import with_lora
+from runner.plan import ModelShape, check_batch, sequence_length, state_in_words, state_needed
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
 
@@ -43,7 +45,7 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     _check_installed(config)
     verified = _check_verified(config, inputs)
     model = inputs.model
-    shape = ModelShape.of(model.settings, count_parameters(model))
+    shape = shape_of(config, model)
     length, _ = sequence_length(config, shape)
     _check_model_for_task(config, model)
     documents = documents_of(config, model, length)
@@ -69,8 +71,8 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     if world_size is not None:
         state = state_needed(config, shape, world_size)
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
-        each = state_bytes_each(config)
-        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({each} bytes a parameter): {sizes}")
+        words = state_in_words(config, shape)
+        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({words}): {sizes}")
     return [*lines, resumed] if resumed else lines
 
 
@@ -79,6 +81,8 @@ def _check_installed(config: RunConfig) -> None:
     needs = {
         f"engine.name: {config.engine.name}": "deepspeed" if config.engine.name == "deepspeed" else None,
         f"optimizer.name: {config.optimizer.name}": "bitsandbytes" if config.optimizer.name.endswith("8bit") else None,
+        "lora": "peft" if config.lora else None,
+        "quantization": "bitsandbytes" if config.quantization else None,
     }
     for key, package in needs.items():
         if package and config.environment is None and importlib.util.find_spec(package) is None:
@@ -99,8 +103,15 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
 def disk_needed(config: RunConfig, shape: ModelShape) -> int:
     """Bytes a run writes at most: `keep` checkpoints, the best one, one more while it is written, and the model.
 
-    A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4).
+    A checkpoint holds weights and Adam's two moments in fp32 (12 bytes a parameter) and the weights once more (4). With
+    LoRA it holds those of what is trained (at ZeRO stage 3 of all weights: 4 more), and the model is whole if merged.
     """
+    if shape.num_trained is not None:
+        may_be_stage_3 = config.engine.name == "deepspeed" and config.engine.zero in ("auto", 3)
+        frozen = 4 * shape.num_parameters if may_be_stage_3 and not config.quantization else 0
+        checkpoints = (16 * shape.num_trained + frozen) * (config.checkpoint.keep + 1 + config.checkpoint.best)
+        merged = config.lora is not None and config.lora.merge
+        return checkpoints + 4 * (shape.num_parameters if merged else shape.num_trained)
     return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
 
 
@@ -110,11 +121,43 @@ def count_parameters(model: ModelInput) -> int | None:
     Raises:
         UsageError: a header cannot be read.
     """
+    shapes = weight_shapes(model)
+    return None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
+
+
+def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
+    """What the arithmetic needs of a run's model, with what of it is trained.
+
+    Raises:
+        UsageError: a header cannot be read; a target of LoRA that no weight belongs to.
+    """
+    shapes = weight_shapes(model)
+    number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
+    shape = ModelShape.of(model.settings, number)
+    return with_lora(shape, config, shapes, default_targets(config, model.settings.get("model_type")))
+
+
+def default_targets(config: RunConfig, model_type: object) -> list[str]:
+    """peft's own targets for an architecture, where the run file names none; empty: it has none either."""
+    if config.lora is None or config.lora.targets:
+        return []
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    known = KNOWN.get(str(model_type), [])
+    return list(known) if isinstance(known, (list, tuple, set)) else []
+
+
+def weight_shapes(model: ModelInput) -> dict[str, list[int]] | None:
+    """Name -> shape of every weight according to the safetensors headers; None without weights.
+
+    Raises:
+        UsageError: a header cannot be read.
+    """
     weights = [name for name in model.digests if name.endswith(".safetensors")]
-    return sum(_parameters_in(model.path / name) for name in weights) if weights else None
+    return {k: s for name in weights for k, s in _shapes_in(model.path / name).items()} if weights else None
 
 
-def _parameters_in(path: Path) -> int:
+def _shapes_in(path: Path) -> dict[str, list[int]]:
     """safetensors: u64 little-endian header length, then JSON (github.com/huggingface/safetensors, README)."""
     try:
         with open(path, "rb") as file:
@@ -122,17 +165,9 @@ def _parameters_in(path: Path) -> int:
             if size > LARGEST_HEADER:
                 raise ValueError(f"a header of {size} bytes")
             header = json.loads(file.read(size))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        return sum(_product(shape) for shape in shapes)
+        return {name: [int(n) for n in entry["shape"]] for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise UsageError(f"{path}: not a safetensors file: {error}.", "Run `stage verify` on the bundle.") from None
-
-
-def _product(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= int(size)
-    return total
 
 
 def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
@@ -161,6 +196,12 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             "Set task: masked-lm, or use a decoder such as GPT-2.",
         )
     _check_first_weights(config, model)
+    if config.lora is not None and "quantization_config" in model.settings:
+        raise UsageError(
+            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); LoRA here begins "
+            "with whole weights, and quantises them itself.",
+            "Stage the model that it was made from.",
+        )
     if config.model.init == "pretrained" and not any(name.endswith(".safetensors") for name in model.digests):
         raise UsageError(
             f"{config.path}: `{model.asset}` has no weights in this bundle.",

@@ -18,6 +18,7 @@ from runner.errors import UsageError
 from runner.inputs import Inputs
 
 STATE = "state.json"
+MAY_BE_ABSENT = ("lora", "quantization")  # of a signature; what is absent was not used
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
         "batch.global": total,
         "seed": config.seed,
         "optimizer": config.optimizer.name,
+        "lora": config.lora.words if config.lora else None,
+        "quantization": config.quantization.words if config.quantization else None,
     }
     return {key: value for key, value in known.items() if value is not None}
 
@@ -98,6 +101,9 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     for key in ("precision", *now.signature):
         if before.get(key, after[key]) != after[key]:  # an older version did not note every key
             raise _not_this_run(folder, key, before.get(key), after[key])
+    for key in MAY_BE_ABSENT:
+        if before.get(key) != after.get(key):
+            raise _not_this_run(folder, key, before.get(key), after.get(key))
 
 
 def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: Path) -> None:
@@ -131,6 +137,9 @@ def check_before_launch(
         for key, value in now.items():
             if found.signature.get(key, value) != value:
                 raise _not_this_run(folder, key, found.signature.get(key), value)
+        for key in MAY_BE_ABSENT:
+            if found.signature.get(key) != now.get(key):
+                raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
         _check_engine(found, engine, None, folder)
         if steps is not None:
             check_not_past_the_end(found.step, steps, folder)

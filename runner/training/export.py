@@ -1,4 +1,4 @@
-"""The final model, as others load it: safetensors, config and tokenizer in one folder."""
+"""The final model, as others load it: safetensors, config and tokenizer in one folder, or an adapter as peft has it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from runner.inputs import ModelInput
+from runner.lora_config import LoraConfig
+from runner.training.adapters import merged, write_adapter
 
 NOT_TOKENIZER = (".safetensors", ".index.json", ".md", "config.json")
 
 
-def export(model: Any, prefix: str, state: Mapping[str, Any], source: ModelInput, folder: Path) -> None:
-    """Writes a model folder that `from_pretrained` loads, whole or not at all.
+def export(model: Any, weights: Mapping[str, Any], lora: LoraConfig | None, source: ModelInput, folder: Path) -> None:
+    """Writes a model folder that `from_pretrained` loads, or `PeftModel.from_pretrained`, whole or not at all.
 
     Args:
-        model: the transformers model; only its class and config matter, `state` has the weights.
-        prefix: what names in `state` begin with (the task's module around the model).
+        model: the transformers model; `weights` has its weights, by its own names. With LoRA at least those that are
+            trained, and where they are to be merged into weights that are not quantised, all.
         source: where the tokenizer's files come from; they are copied as they are.
     """
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
-    config = model.config
-    config.dtype = dtype
-    with _no_progress_bar():
-        model.save_pretrained(temporary, state_dict=weights)
+    if lora is not None and not lora.merge:
+        write_adapter(model, dict(weights), temporary)
+    else:
+        whole, complete = merged(model, weights) if lora else (model, dict(weights))
+        _write_whole(whole, complete, temporary)
     for name in source.digests:
         if _belongs_to_tokenizer(name) and not (temporary / name).exists():
             shutil.copyfile(source.path / name, temporary / name)
@@ -40,6 +41,12 @@ def export(model: Any, prefix: str, state: Mapping[str, Any], source: ModelInput
         folder.replace(old)
     temporary.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_whole(model: Any, weights: dict[str, Any], folder: Path) -> None:
+    model.config.dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    with _no_progress_bar():
+        model.save_pretrained(folder, state_dict=weights)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
 from runner.node_local import running_tree
-from runner.plan import Device, ModelShape, Plan, decide, num_steps
-from runner.preflight import count_parameters
+from runner.plan import Device, Plan, decide, num_steps
+from runner.preflight import shape_of
 from runner.records import RunFolder, environment_record, write_json
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.agreement import Standpoint, check_agreement
@@ -120,7 +120,7 @@ class Trainer:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
         ranks = Ranks()
-        shape = ModelShape.of(inputs.model.settings, count_parameters(inputs.model))
+        shape = shape_of(config, inputs.model)
         plan = decide(config, shape, facts, ranks.world_size)
         check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
         command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
@@ -132,7 +132,9 @@ class Trainer:
         weights = [recipe.dataset.weight for recipe in wanted["train"]]
         order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
         steps = num_steps(config, len(order), plan.total)
-        task = task_named(config.task)(config, inputs.model, stores["train"].facts)
+        # How LoRA keeps what it does not train follows from the precision.
+        decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
+        task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
         engine = make_engine(task.module, config, plan, device)
         if ranks.is_first:
             write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
@@ -292,9 +294,11 @@ class Trainer:
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
         self.vitals.beat("export")
-        state = self.engine.export()
+        lora = self.config.lora
+        state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
         if self.ranks.is_first:
-            export(self.task.model, "model.", state, self.inputs.model, self.folder.model)
+            weights = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+            export(self.task.model, weights, lora, self.inputs.model, self.folder.model)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 

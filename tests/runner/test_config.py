@@ -123,21 +123,6 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "lora: {rank: 8}",
-        "quantization: {bits: 4}",
-    ],
-)
-def test_what_this_version_does_not_do_is_refused_as_such_and_not_as_a_mistake(tmp_path: Path, line: str) -> None:
-    key = line.partition(":")[0]
-    kept = [given for given in SMALLEST.splitlines() if not given.startswith(f"{key}:")]
-    said = refused(tmp_path, "\n".join([*kept, line, ""]))
-    assert "is valid, but this version does not do it yet" in said
-    assert said.startswith(f"mine.yaml:{len(kept) + 1}:")
-
-
-@pytest.mark.parametrize(
     ("lines", "said"),
     [
         ("engine: {name: fsdp, zero: 2}", "`engine.zero` belongs to deepspeed; the engine is fsdp"),
@@ -256,3 +241,38 @@ def test_a_file_that_is_no_run_file_is_refused_in_words(tmp_path: Path) -> None:
     assert "mine.yaml:2: not valid YAML" in refused(tmp_path, "a: 1\nb: ]\n")
     with pytest.raises(UsageError, match="no such file"):
         RunConfig.load(tmp_path / "elsewhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "remedy"),
+    [
+        ("quantization: {bits: 4}", "quantised weights cannot be trained", "Add `lora: {rank: 8}`"),
+        ("lora: {}\nengine: {zero: 3}\nquantization: {}", "does not go with engine.zero: 3", "zero: 2}"),
+        ("lora: {}\nengine: {name: fsdp}\nquantization: {}", "does not go with engine.name: fsdp", "{name: ddp}"),
+        (
+            "lora: {}\nengine: {offload: nvme, nvme_path: /scratch}\nquantization: {}",
+            "does not go with engine.offload: nvme, which is ZeRO stage 3",
+            "zero: 2}",
+        ),
+        ("lora: {}\nquantization: {bits: 8, double: true}", "only 4 bits have a `double`", "set bits: 4"),
+        ("lora: {rank: 0}", "`lora.rank` must be at least 1", ""),
+        ("lora: {}\nquantization: {type: int4}", "`quantization.type`", "nf4"),
+    ],
+)
+def test_what_lora_and_quantised_weights_do_not_go_with_is_told(
+    tmp_path: Path, lines: str, said: str, remedy: str
+) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{lines}\n")
+    assert said in found and remedy in found
+    assert found.startswith(f"mine.yaml:{4 + len(lines.splitlines())}:")
+
+
+def test_a_stage_of_their_ds_config_counts_too_for_quantised_weights(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    said = refused(tmp_path, f"{SMALLEST}engine: {{config: ds.json}}\nlora: {{}}\nquantization: {{}}\n")
+    assert "`quantization` does not go with engine.zero: 3" in said
+
+
+def test_matrices_beside_a_model_that_learned_nothing_are_refused(tmp_path: Path) -> None:
+    text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: scratch}")
+    assert "has learned nothing" in refused(tmp_path, f"{text}lora: {{}}\n")

@@ -55,26 +55,42 @@ class Engine(Protocol):
         """
         ...
 
-    def export(self) -> dict[str, Any]:
-        """The whole model's weights on the CPU, by name; empty on all ranks but 0. All ranks call it."""
+    def export(self, *, frozen: bool = True) -> dict[str, Any]:
+        """The model's weights on the CPU, by name; empty on all ranks but 0. All ranks call it.
+
+        Args:
+            frozen: those too that are not trained.
+        """
         ...
 
 
 def gathered(
-    module: nn.Module, dtype: torch.dtype, whole: Callable[[str, nn.Parameter], torch.Tensor], *, is_first: bool
+    module: nn.Module,
+    dtype: torch.dtype,
+    whole: Callable[[str, nn.Parameter], torch.Tensor],
+    *,
+    is_first: bool,
+    frozen: bool = True,
 ) -> dict[str, Any]:
     """Weights in `dtype` and the buffers that are saved, on rank 0's CPU; empty elsewhere.
 
+    Where only some weights are trained, these are small: they stay in float32.
+
     Args:
+        frozen: also what is not trained; without it no buffers either.
         whole: gives a parameter unpartitioned. Called by every rank for every parameter, in the same order: it may
             be a collective.
     """
     state: dict[str, Any] = {}
+    adapted = any(not parameter.requires_grad for parameter in module.parameters())
     for name, parameter in module.named_parameters():
+        if not (frozen or parameter.requires_grad):
+            continue
         full = whole(name, parameter)
+        to = torch.float32 if adapted and parameter.requires_grad else dtype
         if is_first:
-            state[name] = full.detach().to("cpu", dtype if full.is_floating_point() else None, copy=True)
-    if is_first:
+            state[name] = full.detach().to("cpu", to if full.is_floating_point() else None, copy=True)
+    if is_first and frozen:
         kept = module.state_dict().keys()  # without the buffers that are not saved
         state |= {name: buffer.detach().cpu().clone() for name, buffer in module.named_buffers() if name in kept}
     return state

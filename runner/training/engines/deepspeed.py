@@ -120,7 +120,9 @@ class DeepSpeedEngine:
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        self._engine.save_checkpoint(
+            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._leaves_out_frozen
+        )
 
     def load(self, folder: Path) -> None:
         saved = read_state(folder)
@@ -131,12 +133,23 @@ class DeepSpeedEngine:
             self._load_converted(folder, saved.world_size)
 
     def _load(self, folder: Path) -> None:
-        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._leaves_out_frozen)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 
+    @property
+    def _leaves_out_frozen(self) -> bool:
+        """What LoRA does not train comes from the bundle again; at stage 3 DeepSpeed keeps it with the rest."""
+        return self._config.lora is not None and self._plan.zero < 3
+
     def _load_converted(self, folder: Path, saved_ranks: int) -> None:
         """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint)."""
+        if self._config.lora is not None:
+            raise UsageError(
+                f"{folder}: DeepSpeed does not convert a checkpoint of LoRA for other ranks or another stage; it was "
+                f"written by {saved_ranks} ranks.",
+                f"Go on with {saved_ranks} ranks and the same stage, or begin anew with engine.name: ddp.",
+            )
         if self._config.optimizer.name != "adamw":
             raise UsageError(
                 f"{folder}: DeepSpeed can read a checkpoint of {saved_ranks} ranks on {self._plan.world_size} with "
@@ -167,7 +180,7 @@ class DeepSpeedEngine:
             shutil.rmtree(converted)
         self.notes = (*self.notes, f"checkpoint of {saved_ranks} ranks converted for {self._plan.world_size}")
 
-    def export(self) -> dict[str, Any]:
+    def export(self, *, frozen: bool = True) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
         is_partitioned = self._plan.zero == 3 or (self._plan.zero and self._plan.precision != "fp32")
@@ -180,7 +193,8 @@ class DeepSpeedEngine:
                     return parameter.data.clone()
             return parameter.data if full is None else full
 
-        return gathered(self._engine.module, DTYPES[self._plan.precision], whole, is_first=dist.get_rank() == 0)
+        dtype, is_first = DTYPES[self._plan.precision], dist.get_rank() == 0
+        return gathered(self._engine.module, dtype, whole, is_first=is_first, frozen=frozen)
 
 
 def deepspeed_gathered(parameter: nn.Parameter) -> Any:

@@ -92,10 +92,10 @@ class NativeEngine:
         state: dict[str, Any] = {"model": weights | buffers, "optimizer": moments}
         return {**state, "scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else state
 
-    def export(self) -> dict[str, Any]:
+    def export(self, *, frozen: bool = True) -> dict[str, Any]:
         def whole(name: str, _: nn.Parameter) -> torch.Tensor:
             parameter = self._parameters[name]
             return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
         is_first = torch.distributed.get_rank() == 0
-        return gathered(self._module, DTYPES[self._plan.precision], whole, is_first=is_first)
+        return gathered(self._module, DTYPES[self._plan.precision], whole, is_first=is_first, frozen=frozen)

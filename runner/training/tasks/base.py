@@ -11,6 +11,7 @@ from torch import nn
 from runner.config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
+from runner.training import adapters
 from runner.training.batches import Sample
 
 Batch = dict[str, torch.Tensor]
@@ -63,7 +64,8 @@ def load_model(
     """A transformers model in float32 on the CPU, the same on every rank, and a word on where its weights are from.
 
     Pretrained weights, or drawn anew from config.json (`init: scratch`). Weights that the checkpoint lacks (a fresh
-    head) are drawn from the run's seed.
+    head) are drawn from the run's seed. With LoRA, what is not trained is in the precision of the run, or quantised,
+    and then on the rank's device already.
 
     Args:
         auto: the `AutoModelFor...` class.
@@ -85,12 +87,19 @@ def load_model(
         made, info = auto.from_pretrained(
             str(model.path),
             local_files_only=True,
-            dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=bool(fresh),
+            **adapters.loading(config),
             **settings,
         )
-        origin = _origin(info, model, fresh)
+        drawn = _drawn(info, model, fresh)
+        origin = f"all weights from {model.asset}"
+        if drawn:
+            origin = (
+                f"weights from {model.asset}; {len(drawn)} it does not have are drawn anew: {', '.join(drawn[:3])}..."
+            )
+        if config.lora is not None:
+            origin = f"{origin}; {adapters.attach(made, config, model, drawn, fresh)}"
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
@@ -98,13 +107,11 @@ def load_model(
     return made, origin
 
 
-def _origin(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> str:
+def _drawn(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> list[str]:
+    """The weights that the checkpoint lacks."""
     misfits = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
     if wrong := [name for name in misfits if not name.startswith(fresh or ("\0",))]:
         raise UsageError(
             f"{model.path}: weights do not fit config.json: {wrong[0]}", "Stage weights and config together."
         )
-    drawn = sorted({*info["missing_keys"], *misfits})
-    if not drawn:
-        return f"all weights from {model.asset}"
-    return f"weights from {model.asset}; {len(drawn)} it does not have are drawn anew: {', '.join(drawn[:3])}..."
+    return sorted({*info["missing_keys"], *misfits})
