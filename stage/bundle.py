@@ -32,6 +32,7 @@ VERIFIER = "stage-verify.py"  # verifies the bundle it lies in, where there is n
 BLOCKS = "blocks"
 PAYLOAD = "data"
 JOURNAL = "fetch.partial"  # while `stage fetch` works: the payload paths it may have written
+PATCH_PLAN = "patch.json"  # what makes a folder a patch
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
@@ -100,6 +101,8 @@ def require_bundle(root: Path) -> None:
         raise UsageError(f"{root}: no such folder.", "Check the path.")
     if not root.is_dir():
         raise UsageError(f"{root}: not a bundle: it is a file.", "Give the bundle's folder.")
+    if (root / PATCH_PLAN).is_file() and not (root / LOCK).exists():
+        raise UsageError(f"{root}: a patch, not a bundle.", f"Put it in place: stage apply BUNDLE {root}")
     if not any((root / name).exists() for name in (BAGIT, LOCK, TAG_MANIFEST, JOURNAL)):
         inside = sorted(p.parent for p in root.glob(f"*/{LOCK}"))
         hint = f"Did you mean {inside[0]}?" if inside else "Give the folder that `stage fetch -o` wrote."

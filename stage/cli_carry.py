@@ -40,13 +40,15 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     The Hub is asked whether each is a model or a dataset, for its licence and its configs.
     """
     from stage.disk import require_writable
-    from stage.init import manifest_text, write_manifest
+    from stage.init import manifest_text, refuse_local, write_manifest
     from stage.progress import Reporter
     from stage.sources import Sources
 
     if manifest.exists():
         raise UsageError(f"{manifest}: is there already, and is not overwritten.", "Give another name with -o.")
     require_writable(manifest.parent)
+    for name in names:
+        refuse_local(name)
     with Reporter() as reporter:
         sources = Sources(endpoint, reporter)
         found = [sources.look_up(name) for name in names]

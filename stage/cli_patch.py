@@ -68,6 +68,7 @@ def patch(
 
 
 def _parse_size(text: str) -> int:
+    text = re.sub(r"K(i?B)$", r"k\1", text)  # written either way
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]i?B|)", text)
     if match is None or match[2] not in _UNITS or float(match[1]) == 0:
         raise UsageError(f"--volume-size {text}: not a size.", "For example: --volume-size 4GB")

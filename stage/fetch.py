@@ -29,6 +29,7 @@ from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
 from stage.making import check_may_make, make
 from stage.manifest import Manifest
 from stage.names import check_collisions
+from stage.nesting import refuse_nesting
 from stage.progress import Reporter
 from stage.resolve import Resolution, loads_by_name, read_previous, resolve
 from stage.sharing import Sharing
@@ -67,6 +68,7 @@ def fetch_manifest(
         StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
     """
     manifest = Manifest.load(manifest_path)
+    refuse_nesting(root, manifest)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.require_same_bundle(manifest)
@@ -108,6 +110,14 @@ def write_lock(lock: Lockfile, manifest: Manifest, previous: Lockfile | None) ->
         return False
     write_atomically(manifest.lock_path, lock.to_json())
     return True
+
+
+def _sealed(root: Path) -> tuple[bytes, bytes] | None:
+    """The tag manifest and its signature; None if the bundle is not signed."""
+    try:
+        return (root / layout.TAG_MANIFEST).read_bytes(), (root / layout.SIGNATURE).read_bytes()
+    except OSError:
+        return None
 
 
 class _Fetch:
@@ -212,8 +222,7 @@ class _Fetch:
     def _bring_and_finish(
         self, absent: list[tuple[LockedAsset, LockedFile]], to_make: list[str], stale: list[str]
     ) -> None:
-        if (self.root / layout.SIGNATURE).exists():
-            self.reporter.note(f"{self.root}: its signature does not hold for what it becomes: sign it again")
+        sealed = _sealed(self.root)
         self.folder.mark_unfinished({file.path for file in self.lock.files})
         self._each("fetch", [pair for pair in absent if not pair[1].made_by], self._bring)
         for name in to_make:
@@ -234,6 +243,19 @@ class _Fetch:
             with self.reporter.at_work("load"):
                 require_loads(self.root, self.lock, self.reporter)
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
+        self._sign_as_before(sealed)
+
+    def _sign_as_before(self, sealed: tuple[bytes, bytes] | None) -> None:
+        """A signature is of the tag manifest: what was only mended has the same one again, and is signed as it was."""
+        if sealed is None:
+            return
+        tag_manifest, signature = sealed
+        if (self.root / layout.TAG_MANIFEST).read_bytes() == tag_manifest:
+            write_atomically(self.root / layout.SIGNATURE, signature)
+        else:
+            self.reporter.note(
+                f"{self.root}: another bundle now, so not signed any more: stage sign {self.root} --key KEY"
+            )
 
     def _is_finished(self) -> bool:
         """Whether the folder is, tag files included, just what finishing it again would make."""

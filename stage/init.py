@@ -15,7 +15,7 @@ import yaml
 from stage.errors import UsageError, as_shown
 from stage.licences import identifiers
 from stage.manifest import FORMAT
-from stage.names import folded, problem_with_asset_name
+from stage.names import folded, names_a_local_path, problem_with_asset_name
 from stage.sources.lookup import LookedUp
 
 _SHOWN_CONFIGS = 12
@@ -76,6 +76,19 @@ def asset_names(repositories: Iterable[str]) -> list[str]:
         taken.add(folded(name))
         result.append(name)
     return result
+
+
+def refuse_local(name: str) -> None:
+    """A name that means something on this machine is not asked of a Hub.
+
+    Raises:
+        UsageError: it does.
+    """
+    if names_a_local_path(name) or Path(name).is_file():
+        raise UsageError(
+            f"{name}: lies on this machine; `init` asks a Hub for repositories (org/name).",
+            f"In a manifest it is an asset of its own: `{_usable(Path(name).stem) or 'files'}: {{path: {name}}}`.",
+        )
 
 
 def _usable(name: str) -> str:

@@ -42,7 +42,7 @@ class LoadReport:
 
 def check_loads(root: Path, lock: Lockfile) -> LoadReport:
     """Tries to load everything in a bundle, without network, in a process of its own."""
-    if not any(asset.kind in _LOADED for asset in lock.assets.values()):
+    if not any(_is_loaded(asset) for asset in lock.assets.values()):
         return LoadReport((), ())
     command, environment = child("stage.loadcheck")
     try:
@@ -61,6 +61,11 @@ def check_loads(root: Path, lock: Lockfile) -> LoadReport:
     except (ValueError, IndexError, KeyError, TypeError):
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
         return LoadReport((_ended_early(said[-1]),), ())
+
+
+def _is_loaded(asset: LockedAsset) -> bool:
+    """Of plain files only safetensors can be told to be whole."""
+    return asset.kind in _LOADED or any(file.path.endswith(".safetensors") for file in asset.files)
 
 
 def _ended_early(how: str) -> Finding:
@@ -83,7 +88,7 @@ def require_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
             f"{root}: what was fetched will not load ({len(report.findings)} found):\n  {listed}{more}",
             "Try another revision, or `exclude` what you do not need. To take it as it is: --no-offline-check",
         )
-    if any(asset.kind in _LOADED for asset in lock.assets.values()):
+    if any(_is_loaded(asset) for asset in lock.assets.values()):
         reporter.note(f"{root}: everything that could be checked loads without network")
 
 
@@ -117,6 +122,9 @@ def _main() -> None:
             findings += _dataset(root, asset)
         elif asset.kind in ("model", "tokenizer"):
             findings += _model(root, asset, lock, unchecked)
+        elif _is_loaded(asset):
+            findings += _plain_weights(root, asset)
+            unchecked.append(f"{asset.name}: plain files: whether their weights are whole, and no more")
     answer = {"findings": [(f.path, f.problem, f.expected, f.found) for f in findings], "unchecked": unchecked}
     os.write(out, json.dumps(answer).encode() + b"\n")
 
@@ -166,6 +174,15 @@ def _model(root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str])
         yield from _tokenizer(root, asset, unchecked)
     elif asset.kind == "tokenizer":
         yield _unloadable(asset.folder, "a tokenizer's files", "none")
+
+
+def _plain_weights(root: Path, asset: LockedAsset) -> Iterator[Finding]:
+    for file in asset.files:
+        if file.path.endswith(".safetensors"):
+            try:
+                safetensors_header(root / file.path)
+            except DamageError as error:
+                yield _unloadable(file.path, "a safetensors file", error.message)
 
 
 def _weights(root: Path, folder: str, names: list[str], texts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -206,3 +206,8 @@ def check_collisions(paths: Iterable[str], what: str) -> None:
 def printable(path: str) -> str:
     """A path as it can be shown on a terminal: quoted, with control characters escaped."""
     return f"`{''.join(ascii(c)[1:-1] if _is_forbidden(c) else c for c in path)}`"
+
+
+def names_a_local_path(text: str) -> bool:
+    """Whether a repository's name is meant for this machine: `./x`, `../x`, `/x`, `~/x`."""
+    return text.startswith(("./", "../", "/", "~/")) or text in (".", "..")

@@ -16,7 +16,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import BAG_INFO, BAGIT, BAGIT_TEXT, MANIFEST, TAG_MANIFEST, manifest_text, parse_manifest
+from stage.bundle import (
+    BAG_INFO,
+    BAGIT,
+    BAGIT_TEXT,
+    MANIFEST,
+    PATCH_PLAN,
+    TAG_MANIFEST,
+    manifest_text,
+    parse_manifest,
+)
 from stage.digest import is_hex, sha256_of_bytes
 from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, PolicyError, UsageError
@@ -24,7 +33,7 @@ from stage.lockreader import MAX_NUMBER, each_key_once
 from stage.names import printable, problem_with_path
 
 FORMAT = 1
-PLAN = "patch.json"
+PLAN = PATCH_PLAN
 KINDS = ("repair", "update")
 PER_PIECE = 160  # bytes a piece adds to a volume's manifest
 PER_VOLUME = 4096  # bytes of a volume's other files

@@ -86,17 +86,33 @@ class Place:
         """Runs a script that has to succeed; returns its stdout.
 
         Raises:
-            IncompleteError: it did not, or there is no connection.
+            IncompleteError: it did not there, or there is no connection.
+            UsageError: it did not on this machine.
         """
         done = self.ask(script)
         if done.returncode == 255 and self.target.host:
             raise IncompleteError(
-                f"{self.target.host}: no connection by `{self.ssh}`.",
-                f"Try it: {self.ssh} {self.target.host} true   (port or key: --ssh 'ssh -p 2222 -i KEY')",
+                f"{self.target.host}: no connection by `{without_sharing(self.ssh)}`.",
+                f"Try it: {without_sharing(self.ssh)} {self.target.host} true   (port or key: --ssh 'ssh -p 2222 -i "
+                "KEY')",
             )
+        if done.returncode != 0 and self.target.host is None:
+            raise UsageError(f"{otherwise} (exit code {done.returncode}).", "Give a folder that you may write.")
         if done.returncode != 0:
             raise IncompleteError(f"{otherwise} (exit code {done.returncode}).", "Mend that there, then run it again.")
         return done.stdout
+
+
+def without_sharing(ssh: str) -> str:
+    """The command as a person may repeat it: our shared connection is gone by then."""
+    words, kept = shlex.split(ssh), list[str]()
+    while words:
+        word = words.pop(0)
+        if word == "-o" and words and words[0].startswith(("ControlMaster=", "ControlPath=", "ControlPersist=")):
+            words.pop(0)
+        else:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         numbers: dict[Where, int] = {}
         data = None if node is None else _build(node, (), numbers, path)
     except yaml.YAMLError as error:
-        raise UsageError(_yaml_message(path, error), "Correct that line.") from None
+        raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`.")
     return data, Lines(Path(path), numbers)
@@ -183,3 +183,12 @@ def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
 
 def _kind(data: object) -> str:
     return {type(None): "nothing", list: "a list", str: "text"}.get(type(data), type(data).__name__)
+
+
+def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
+    """`*.bin` and `@x` mean something in YAML; nobody who writes them knows."""
+    mark = getattr(error, "problem_mark", None)
+    lines = text.splitlines()
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
+    return f'Put it in quotes: "{pattern[0]}"' if pattern and '"' not in line else "Correct that line."

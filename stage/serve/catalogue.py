@@ -80,14 +80,16 @@ class Catalogue:
     @property
     def own_names(self) -> list[str]:
         """Ids of what did not come from a Hub."""
-        return sorted(id for (_, id), found in self.repositories.items() if found.id == id and id.startswith(f"{OWN}/"))
+        return sorted(
+            {id for (_, id), found in self.repositories.items() if found.id == id and id.startswith(f"{OWN}/")}
+        )
 
     @staticmethod
     def of(bundle: Bundle) -> Catalogue:
         """Lays out a bundle."""
         groups: dict[tuple[str, str], list[LockedAsset]] = {}
         for asset in bundle.lock.assets.values():
-            if kind := _kind(asset):
+            for kind in _kinds(asset):
                 groups.setdefault((kind, _id(asset)), []).append(asset)
         repositories = {key: _repository(*key, assets, bundle) for key, assets in groups.items()}
         for key, assets in groups.items():
@@ -97,8 +99,10 @@ class Catalogue:
         return Catalogue(repositories, {f.path: f for a in environments for f in a.files}, bundle.root)
 
 
-def _kind(asset: LockedAsset) -> str | None:
-    return {"model": "models", "tokenizer": "models", "dataset": "datasets"}.get(asset.kind)
+def _kinds(asset: LockedAsset) -> tuple[str, ...]:
+    """What it is served as; files may be either, and nobody but the client knows."""
+    kinds = {"model": ("models",), "tokenizer": ("models",), "dataset": ("datasets",), "files": ("models", "datasets")}
+    return kinds.get(asset.kind, ())
 
 
 def _id(asset: LockedAsset) -> str:

@@ -12,7 +12,7 @@ import urllib.parse
 from typing import Any
 
 from stage.serve.answers import Answer, FileBody, Question, json_answer, refusal
-from stage.serve.catalogue import Catalogue, ServedFile, ServedRepository, Version
+from stage.serve.catalogue import OWN, Catalogue, ServedFile, ServedRepository, Version
 
 _API = re.compile(r"/api/(models|datasets)/((?:[^/]+/)?[^/]+?)(?:/(revision|tree|paths-info|refs)(?:/(.+))?)?/?")
 _RESOLVE = re.compile(r"/(?:(datasets|models)/)?((?:[^/]+/)?[^/]+)/resolve/(.+)")
@@ -154,7 +154,12 @@ def _resolve(catalogue: Catalogue, kind: str, name: str, rest: str) -> Answer:
 
 def _no_repository(kind: str, name: str) -> Answer:
     singular = kind.removesuffix("s")
-    missing = f"{singular} {name}: not in this bundle; add it to the manifest: `{singular}: {name}`"
+    advice = (
+        "no asset of it has that name"
+        if name.startswith(f"{OWN}/")
+        else f"add it to the manifest: `{singular}: {name}`"
+    )
+    missing = f"{singular} {name}: not in this bundle; {advice}"
     return refusal(404, f"The {singular} {name} is not in this bundle.", "RepoNotFound", missing=missing)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import urllib.parse
 from collections.abc import Callable
@@ -37,7 +38,10 @@ class BundleServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             raise UsageError(
-                f"cannot listen on {host}, port {port}: {error.strerror}.", "Another port: --port 0 takes any free one."
+                f"cannot listen on {host}, port {port}: {error.strerror}.",
+                "Another port: --port 0 takes any free one."
+                if error.errno in (errno.EADDRINUSE, errno.EACCES)
+                else "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them.",
             ) from None
 
     @property

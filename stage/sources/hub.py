@@ -34,7 +34,7 @@ from stage.digest import Digest, is_hex
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.licences import stated
 from stage.lockreader import MAX_NUMBER
-from stage.names import problem_with_address
+from stage.names import names_a_local_path, problem_with_address
 from stage.progress import Reporter
 from stage.sources.answers import SENSELESS, guarded_client
 from stage.sources.download import Download, untrusted
@@ -258,7 +258,10 @@ class Hub:
                     f"{what}: HF_HUB_OFFLINE is set, so the Hub may not be asked.", "unset HF_HUB_OFFLINE"
                 )
             case HFValidationError():
-                return UsageError(f"{what}: `{id}` cannot be a repository: {error}")
+                return UsageError(
+                    f"{what}: `{id}` cannot be a repository: {error}",
+                    f"What lies on this machine is `path: {id}`." if names_a_local_path(id) else "",
+                )
             case HfHubHTTPError() if error.response is not None and error.response.status_code in (401, 403):
                 return self._not_found(what, kind, id)
             case HfHubHTTPError() if error.response is not None and _is_a_page(error.response):

@@ -53,6 +53,8 @@ def resolve_path(name: str, request: PathRequest, manifest: Manifest) -> LockedA
     files, left_out = [], []
     for path, file in sorted(found.items()):
         reason = _why_left(path, request)
+        if reason is None and file.absolute() == manifest.lock_path.absolute():
+            reason = "the lock of this manifest, which is written anew"
         if reason is None and request.convert and path not in read:
             reason = f"not read by `convert: {request.convert}`"
         if reason:

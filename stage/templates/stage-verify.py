@@ -781,6 +781,9 @@ def run(arguments, out, err):
         say(told % (printable(finding["path"]), finding["problem"], finding["expected"], finding["found"]), out)
     if not report["ok"]:
         say("error: %s: %d findings." % (report["bundle"], len(report["findings"])), err)
+        if any(finding["problem"] != "extra" for finding in report["findings"]):
+            mend = "stage-verify.py --report FILE BUNDLE; where it was made: stage patch BUNDLE --report FILE -o PATCH"
+            say("  -> Carry only what is damaged: %s. Or copy again: rsync -c." % mend, err)
         return 1
     if not arguments.quiet:
         how = "names and sizes are right (bytes not read)" if arguments.fast else "every byte is as it was fetched"
