@@ -33,7 +33,10 @@ def refuse_nesting(root: Path, manifest: Manifest) -> None:
     for name, request in manifest.requests.items():
         if not isinstance(request, PathRequest) or request.path.startswith("~"):
             continue
-        base = local_base(request.path, manifest).resolve()
+        try:
+            base = local_base(request.path, manifest).resolve()
+        except (ValueError, RuntimeError):  # no path at all, or links in circles: `resolve_path` has the words
+            continue
         if base != here and base not in here.parents:
             continue
         inside = f"{here.relative_to(base).as_posix()}/{layout.LOCK}"

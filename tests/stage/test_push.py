@@ -333,7 +333,8 @@ def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path
     assert push_here(bundle, there).returncode == 0
     before, id = (there / WEIGHTS).read_bytes(), verify(bundle).bundle_id
     flip(bundle / WEIGHTS, 30_000)
-    os.utime(bundle / WEIGHTS)
+    later = (bundle / WEIGHTS).stat().st_mtime + 10  # rsync compares whole seconds
+    os.utime(bundle / WEIGHTS, (later, later))
     done = push_here(bundle, there)
     assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
     assert "Nothing was sent" in done.stderr and "stage fetch MANIFEST -o" in done.stderr
