@@ -90,8 +90,9 @@ def section(result: Result) -> str:
         cost_table(result.rounds, result.base, result.size),
         f"![{result.title}](benchmarks/{result.name}.svg)\n",
         *(f"Left out: {reason}.\n" for reason in result.skipped),
-        f"{rounds} rounds. {_sentence(result.machine)} Load before and after: "
-        f"{result.load[0]:.1f}, {result.load[1]:.1f} (above the number of cores, others were at work too).\n",
+        f"{rounds} round{'' if rounds == 1 else 's'}. {_sentence(result.machine)} Load before and after: "
+        f"{result.load[0]:.1f}, {result.load[1]:.1f} (where that is above the number of cores, others were at work "
+        "too).\n",
         f"Versions: {', '.join(f'{tool} {version}' for tool, version in result.versions.items())}.\n",
         "<details><summary>Commands</summary>\n",
         table(
