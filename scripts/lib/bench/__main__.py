@@ -99,8 +99,9 @@ def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result
 
 
 def _short(command: str) -> str:
-    """Without the folder of our own interpreter, and a program given by `-c` left out."""
-    head, separator, _ = command.replace(str(Path(sys.executable)), "python").partition(" -c 'import")
+    """Without the folders of our own interpreter and of the one it was made from; a program given by `-c` left out."""
+    plain = command.replace(str(Path(sys.executable)), "python").replace(f"{sys.base_prefix}/bin/", "")
+    head, separator, _ = plain.partition(" -c 'import")
     return f"{head} -c ..." if separator else head
 
 
