@@ -163,12 +163,22 @@ def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.
         sender.send(None)
 
 
-def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
+def take_place(folder: RunFolder, environ: Mapping[str, str]) -> tuple[launch.RankEnvironment, Vitals]:
+    """What every rank does before torch is imported: shows that it lives, and sets its variables and the tripwire.
+
+    Raises:
+        UsageError: as for `launch.rank_environment`.
+    """
     place = launch.rank_environment(environ)
-    vitals = Vitals(run.folder.logs, place.rank)
+    vitals = Vitals(folder.logs, place.rank)
     os.environ.update(place.variables())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     offline.tripwire([place.master_addr])
+    return place, vitals
+
+
+def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
+    place, vitals = take_place(run.folder, environ)
     try:
         from runner.training.loop import train as train_rank
 

@@ -17,8 +17,7 @@ from runner.bench.search import Outcome, Trial
 from runner.bench.strategies import overrides
 from runner.errors import StageError, UsageError
 from runner.launch import runner_command
-from runner.train import Run
-from runner.vitals import Vitals
+from runner.train import Run, take_place
 
 TRIAL_FLAG = "AIRLIFT_TRIAL"
 """Set to 1 in the launcher of one trial, which is `runner bench` again, and in its ranks."""
@@ -142,11 +141,7 @@ def launch_trial(run: Run, arguments: Sequence[str], processes: int | None, envi
 def be_a_rank(run: Run, steps: int, memory_gib: float | None, environ: Mapping[str, str]) -> int:
     """A rank of one trial. Returns the exit code."""
     offline.set_variables(os.environ)
-    place = launch.rank_environment(environ)
-    vitals = Vitals(run.folder.logs, place.rank)
-    os.environ.update(place.variables())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    offline.tripwire([place.master_addr])
+    place, vitals = take_place(run.folder, environ)
     from runner.training.measure import measure
 
     try:
