@@ -39,7 +39,7 @@ def too_large(
     """The refusal of what does not fit, with what would."""
     return UsageError(
         f"{config.path}: the model's state does not fit {how}: {human_size(need)} a rank on {world_size} ranks, "
-        f"{human_size(room)} are there.",
+        f"{human_size(room)} are there on {device.name}.",
         would_fit(config, shape, device, world_size),
     )
 

@@ -20,21 +20,25 @@ from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
+from runner.layers import check_wrap
 from runner.lora import with_lora
 from runner.memory import state_in_words, state_needed
-from runner.plan import check_batch, sequence_length
+from runner.plan import Plan, check_batch, decide, sequence_length
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
-from runner.shapes import ModelShape
+from runner.shapes import Device, ModelShape
 
 LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
-def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int | None) -> list[str]:
+def check(
+    config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int | None, device: Device | None = None
+) -> list[str]:
     """Checks a run before anything is launched.
 
     Args:
         world_size: ranks, where that is known.
+        device: what each of them will have, where that is known.
 
     Returns:
         What was found, a line each.
@@ -49,11 +53,12 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
     model = inputs.model
     shape = shape_of(config, model)
     length, _ = sequence_length(config, shape)
-    _check_model_for_task(config, model)
+    layers = _check_model_for_task(config, model)
     documents = documents_of(config, model, length)
     how = _check_tokenizer(config, model, shape)
     if world_size is not None:
         check_batch(config, world_size)
+    plan = decide(config, shape, device, world_size) if device is not None and world_size is not None else None
     total = config.batch.total
     now = signature(
         config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
@@ -75,7 +80,15 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         words = state_in_words(config, shape)
         lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({words}): {sizes}")
+    if plan is not None and device is not None:
+        lines.append(f"it fits: {device.name}, {human_size(device.memory)} a rank; {_decided(config, plan)}")
+    lines += [layers] if layers else []
     return [*lines, resumed] if resumed else lines
+
+
+def _decided(config: RunConfig, plan: Plan) -> str:
+    zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
+    return f"{plan.precision}, {zero}micro batch {plan.micro}"
 
 
 def _check_installed(config: RunConfig) -> None:
@@ -172,7 +185,8 @@ def _shapes_in(path: Path) -> dict[str, list[int]]:
         raise UsageError(f"{path}: not a safetensors file: {error}.", "Run `stage verify` on the bundle.") from None
 
 
-def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
+def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
+    """Refuses what transformers cannot do with this model; a line on its layers, where the run file names one."""
     from transformers.models.auto import modeling_auto
 
     names: dict[str, Any] = {
@@ -209,6 +223,7 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
             "Set model.init: scratch, or stage the weights.",
         )
+    return check_wrap(config, names[config.task], str(kind))
 
 
 def _described(config: RunConfig, data: DatasetInput, length: int) -> str:
