@@ -130,7 +130,7 @@ def test_a_model_too_large_for_this_machine_is_refused_before_a_rank_starts(
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")  # as in a job with --mem=1
     said = terminal.refused("train", "tiny.yaml", "--processes", "2")
     assert "does not fit at ZeRO stage 3: 1.17 MB a rank on 2 ranks, 524 kB are there on CPU" in said
-    assert "Use at least 7 devices" in said
+    assert "use at least 7 ranks that have as much each" in said
 
 
 def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> None:
