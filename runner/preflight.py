@@ -12,7 +12,6 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 from runner.config import RunConfig
 from runner.data.instruction import Writer
@@ -20,14 +19,20 @@ from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
-from runner.layers import check_wrap
 from runner.lora import with_lora
 from runner.memory import state_in_words, state_needed
 from runner.plan import Plan, check_batch, decide, sequence_length
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
 from runner.shapes import Device, ModelShape
+from runner.without_torch import check_wrap, leave_torch_alone, models_in_transformers, targets_in_peft
 
+TABLES = {
+    "masked-lm": "MASKED_LM",
+    "causal-lm": "CAUSAL_LM",
+    "instruction": "CAUSAL_LM",
+    "image-classification": "IMAGE_CLASSIFICATION",
+}
 LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
@@ -48,6 +53,7 @@ def check(
         PolicyError: the bundle has to be verified, and is not.
         IncompleteError: the disk is too small for the checkpoints.
     """
+    leave_torch_alone()
     _check_installed(config)
     verified = _check_verified(config, inputs)
     model = inputs.model
@@ -156,10 +162,7 @@ def default_targets(config: RunConfig, model_type: object) -> list[str]:
     """peft's own targets for an architecture, where the run file names none; empty: it has none either."""
     if config.lora is None or config.lora.targets:
         return []
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
-
-    known = KNOWN.get(str(model_type), [])
-    return list(known) if isinstance(known, (list, tuple, set)) else []
+    return targets_in_peft(str(model_type))
 
 
 def weight_shapes(model: ModelInput) -> dict[str, list[int]] | None:
@@ -187,14 +190,7 @@ def _shapes_in(path: Path) -> dict[str, list[int]]:
 
 def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
     """Refuses what transformers cannot do with this model; a line on its layers, where the run file names one."""
-    from transformers.models.auto import modeling_auto
-
-    names: dict[str, Any] = {
-        "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "instruction": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    }
+    names = {task: models_in_transformers(f"MODEL_FOR_{table}_MAPPING_NAMES") for task, table in TABLES.items()}
     kind = model.settings.get("model_type")
     if kind not in names[config.task]:
         other = next((task for task, known in names.items() if kind in known), None)

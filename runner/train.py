@@ -29,6 +29,7 @@ from runner.records import RunFolder
 from runner.shapes import Device, ModelShape
 from runner.slurm import SlurmJobEnvironment
 from runner.vitals import Vitals
+from runner.without_torch import leave_torch_alone
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def _prepare_all(run: Run, wanted: Mapping[str, tuple[Recipe, ...]]) -> None:
 
 
 def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection) -> None:
+    leave_torch_alone()
     if why_not := offline.wall():
         print(f"no network wall round the preparation: {why_not}")
     try:

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+# Some tests call the launcher in this process; it would have everything after it do without.
+import torch  # noqa: F401
+
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files

@@ -13,10 +13,10 @@ from runner import devices
 from runner.config import RunConfig, SlurmConfig
 from runner.devices import GIB, Gpu, NodeShape
 from runner.errors import UsageError
-from runner.layers import layers_in
 from runner.plan import decide
 from runner.shapes import ModelShape
 from runner.submit import types_of_gpus
+from runner.without_torch import layers_in
 from tests.runner.conftest import Cluster
 from tests.runner.test_apart import small_model
 

@@ -1,7 +1,7 @@
-"""Which classes of layers a model has, read in transformers' source: nothing of it is run, and no torch is needed.
+"""What libraries of torch say in their source: it is read and not run, so a launcher needs no torch.
 
-(task, model type) -> the classes that can be reached from the task's model class through the names its code uses. What
-is not among them is no layer of the model; whether one that is among them occurs in this very model, the ranks see.
+(task, model type) -> the classes of layers that can be reached from the task's model class through the names its code
+uses. What is not among them is no layer of the model; whether one that is occurs in this very model, the ranks see.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner.config import RunConfig
 from runner.errors import UsageError
+
+SILENT = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+TARGETS = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,11 @@ class LayerClasses:
     repeated: tuple[str, ...]
 
 
-def check_wrap(config: RunConfig, task_classes: Mapping[str, str | tuple[str, ...]], model_type: str) -> str | None:
+def check_wrap(config: RunConfig, task_classes: Mapping[str, str], model_type: str) -> str | None:
     """Refuses `engine.wrap: {layer: ...}` of a class that the model cannot have.
 
     Args:
-        task_classes: model type -> class of the model for the task, as transformers lists them.
+        task_classes: model type -> class of the model for the task.
 
     Returns:
         What was looked at; None: there was nothing to check.
@@ -46,8 +52,7 @@ def check_wrap(config: RunConfig, task_classes: Mapping[str, str | tuple[str, ..
     if config.engine.name != "fsdp" or layer is None:
         return None
     source = _source_of(model_type)
-    listed = task_classes[model_type]
-    found = source and layers_in(source.read_text(encoding="utf-8"), listed if isinstance(listed, str) else listed[0])
+    found = source and layers_in(source.read_text(encoding="utf-8"), task_classes[model_type])
     if not source or not found:
         return f"engine.wrap: {layer} is looked for by the ranks: what `{model_type}` is made of is not to be read here"
     if layer not in found.names:
@@ -92,6 +97,52 @@ def layers_in(source: str, root: str) -> LayerClasses | None:
     return LayerClasses(
         frozenset(reached), tuple(repeated or (name for name in classes if name.endswith(("Layer", "Block"))))
     )
+
+
+def leave_torch_alone() -> None:
+    """transformers, imported after this, does without torch: seconds less, and minutes on a slow shared disk.
+
+    For processes that only look: a launcher, and what tokenises. Where somebody has imported torch it stays.
+    """
+    if "torch" in sys.modules:
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment] # what `import` takes for "not installed"
+    told = os.environ.get(SILENT)
+    os.environ[SILENT] = "1"
+    try:
+        import transformers  # noqa: F401 - says once that torch is not there, and that is no news
+    finally:
+        if told is None:
+            del os.environ[SILENT]
+
+
+def targets_in_peft(model_type: str) -> list[str]:
+    """The modules that peft itself puts LoRA on in an architecture; empty: it has none for it."""
+    known = _table("peft", "utils/constants.py", TARGETS).get(model_type, [])
+    return list(known) if isinstance(known, (list, tuple, set)) else []
+
+
+def models_in_transformers(table: str) -> dict[str, str]:
+    """Model type -> class of the model, for the tasks of one of the tables in transformers' `modeling_auto.py`."""
+    classes = _table("transformers", "models/auto/modeling_auto.py", table)
+    return {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
+
+
+def _table(package: str, file: str, name: str) -> dict[str, Any]:
+    """A dictionary that a file of a package has written out, as `{...}` or as `OrderedDict([...])`.
+
+    Raises:
+        LookupError: this version of the package has no such table.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return {}
+    path = Path(spec.origin).parent / file
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(_is_named(target, name) for target in node.targets):
+            value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
+            return dict(ast.literal_eval(value))
+    raise LookupError(f"{path} has no {name}")
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
