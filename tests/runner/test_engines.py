@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runner.conftest import Cluster, logs, metrics
+from tests.runner.conftest import Cluster, in_ranks, metrics
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
@@ -28,16 +26,6 @@ JOURNEYS = {
     "zero-2-1-2": ("zero2", "zero1", "zero2"),
     "zero-3": ("zero3", "zero3", "zero3"),
 }
-
-
-def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
-    """Trains these run files, which must succeed, one after the other on as many ranks."""
-    command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
-    root = Path(__file__).parents[2]
-    environment = cluster.environment(PYTHONPATH=str(root))
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
-    names = {path.stem.partition(".")[0] for path in runs}
-    assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
 
 
 def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int) -> Path:
