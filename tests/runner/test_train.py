@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import Cluster, metrics
+from tests.runner.conftest import Cluster, in_ranks, metrics
 
 STAGES = (0, 1, 2, 3)
 
@@ -104,15 +104,43 @@ def test_a_finished_run_is_not_trained_again_and_libraries_keep_quiet(
     assert "[INFO]" not in done.stdout + done.stderr
 
 
-def test_a_causal_model_learns_from_scratch_at_stage_3(cluster: Cluster) -> None:
-    cluster.write(
-        task="causal-lm",
-        model={"asset": "tiny-gpt2", "init": "scratch"},
-        engine={"zero": 3},
-        activation_checkpointing=True,
-        checkpoint={"every": 100, "keep": 1},
-    )
-    folder = cluster.trained()
+THEIRS = """{
+    "train_batch_size": 4,      // all ranks together
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": 1,
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.98], "eps": 1e-8}},
+}"""
+
+
+@pytest.fixture(scope="module")
+def others(shared_cluster: Cluster) -> Cluster:
+    """Runs of other models, one after the other in the same ranks: each start of a command takes longer than they."""
+    (shared_cluster.folder / "ds_config.json").write_text(THEIRS)
+    shared = {"model": {"asset": "headless-bert"}, "steps": 2, "checkpoint": None}
+    theirs = {"batch": None, "optimizer": None, "engine": {"config": "ds_config.json"}}
+    optimizer = {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.0}
+    runs = [
+        shared_cluster.write(
+            "causal",
+            task="causal-lm",
+            model={"asset": "tiny-gpt2", "init": "scratch"},
+            engine={"zero": 3},
+            activation_checkpointing=True,
+            checkpoint={"every": 100, "keep": 1},
+        ),
+        shared_cluster.write("theirs", **shared, **theirs),
+        shared_cluster.write("ours", **shared, batch={"global": 4}, optimizer=optimizer, engine={"zero": 0}),
+    ]
+    for run in runs[:2]:
+        done = shared_cluster.run("prepare", run.name)
+        assert done.returncode == 0, done.stderr
+    in_ranks(shared_cluster, 2, *runs)
+    return shared_cluster
+
+
+def test_a_causal_model_learns_from_scratch_at_stage_3(others: Cluster) -> None:
+    folder = others.output("causal")
     losses = [loss for _, loss in metrics(folder)]
     assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
     assert losses[-1] < losses[0] - 0.3
@@ -124,23 +152,11 @@ def test_a_causal_model_learns_from_scratch_at_stage_3(cluster: Cluster) -> None
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_a_fresh_head_is_the_same_at_every_stage_and_their_ds_config_is_taken(cluster: Cluster) -> None:
-    theirs = """{
-        "train_batch_size": 4,      // all ranks together
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": 1,
-        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.98], "eps": 1e-8}},
-    }"""
-    (cluster.folder / "ds_config.json").write_text(theirs)
-    shared = {"model": {"asset": "headless-bert"}, "steps": 2, "checkpoint": None}
-    cluster.write("theirs", **shared, batch=None, optimizer=None, engine={"config": "ds_config.json"})
-    optimizer = {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.0}
-    cluster.write("ours", **shared, batch={"global": 4}, optimizer=optimizer, engine={"zero": 0})
-    theirs_folder, ours_folder = cluster.trained("theirs"), cluster.trained("ours")
-    assert metrics(theirs_folder, "lr") == metrics(ours_folder, "lr")
-    expected = [loss for _, loss in metrics(ours_folder)]
-    assert [loss for _, loss in metrics(theirs_folder)] == pytest.approx(expected, rel=1e-4)
+def test_a_fresh_head_is_the_same_at_every_stage_and_their_ds_config_is_taken(others: Cluster) -> None:
+    theirs, ours = others.output("theirs"), others.output("ours")
+    assert metrics(theirs, "lr") == metrics(ours, "lr")
+    expected = [loss for _, loss in metrics(ours)]
+    assert [loss for _, loss in metrics(theirs)] == pytest.approx(expected, rel=1e-4)
 
 
 def test_low_precision_is_never_trained_at_stage_0(cluster: Cluster) -> None:
