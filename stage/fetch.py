@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from stage import __version__
 from stage import bundle as layout
 from stage.digest import FileDigests, hash_file
-from stage.disk import check_space, human_count, human_size, write_atomically
+from stage.disk import check_space, human_count, human_size, require_writable, write_atomically
 from stage.errors import DamageError
-from stage.fetchplan import FetchOutcome, need, plan, was_made
+from stage.fetchplan import FetchOutcome, check_room_for_local, need, plan, was_made
 from stage.inspect import parquet_footer
 from stage.loadcheck import require_loads
 from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
@@ -31,7 +31,7 @@ from stage.manifest import Manifest
 from stage.names import check_collisions
 from stage.nesting import refuse_nesting
 from stage.progress import Reporter
-from stage.resolve import Resolution, loads_by_name, read_previous, resolve
+from stage.resolve import Resolution, loads_by_name, look_at_local, read_previous, resolve
 from stage.sharing import Sharing
 from stage.sources import Sources
 from stage.sources.retry import Stopped
@@ -67,8 +67,9 @@ def fetch_manifest(
     Raises:
         StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
     """
-    manifest = Manifest.load(manifest_path)
+    manifest, updates = Manifest.load(manifest_path), set(updates)
     refuse_nesting(root, manifest)
+    require_writable(root)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.require_same_bundle(manifest)
@@ -76,6 +77,7 @@ def fetch_manifest(
             endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle, keep_locks=not dry_run
         )
         previous = read_previous(manifest)
+        check_room_for_local(root, look_at_local(manifest, previous, sources, updates), manifest, folder, store)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
             if offline_check:
@@ -94,8 +96,9 @@ def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[
     Raises:
         StageError: as for `resolve`.
     """
-    manifest = Manifest.load(manifest_path)
+    manifest, updates = Manifest.load(manifest_path), set(updates)
     previous = read_previous(manifest)
+    look_at_local(manifest, previous, sources, updates)
     resolution = resolve(manifest, previous, sources, reporter, updates=updates)
     if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
         reporter.warn(str(unloadable))

@@ -16,7 +16,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asked this process to end. No `Exception`, and no Ctrl-C, so that nothing on the way takes it for its own.
+    """A signal asked this process to end. No `Exception` and no Ctrl-C: nothing on the way takes it for its own.
 
     Args:
         number: of the signal.
@@ -30,7 +30,7 @@ class Ended(BaseException):
 
 @contextmanager
 def told_to_end() -> Iterator[None]:
-    """While it lasts, SIGTERM and SIGHUP raise `Ended` in the main thread: once, for cleaning up is not to be cut short.
+    """While it lasts, SIGTERM and SIGHUP raise `Ended` in the main thread: once, so that cleaning up is not cut short.
 
     `timeout` and Slurm signal a process and its group, so it comes twice. A signal that was ignored before (`nohup`)
     stays ignored; a forked child of ours ends without a word.
