@@ -188,13 +188,13 @@ def _check_report_path(report: Path, bundle: Path | None) -> None:
 
 def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:
     from stage.disk import human_count, human_size
+    from stage.told import lines, what_to_do
 
-    for finding in result.findings:
-        say(str(finding))
+    for line in lines(result):
+        say(line)
     if not result.ok:
-        damage = DamageError(
-            f"{result.root}: {human_count(len(result.findings), 'finding')}.", _what_to_do(result, report)
-        )
+        advice = "\n     ".join(what_to_do(result, report))
+        damage = DamageError(f"{result.root}: {human_count(len(result.findings), 'finding')}.", advice)
         say(f"error: {damage}", err=True)
     elif not quiet:
         say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {_how(result)}")
@@ -203,25 +203,6 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
             say(f"signed by {trust.signer}")
     if trust is not None and trust.error is not None:
         say(f"error: {trust.error}", err=True)
-
-
-def _what_to_do(result: VerificationReport, report: Path | None) -> str:
-    from stage.bundle import JOURNAL, TAG_MANIFEST
-
-    if {(TAG_MANIFEST, "missing"), (JOURNAL, "extra")} & {(found.path, found.problem) for found in result.findings}:
-        return (
-            "This bundle is unfinished: run `stage fetch` again where it was made, or copy it again: the copy had not "
-            "ended."
-        )
-    if any(finding.problem == "unloadable" for finding in result.findings):
-        return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
-    if all(finding.problem == "extra" for finding in result.findings):
-        return "Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder."
-    carry = report or "FILE"
-    return (
-        f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
-        f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c."
-    )
 
 
 def _how(result: VerificationReport) -> str:

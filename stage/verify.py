@@ -22,6 +22,7 @@ from stage.journal import Journal, Resumed
 from stage.lockfile import Lockfile
 from stage.names import printable
 from stage.readback import PayloadFile, Reading, units
+from stage.renames import find_renamed
 from stage.stamp import Stamp
 from stage.tagfiles import (
     Payload,
@@ -93,6 +94,7 @@ def verify(
         journal.finished()
     for finding in readback.findings:
         found.add_finding(finding)
+    reads_all = level == "full" and shard is None
     return VerificationReport(
         root=root,
         level=level,
@@ -104,6 +106,7 @@ def verify(
         seal=seal,
         began=resumed.since or began,
         stamp=_stamp(readback.stamp.plus(resumed.stamp), began) if level == "full" and not found.findings else None,
+        renamed=_renamed(root, entries, expected, found.findings) if reads_all else (),
     )
 
 
@@ -114,6 +117,20 @@ def _stamp(stamp: Stamp, began: float) -> Stamp | None:
 def _cores() -> int:
     """Cores this process may use: on a shared node that is fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _renamed(
+    root: Path, entries: Entries, expected: Payload, findings: Iterable[Finding]
+) -> tuple[tuple[str, str], ...]:
+    paths = {problem: {f.path for f in findings if f.problem == problem} for problem in ("missing", "extra")}
+    missing = {
+        path: (size, digest)
+        for path in paths["missing"]
+        if path in expected and (size := expected[path][0]) and (digest := expected[path][1])
+    }
+    if not missing:
+        return ()
+    return find_renamed(root, missing, {p: entries[p].stat(follow_symlinks=False).st_size for p in paths["extra"]})
 
 
 def _seal(root: Path, entries: Entries) -> str | None:
