@@ -102,11 +102,20 @@ def push(bundle: Path, target: str, ssh: str, delete: bool, report: Path | None,
     from stage.disk import write_atomically
     from stage.progress import Reporter
     from stage.push import push as push_bundle
+    from stage.receipts import state_folder
     from stage.remote import Target
 
     place = Target.parse(target)
     with Reporter(quiet=quiet or as_json) as reporter:
-        outcome = push_bundle(bundle, place, ssh=ssh, delete=delete, reporter=reporter, quiet=quiet or as_json)
+        outcome = push_bundle(
+            bundle,
+            place,
+            ssh=ssh,
+            delete=delete,
+            reporter=reporter,
+            quiet=quiet or as_json,
+            state=state_folder(os.environ),
+        )
     sound = bool(outcome.report["ok"])
     if report is not None or not sound:
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
