@@ -170,7 +170,9 @@ def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
         click.echo(json.dumps(done.to_json(), indent=1))
     elif not quiet:
         for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
-            click.echo(f"  {human_size(size):>9}  sha256 {sha256}")
+            say(
+                f"  {human_size(size):>9}  {done.names.get(sha256, 'of no bundle that is known')}  sha256 {sha256[:12]}"
+            )
         would = "would free" if dry_run else "freed"
         dropped = f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
         kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"

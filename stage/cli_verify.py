@@ -169,7 +169,7 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
     try:
         why_not = record(state_folder(os.environ), report)
     except OSError as error:
-        why_not = f"no receipt for `runner`: {error.filename}: {error.strerror}"
+        why_not = f"the verdict holds; no receipt of it could be written: {error.filename}: {error.strerror}"
     if why_not:
         reporter.note(why_not)
 
