@@ -277,6 +277,12 @@ def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
     return licences
 
 
+def _is_local(value: str, folder: Path) -> bool:
+    """Whether a repository's name means something on this machine. A folder `org/name` may be just a clone of it."""
+    is_data = "/" not in value and value.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"))
+    return names.names_a_local_path(value) or is_data or (folder / value).is_file()
+
+
 @dataclass(frozen=True)
 class _Entry:
     """Typed access to one YAML mapping; mistakes come with file:line."""
@@ -352,6 +358,12 @@ class _Entry:
                 raise UsageError(
                     f"{self.lines.place(*self.where, key)}: `{key}` is an address.", f"Write `{key}: {bare}`."
                 )
+        if _is_local(value, self.lines.path.parent):
+            raise UsageError(
+                f"{self.lines.place(*self.where, key)}: `{key}: {value}` is a local file or folder; `{key}` names a "
+                "repository on the Hub, such as org/name.",
+                f"Write `path: {value}`" + (", and how to read it: `convert: csv`." if key == "dataset" else "."),
+            )
         parts = value.split("/")
         allowed = all(part and all(c.isalnum() or c in "-_." for c in part) for part in parts)
         if len(parts) > 2 or not allowed or ".." in value:

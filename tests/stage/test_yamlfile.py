@@ -36,6 +36,11 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
     assert lines.place("b", 1, "d") == f"{file}:6" and lines.place("missing") == str(file)
 
 
+@pytest.mark.parametrize("number", ["ffffffff", "00110000"])
+def test_a_number_that_is_no_characters_is_told(file: Path, number: str) -> None:
+    assert "no character's number" in refused(file, f'a: "\\U{number}"\n')
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
