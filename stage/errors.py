@@ -8,7 +8,10 @@ with `exit_code`; nothing here is ever shown as a traceback. Exit codes are part
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class StageError(Exception):
