@@ -151,6 +151,8 @@ def _refuse_private(listing: Listing, request: PathRequest, place: str) -> None:
     Raises:
         PolicyError: there are some.
     """
+    if listing.base.is_file():
+        return  # named as plainly as can be
     private: dict[str, str] = {}
     for path, size in listing.sizes.items():
         what = credentials.by_name(path) or credentials.by_first_bytes(listing.file(path), size)

@@ -66,6 +66,9 @@ def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_
     manifest(folder, f'r: {{path: raw, include: ["*", "id_*"], exclude: {exclude}}}')
     run_here("fetch", "m.yaml", "-o", "bundle")
     assert taken(folder) == {"a.txt", "sub/b.txt", "id_ed25519", *harmless}
+    manifest(folder, "r: {path: raw/.env}")
+    run_here("lock", "m.yaml")
+    assert taken(folder) == {".env"}
 
 
 def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
