@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from stage.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -47,13 +45,13 @@ def told(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert "Run the same command again" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_fetch_told_to_end_says_so_and_goes_on_when_run_again(tmp_path: Path, name: str) -> None:
+def test_a_fetch_told_to_end_says_so_and_goes_on_when_run_again(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.txt").write_text("a\n")
     (tmp_path / "m.yaml").write_text("format: 1\nname: m\nassets:\n  r: {path: raw}\n")
     fetch = ("fetch", "m.yaml", "-o", "bundle")
-    told(signalled_at("files/r/a.txt", signal.Signals[name], tmp_path, *fetch), name)
+    for name in ("SIGHUP", "SIGTERM"):
+        told(signalled_at("files/r/a.txt", signal.Signals[name], tmp_path, *fetch), name)
     assert not (tmp_path / "bundle/tagmanifest-sha256.txt").exists()
     run(tmp_path, *fetch)
     assert verify(tmp_path / "bundle").ok
