@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,9 +34,6 @@ def told_to_end() -> Iterator[None]:
     `timeout` and Slurm signal a process and its group, so it comes twice. A signal that was ignored before (`nohup`)
     stays ignored; a forked child of ours ends without a word.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets only the main thread have handlers
-        return
     owner, came = os.getpid(), False
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -51,8 +47,11 @@ def told_to_end() -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in _ENDING}
     ours = [number for number, handler in before.items() if handler is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, end)
+    try:
+        for number in ours:
+            signal.signal(number, end)
+    except ValueError:  # Python lets only the main thread have handlers
+        ours = []
     try:
         yield
     finally:

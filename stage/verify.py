@@ -22,7 +22,6 @@ from stage.journal import Journal, Resumed
 from stage.lockfile import Lockfile
 from stage.names import printable
 from stage.readback import PayloadFile, Reading, units
-from stage.renames import find_renamed
 from stage.stamp import Stamp
 from stage.tagfiles import (
     Payload,
@@ -130,6 +129,8 @@ def _renamed(
     }
     if not missing:
         return ()
+    from stage.renames import find_renamed  # whoever finds nothing missing does not wait for it
+
     return find_renamed(root, missing, {p: entries[p].stat(follow_symlinks=False).st_size for p in paths["extra"]})
 
 
