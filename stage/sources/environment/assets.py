@@ -26,7 +26,7 @@ from stage.sources.environment.lock import is_stale, lock_environment
 from stage.sources.environment.private import Asked, PrivateAddresses
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
-from stage.sources.partial import copy_hashed
+from stage.sources.local import bring_local
 from stage.sources.web import download_of
 
 _AT_ONCE = 8
@@ -164,15 +164,12 @@ def bring_package(
         source = _local(file.origin)
     else:
         source = (manifest.path.parent / asset.source.location).with_name(file.origin)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
-    if digests is None or digests.sha256 != file.sha256:
-        target.unlink(missing_ok=True)
-        raise UsageError(
-            f"{source}: {'not the file that is locked' if digests else 'gone since it was locked'}.",
-            f"Lock the environment again, then: stage fetch {manifest.path} --update {asset.name} -o ...",
-        )
-    return digests
+    spec = manifest.path.parent / asset.source.location
+    remedy = (
+        f"Lock it as it is now: stage env lock {spec} --profile FILE --update PACKAGE, then: "
+        f"stage fetch {manifest.path} --update {asset.name} -o ..."
+    )
+    return bring_local(source, file, target, progress, remedy)
 
 
 def make_environment(
