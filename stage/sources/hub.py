@@ -39,9 +39,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names a
 
 from stage import __version__
 from stage.digest import Digest, is_hex
+from stage.disk import MAX_NUMBER
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.licences import stated
-from stage.lockreader import MAX_NUMBER
 from stage.names import names_a_local_path, problem_with_address
 from stage.progress import Reporter
 from stage.sources.answers import SENSELESS, guarded_client
