@@ -159,22 +159,14 @@ class Sources:
         """Brings one file into place.
 
         Raises:
-            DamageError: its bytes are not the ones locked.
+            DamageError, UsageError: its bytes are not the ones locked.
             IncompleteError: the network does not let us; run again.
         """
-        from stage.sources.local import local_file
-        from stage.sources.partial import copy_hashed
+        from stage.sources.local import bring_local, local_file, take_as_it_is
 
         if asset.source.type == "path":
             source = local_file(asset, file.origin, manifest)
-            digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
-            if digests is None or digests.sha256 != file.sha256:
-                target.unlink(missing_ok=True)
-                raise UsageError(
-                    f"{source}: {'changed' if digests else 'gone'} since it was locked.",
-                    f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
-                )
-            return digests
+            return bring_local(source, file, target, progress, take_as_it_is(asset, manifest))
         if asset.source.type == "environment":
             from stage.sources.environment.assets import bring_package
 

@@ -14,6 +14,7 @@ from stage.errors import PolicyError, UsageError
 from stage.lockfile import Ingredient, LeftOut, LockedAsset, LockedFile, Source
 from stage.manifest import Manifest, PathRequest, as_lock_request
 from stage.names import check_path, printable
+from stage.sources.partial import copy_hashed
 from stage.sources.selection import matches
 
 
@@ -117,12 +118,37 @@ def unchanged(
     """
     path = local_file(asset, ingredient.origin, manifest)
     digests = hash_file(path, progress=progress) if path.is_file() else None
-    if digests is None or digests.sha256 != ingredient.sha256:
-        raise UsageError(
-            f"{path}: {'changed' if digests else 'gone'} since it was locked.",
-            f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
-        )
-    return path, digests
+    return path, _as_locked(path, digests, ingredient.sha256, take_as_it_is(asset, manifest))
+
+
+def bring_local(
+    source: Path, file: LockedFile, target: Path, progress: Callable[[int], None], remedy: str
+) -> FileDigests:
+    """Copies a file of this machine into place, if it is still the one that was locked.
+
+    Args:
+        remedy: what to do where it is not.
+
+    Raises:
+        UsageError: it is gone or changed; nothing is left at `target`.
+    """
+    digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
+    try:
+        return _as_locked(source, digests, file.sha256, remedy)
+    except UsageError:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def take_as_it_is(asset: LockedAsset, manifest: Manifest) -> str:
+    """The remedy for local files that are not the ones locked."""
+    return f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ..."
+
+
+def _as_locked(path: Path, digests: FileDigests | None, sha256: str | None, remedy: str) -> FileDigests:
+    if digests is None or digests.sha256 != sha256:
+        raise UsageError(f"{path}: {'changed' if digests else 'gone'} since it was locked.", remedy)
+    return digests
 
 
 def _walk(base: Path, what: str) -> dict[str, Path]:
