@@ -70,14 +70,13 @@ def verify(
     """
     from stage.disk import write_atomically
     from stage.progress import Reporter
-    from stage.shards import parse_shard, report_path
 
     if deep and (fast or merge or shard_text):
         raise UsageError(
             "--deep: loads what is sound after every byte was read, so it goes without --fast, --shard and --merge.",
             "Leave one of them out.",
         )
-    shard = parse_shard(shard_text, os.environ) if shard_text else None
+    shard = _shard(shard_text)
     if merge and (shard or fast or signers or no_resume):
         raise UsageError(
             "--merge: takes reports, so it goes without --shard, --fast, --no-resume and --signers.",
@@ -86,7 +85,7 @@ def verify(
     if not merge and len(paths) > 1:
         raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
     if report is not None and shard is not None:
-        report = report_path(report, shard)
+        report = _report_of(report, shard)
     if report is not None:
         _check_report_path(report, None if merge else paths[0])
     with Reporter(quiet=quiet or as_json) as reporter:
@@ -110,6 +109,20 @@ def verify(
         sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
+
+
+def _shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    from stage.shards import parse_shard
+
+    return parse_shard(text, os.environ)
+
+
+def _report_of(report: Path, shard: Shard) -> Path:
+    from stage.shards import report_path
+
+    return report_path(report, shard)
 
 
 def _merged(paths: Sequence[Path]) -> VerificationReport:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stage.errors import IncompleteError
 
+MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stage.digest import is_hex
-from stage.disk import read_file
+from stage.disk import MAX_NUMBER, read_file
 from stage.errors import UsageError, as_shown
-from stage.lockreader import MAX_NUMBER
 from stage.names import printable
 from stage.stamp import Stamp
 

@@ -103,15 +103,20 @@ class Lockfile:
 
     @cached_property
     def _text(self) -> bytes:
-        document = {
-            "format": FORMAT,
-            "name": self.name,
-            "assets": {name: _asset_to_json(asset) for name, asset in self.assets.items()},
-        }
         # Three spaces and a quote at the start of a line: an asset's own key, since text has no raw newline in JSON.
-        parts = _dumps(document).split('\n   "files": null')
+        parts = self.without_files().split('\n   "files": null')
         lists = [_files_text(self.assets[name].files) for name in sorted(self.assets)]
-        return "".join(part + text for part, text in zip(parts, [*lists, "\n"], strict=True)).encode()
+        return "".join(part + text for part, text in zip(parts, [*lists, ""], strict=True)).encode()
+
+    def without_files(self) -> str:
+        """The one true text with `null` in place of every list of files."""
+        assets = {name: _asset_to_json(asset) for name, asset in self.assets.items()}
+        return _dumps({"format": FORMAT, "name": self.name, "assets": assets}) + "\n"
+
+    def written_as(self, text: bytes) -> Lockfile:
+        """This lock, for who knows already that `text` is its one true text: it takes long to write."""
+        vars(self)["_text"] = text
+        return self
 
 
 def _dumps(value: Any) -> str:

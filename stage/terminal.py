@@ -6,7 +6,9 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +19,23 @@ from stage.signals import Ended, told_to_end
 
 
 class Group(click.Group):
-    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code.
+
+    Args:
+        elsewhere: commands that are imported when they are asked for: name -> the module that has one of that name.
+    """
+
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._elsewhere = elsewhere or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self._elsewhere})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._elsewhere and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(self._elsewhere[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         _require_utf8_names()

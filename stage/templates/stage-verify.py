@@ -16,6 +16,7 @@ import gc
 import hashlib
 import io
 import json
+import mmap
 import os
 import re
 import signal
@@ -606,7 +607,8 @@ class Reader:
     def __init__(self, root, work):
         self.root = root
         self.work = work
-        self.buffer = memoryview(bytearray(2**20))
+        # Begins a page: what begins 16 bytes off is filled slower. Each process gets its own (ACCESS_COPY).
+        self.buffer = memoryview(mmap.mmap(-1, 2**20, access=mmap.ACCESS_COPY))
 
     def check(self, numbers):
         """[number, digest, size, why it could not be read] of each unit that is not as it should be."""
