@@ -101,6 +101,9 @@ def lock(
     as_json: bool,
 ) -> None:
     """Resolve MANIFEST to exact commits and files, and write that as its .lock; download nothing."""
+    from stage.hublibrary import require_hub_library
+
+    require_hub_library()
     from stage.fetch import load_or_resolve
     from stage.progress import Reporter
     from stage.sources import Sources
@@ -149,6 +152,9 @@ def fetch(
     Follows MANIFEST's .lock, and writes one where there is none. Run it again after any interruption: it goes on
     where it stopped. Run it again after changing the manifest: it fetches the difference.
     """
+    from stage.hublibrary import require_hub_library
+
+    require_hub_library()
     from stage.fetch import fetch_manifest
     from stage.progress import Reporter
     from stage.sources.rate import parse_rate

@@ -39,6 +39,9 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
 
     The Hub is asked whether each is a model or a dataset, for its licence and its configs.
     """
+    from stage.hublibrary import require_hub_library
+
+    require_hub_library()
     from stage.disk import require_writable
     from stage.init import manifest_text, refuse_local, write_manifest
     from stage.progress import Reporter
