@@ -6,46 +6,25 @@ owns its dataclass; each default carries its reason, and `RunConfig.explain` lis
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
 
 from runner import deepspeed_config
 from runner.data_config import DatasetConfig, EvaluationConfig, PackingConfig, check_datasets, not_for
-from runner.errors import Lines, UsageError, load_yaml_with_lines, read_value
-from runner.fields import key_of, read, read_one, setting
+from runner.engine_config import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig, check_engine
+from runner.errors import Lines, UsageError, load_yaml_with_lines
+from runner.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.lora_config import LoraConfig, QuantizationConfig, check_lora
+from runner.overrides import override
 
 FORMAT = 1
 Auto = Literal["auto"]
-# Which engines an optimizer can work under: those that scale by blocks or rows cannot see through shards.
-ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
-OPTIMIZERS = {
-    "adamw": ANY_ENGINE,
-    "lion": ANY_ENGINE,
-    "adafactor": ("ddp",),
-    "adamw_8bit": ("ddp",),
-    "paged_adamw_8bit": ("ddp",),
-}
-# Keys that only one engine knows, with the value that says nothing.
-KEYS_OF_ENGINES: dict[str, dict[str, object]] = {
-    "deepspeed": {"zero": "auto", "config": None, "nvme_path": None},
-    "fsdp": {"sharding": None, "wrap": None},
-}
 INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
-
-
-class Choice(NamedTuple):
-    """One automatic choice, for printing: what, the value taken, and why."""
-
-    key: str
-    value: object
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +56,6 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """What updates the weights. `clip` is the largest global gradient norm; 0 does not clip."""
-
-    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion"] = setting(
-        "adamw", "what these models were trained with"
-    )
-    lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
-    betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
-    eps: float = setting(1.0e-8, "Adam's own", above=0)
-    weight_decay: float = setting(0.01, "as BERT; never on biases and norms", at_least=0)
-    clip: float = setting(1.0, "keeps one bad batch from spoiling the run", at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """How the rate changes. `warmup` and `decay` below 1 are a share of all steps, from 1 on a number of steps."""
 
@@ -100,25 +65,13 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """How the model is spread over the ranks."""
-
-    name: Literal["deepspeed", "fsdp", "ddp"] = setting("deepspeed", "the main engine")
-    zero: Literal["auto", 0, 1, 2, 3] = setting("auto", "the lowest stage that fits is the fastest")
-    offload: Literal["none", "cpu", "nvme"] = setting("none", "slower; only for what does not fit otherwise")
-    nvme_path: str | None = setting(None, "only with offload: nvme")
-    config: str | None = setting(None, "no ds_config.json of yours")
-    sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
-    wrap: dict[str, int | str] | None = setting(None, "fsdp only")
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """`every` that many steps, or after that much time, and at the end; the last `keep` stay, and the best one."""
 
     every: int | str = setting(500, "loses some minutes at worst", at_least=1)
     keep: int = setting(3, "the newest and two before it", at_least=1)
     best: bool = setting(False, "the last one is what is exported")
+    asynchronous: bool = setting(False, "needs room for a copy in the node's memory")
 
     @property
     def seconds(self) -> float | None:
@@ -210,7 +163,7 @@ class RunConfig:
                 ds_config.json contradicts the run file.
         """
         data, lines = load_yaml_with_lines(path)
-        data, lines = _override(data, lines, overrides)
+        data, lines = override(data, lines, overrides)
         if data.get("format", FORMAT) != FORMAT:
             raise UsageError(
                 f"{lines.place('format')}: format {data['format']!r}; this version of airlift reads format {FORMAT}",
@@ -239,50 +192,17 @@ class RunConfig:
         skip |= (
             {"quantization.type", "quantization.double"} if self.quantization and self.quantization.bits == 8 else set()
         )
-        choices = [c for c in _defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
+        choices = [c for c in defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain YAML data, defaults filled in: a run file again."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        data: dict[str, Any] = plain(self)
+        return data
 
     def to_yaml(self) -> str:
         """The text of `config.yaml` in a run folder."""
         return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
-
-
-class _Places(Lines):
-    """Line numbers, where a value that came by `--set` is placed on the command line instead."""
-
-    def place(self, *where: str | int) -> str:
-        for depth in range(len(where), 0, -1):
-            if self.numbers.get(where[:depth]) == 0:
-                return f"--set {'.'.join(map(str, where[:depth]))}"
-        return super().place(*where)
-
-
-def _override(data: dict[str, Any], lines: Lines, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
-    numbers = dict(lines.numbers)
-    for text in overrides:
-        dotted, equals, value = text.partition("=")
-        keys = tuple(dotted.strip().split("."))
-        if not equals or not all(keys):
-            raise UsageError(f"--set {text}: expected key=value", "For instance: --set batch.micro=4")
-        try:
-            parsed = read_value(value)
-        except ValueError:
-            raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
-        # 0 is no line: `_Places` shows the command line instead.
-        here = data
-        for depth, key in enumerate(keys[:-1], start=1):
-            if not isinstance(here.get(key), dict):
-                here[key] = {}
-                numbers[keys[:depth]] = 0
-            here = here[key]
-        here[keys[-1]] = parsed
-        numbers = {where: n for where, n in numbers.items() if where[: len(keys)] != keys} | {keys: 0}
-    return data, _Places(lines.path, numbers)
 
 
 def _check_together(config: RunConfig, lines: Lines) -> None:
@@ -311,47 +231,7 @@ def _check_together(config: RunConfig, lines: Lines) -> None:
             f"{lines.place('checkpoint', 'every')}: `{config.checkpoint.every}` is neither steps nor a time",
             "For instance: every: 500, or every: 10 min",
         )
-    _check_engine(config, lines)
-
-
-def _check_engine(config: RunConfig, lines: Lines) -> None:
-    """What the chosen engine does not know, or what is missing for it."""
-    engine = config.engine
-    for name, keys in KEYS_OF_ENGINES.items():
-        for key, nothing in keys.items():
-            value = getattr(engine, key)
-            if name != engine.name and value != nothing:
-                raise UsageError(
-                    f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; the engine is {engine.name}",
-                    f"Remove it, or set engine.name: {name}.",
-                )
-    if engine.offload != "none" and (engine.name == "ddp" or (engine.name, engine.offload) == ("fsdp", "nvme")):
-        raise UsageError(
-            f"{lines.place('engine', 'offload')}: {engine.name} does not do offload: {engine.offload}",
-            "Set engine.name: deepspeed" + (", or fsdp." if engine.offload == "cpu" else ", or offload: cpu."),
-        )
-    if (engine.offload == "nvme") != (engine.nvme_path is not None):
-        raise UsageError(
-            f"{lines.place('engine', 'offload')}: `offload: nvme` and `nvme_path` (a folder on each node's own disk) "
-            "go together",
-            "Give both, or neither.",
-        )
-    if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
-        raise UsageError(f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing", "Set engine.zero: 1.")
-    if engine.wrap is not None:
-        kind = {"layer": str, "min_params": int}.get(next(iter(engine.wrap), ""))
-        if len(engine.wrap) != 1 or kind is None or not isinstance(next(iter(engine.wrap.values())), kind):
-            raise UsageError(
-                f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number of parameters",
-                "{layer: GPT2Block}, or {min_params: 1000000}.",
-            )
-    able = OPTIMIZERS[config.optimizer.name]
-    if engine.name not in able:
-        raise UsageError(
-            f"{lines.place('optimizer', 'name')}: {config.optimizer.name} does not work on weights that {engine.name} "
-            "partitions",
-            f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
-        )
+    check_engine(config.engine, config.optimizer, lines)
 
 
 def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
@@ -384,52 +264,13 @@ def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
     merged = deepspeed_config.merge(
         deepspeed_config.load(theirs, lines.place("engine", "config")),
         theirs,
-        {key: _lookup(config, key) for key in deepspeed_config.RUN_FILE_KEYS if key in config.given},
+        {key: lookup(config, key) for key in deepspeed_config.RUN_FILE_KEYS if key in config.given},
         lambda key: lines.place(*key.split(".")),
     )
     for key, value in merged.values.items():
-        config = _replace(config, key.split("."), value, (key, Lines(theirs)))
+        config = replaced(config, key.split("."), value, (key, Lines(theirs)))
     config = replace(config, engine=replace(config.engine, config=str(theirs)))
     explained = {key for key, _, _ in merged.notes}
     taken = [Choice(k, v, f"from {theirs.name}") for k, v in merged.values.items() if k not in explained]
     notes = (*config.notes, *taken, *(Choice(*note) for note in merged.notes))
     return replace(config, given=config.given | frozenset(merged.values), deepspeed=merged.rest, notes=notes)
-
-
-def _field_named(component: Any, key: str) -> dataclasses.Field[Any]:
-    return next(f for f in dataclasses.fields(component) if f.metadata and key_of(f) == key)
-
-
-def _lookup(component: Any, dotted: str) -> Any:
-    for key in dotted.split("."):
-        component = getattr(component, _field_named(component, key).name)
-    return component
-
-
-def _replace(component: Any, keys: Sequence[str], value: Any, origin: tuple[str, Lines]) -> Any:
-    """With another value, which is checked as if the run file had it; `origin` is its whole key, and its file."""
-    name = _field_named(component, keys[0]).name
-    if len(keys) > 1:
-        inner = _replace(getattr(component, name), keys[1:], value, origin)
-    else:
-        inner = read_one(type(component), keys[0], value, tuple(origin[0].split(".")), origin[1])
-    return replace(component, **{name: inner})
-
-
-def _defaults(component: Any, where: tuple[str, ...], given: frozenset[str]) -> Iterator[Choice]:
-    for item in dataclasses.fields(component):
-        if not item.metadata:
-            continue
-        here, value = (*where, key_of(item)), getattr(component, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from _defaults(value, here, given)
-        elif ".".join(here) not in given and item.metadata["why"]:
-            yield Choice(".".join(here), value, item.metadata["why"])
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {key_of(f): _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value

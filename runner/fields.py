@@ -1,7 +1,7 @@
 """Turns a YAML mapping into a frozen dataclass, saying file:line and what was expected when it does not fit.
 
-(mapping, line numbers, dataclass) -> (instance, keys that were given). A dataclass declares each key with
-`setting(default, why)`: the reason travels with the default, so it can be printed at start.
+(mapping, line numbers, dataclass) -> (instance, keys that were given), and back: `plain`. A dataclass declares each
+key with `setting(default, why)`: the reason travels with the default, so it can be printed at start (`defaults`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from runner.errors import Lines, UsageError, check_keys
 
 T = TypeVar("T")
 REQUIRED: Any = object()
 Where = tuple[str | int, ...]
+
+
+class Choice(NamedTuple):
+    """One automatic choice, for printing: what, the value taken, and why."""
+
+    key: str
+    value: object
+    reason: str
 
 
 def setting(
@@ -102,6 +110,52 @@ def read_one(cls: type, key: str, value: Any, where: Where, lines: Lines) -> Any
     """
     field = next(f for f in dataclasses.fields(typing.cast(Any, cls)) if f.metadata and key_of(f) == key)
     return _value(typing.get_type_hints(cls)[field.name], value, field, where, lines)
+
+
+def _field_named(component: Any, key: str) -> dataclasses.Field[Any]:
+    return next(f for f in dataclasses.fields(component) if f.metadata and key_of(f) == key)
+
+
+def lookup(component: Any, name: str) -> Any:
+    """The value at a dotted key."""
+    for key in name.split("."):
+        component = getattr(component, _field_named(component, key).name)
+    return component
+
+
+def replaced(component: Any, keys: Sequence[str], value: Any, origin: tuple[str, Lines]) -> Any:
+    """A component with another value, checked as if the run file had it; `origin` is its whole key, and its file.
+
+    Raises:
+        UsageError: wrong type, out of bounds.
+    """
+    name = _field_named(component, keys[0]).name
+    if len(keys) > 1:
+        inner = replaced(getattr(component, name), keys[1:], value, origin)
+    else:
+        inner = read_one(type(component), keys[0], value, tuple(origin[0].split(".")), origin[1])
+    return dataclasses.replace(component, **{name: inner})
+
+
+def defaults(component: Any, where: tuple[str, ...], given: frozenset[str]) -> Iterator[Choice]:
+    """Every default that was taken and has a reason, in the order of the fields."""
+    for item in dataclasses.fields(component):
+        if not item.metadata:
+            continue
+        here, value = (*where, key_of(item)), getattr(component, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from defaults(value, here, given)
+        elif ".".join(here) not in given and item.metadata["why"]:
+            yield Choice(".".join(here), value, item.metadata["why"])
+
+
+def plain(value: Any) -> Any:
+    """A component as YAML data: mappings, lists and scalars."""
+    if dataclasses.is_dataclass(value):
+        return {key_of(f): plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value
 
 
 def _component(hint: Any) -> type | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from runner.config import RunConfig
 from runner.errors import UsageError
-from runner.plan import ModelShape
+from runner.shapes import ModelShape
 
 Shapes = Mapping[str, Sequence[int]]
 IN_A_LAYER = re.compile(r"\.\d+\.")

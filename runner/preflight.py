@@ -21,9 +21,11 @@ from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
 from runner.lora import with_lora
-from runner.plan import ModelShape, check_batch, sequence_length, state_in_words, state_needed
+from runner.memory import state_in_words, state_needed
+from runner.plan import check_batch, sequence_length
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
+from runner.shapes import ModelShape
 
 LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 

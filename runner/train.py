@@ -22,9 +22,10 @@ from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import Recipe, recipes
 from runner.errors import LostPeerError, StageError, UsageError
 from runner.inputs import Inputs
-from runner.plan import ModelShape, sequence_length
+from runner.plan import sequence_length
 from runner.ranks import RANK_FLAG
 from runner.records import RunFolder
+from runner.shapes import ModelShape
 from runner.vitals import Vitals
 
 

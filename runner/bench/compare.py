@@ -13,8 +13,9 @@ from runner.bench.trial import Bench, be_a_rank, launch_trial, refusal, run_tria
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, write_atomically
-from runner.plan import ModelShape, sequence_length
+from runner.plan import sequence_length
 from runner.records import RunFolder, write_json
+from runner.shapes import ModelShape
 from runner.train import Run, prepare_behind_wall, world_size
 
 

@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config import Choice, RunConfig
+from runner.config import RunConfig
 from runner.data_config import KEYS, LANGUAGE, DatasetConfig
 from runner.errors import UsageError
+from runner.fields import Choice
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 STORE_FORMAT = 3

@@ -18,7 +18,7 @@ from runner.config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.lora import check_targets
-from runner.plan import frozen_width
+from runner.memory import frozen_width
 from runner.preflight import default_targets
 from runner.training.engines.base import DTYPES
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from runner.config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Inputs
-from runner.plan import Device, Plan
+from runner.plan import Plan
+from runner.shapes import Device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from runner.plan import Device
+from runner.shapes import Device
 
 
 def find_device(local_rank: int, local_world_size: int) -> tuple[torch.device, Device]:

@@ -17,8 +17,8 @@ from runner.launch import RankEnvironment
 from runner.records import RunFolder, read_metrics, write_json
 from runner.training.console import open_console
 from runner.training.device import peak_memory
-from runner.training.signals import StopRequest
 from runner.training.loop import Trainer
+from runner.training.signals import StopRequest
 from runner.training.start import start
 from runner.vitals import Vitals
 

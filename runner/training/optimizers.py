@@ -1,6 +1,6 @@
 """The optimizers of a run file, over the parameters that are trained.
 
-Each takes whole parameters, DTensors or the flat partitions of ZeRO, as far as `runner.config.OPTIMIZERS` says.
+Each takes whole parameters, DTensors or the flat partitions of ZeRO, as far as `runner.engine_config.OPTIMIZERS` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.config import OptimizerConfig
+from runner.engine_config import OptimizerConfig
 from runner.errors import UsageError
 
 

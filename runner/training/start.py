@@ -17,9 +17,10 @@ from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
 from runner.launch import MEETING_FILE, RankEnvironment
 from runner.node_local import running_tree
-from runner.plan import Device, Plan, decide, num_steps
+from runner.plan import Plan, decide, num_steps
 from runner.preflight import shape_of
 from runner.records import RunFolder, environment_record, write_json
+from runner.shapes import Device
 from runner.training.agreement import Standpoint, check_agreement
 from runner.training.batches import Order, Part
 from runner.training.checkpoint import Checkpoints

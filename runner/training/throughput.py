@@ -16,7 +16,8 @@ from typing import NoReturn
 
 from runner.config import RunConfig
 from runner.errors import StageError
-from runner.plan import Device, ModelShape, Plan
+from runner.plan import Plan
+from runner.shapes import Device, ModelShape
 
 # Dense peaks in FLOP/s, from NVIDIA's data sheets; (in 16 bit on tensor cores, in fp32 without TF32). Looked up by the
 # first name that is in the device's own, so the longer come first.

@@ -168,6 +168,30 @@ def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
     return [(line["step"], line[key]) for line in lines if key in line]
 
 
+def rank_pids(launcher: int) -> list[int]:
+    """Process ids of the ranks that a launcher started, rank 0 first."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            environ = dict(pair.partition("=")[::2] for pair in (entry / "environ").read_text().split("\0"))
+        except OSError:
+            continue
+        if parent == launcher and "RANK" in environ:
+            found[int(environ["RANK"])] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def assert_same_story(folder: Path, expected: Path) -> None:
+    """Bit for bit: every step once, with the loss, rate and norm of the undisturbed run."""
+    for key in ("loss", "lr", "grad_norm", "validation_loss"):
+        assert metrics(folder, key) == metrics(expected, key), key
+    model = "model/model.safetensors"
+    assert (folder / model).read_bytes() == (expected / model).read_bytes()
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, bundle: Path) -> Cluster:
     """A user's folder on the cluster."""

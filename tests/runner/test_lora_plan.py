@@ -10,8 +10,10 @@ import pytest
 from runner.config import RunConfig
 from runner.errors import UsageError
 from runner.lora import check_targets, with_lora
-from runner.plan import Device, ModelShape, decide, model_state
+from runner.memory import model_state
+from runner.plan import decide
 from runner.preflight import shape_of
+from runner.shapes import Device, ModelShape
 from tests.runner.conftest import Cluster
 
 GIB = 2**30

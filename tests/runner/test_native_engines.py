@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from runner.config import OptimizerConfig, RunConfig
+from runner.config import RunConfig
+from runner.engine_config import OptimizerConfig
 from runner.errors import UsageError
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from runner.config import RunConfig
 from runner.errors import UsageError
-from runner.plan import Device, ModelShape, Plan, check_batch, decide, num_steps, sequence_length, state_needed
+from runner.memory import state_needed
+from runner.plan import Plan, check_batch, decide, num_steps, sequence_length
+from runner.shapes import Device, ModelShape
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)

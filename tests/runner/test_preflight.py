@@ -292,7 +292,7 @@ def test_the_disk_asked_for_is_that_of_the_folder_to_be_made(
 
 
 def test_what_is_asked_for_is_what_a_run_writes(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
-    from runner.plan import ModelShape
+    from runner.shapes import ModelShape
 
     config, inputs, _ = resolved
     parameters = count_parameters(inputs.model)

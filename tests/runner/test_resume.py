@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import Cluster, metrics
+from tests.runner.conftest import Cluster, assert_same_story, metrics, rank_pids
 
 # Runs in every Python process that has its folder on PYTHONPATH. Rank 1 or 0 is killed by itself, as by the kernel's
 # out-of-memory killer, when it is about to do the named thing; the second time nothing happens.
@@ -51,30 +51,6 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 def steps_done(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_text().count('"loss"') if path.exists() else 0
-
-
-def rank_pids(launcher: int) -> list[int]:
-    """Process ids of the ranks that a launcher started, rank 0 first."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = dict(pair.partition("=")[::2] for pair in (entry / "environ").read_text().split("\0"))
-        except OSError:
-            continue
-        if parent == launcher and "RANK" in environ:
-            found[int(environ["RANK"])] = int(entry.name)
-    return [found[rank] for rank in sorted(found)]
-
-
-def assert_same_story(folder: Path, expected: Path) -> None:
-    """Bit for bit: every step once, with the loss, rate and norm of the undisturbed run."""
-    for key in ("loss", "lr", "grad_norm", "validation_loss"):
-        assert metrics(folder, key) == metrics(expected, key), key
-    model = "model/model.safetensors"
-    assert (folder / model).read_bytes() == (expected / model).read_bytes()
 
 
 def test_a_rank_killed_in_mid_step_costs_nothing_but_time(cluster: Cluster, undisturbed: dict[int, Path]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.plan import Device, ModelShape
+from runner.shapes import Device, ModelShape
 from runner.training.throughput import PEAKS, flops_per_token, peak_flops
 from tests.runner.conftest import Cluster
 

@@ -1,0 +1,188 @@
+"""`kill -9` at 30 random moments and more: in steps, in saves, while a run starts, while it exports. Nothing is ever lost.
+
+One run is killed again and again, taken up by the same command, and once it is through, begun anew. After every kill
+what it has told so far is a beginning of the undisturbed run; at its end it is the same, bit for bit. A rank is killed,
+or the launcher, or all of them at once, as by a node that loses its power. Repeat one with AIRLIFT_KILL_SEED.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.records import read_metrics
+from runner.vitals import clear, read_pulse
+from tests.runner.conftest import Cluster, assert_same_story, rank_pids
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+ENGINES: dict[str, dict[str, Any]] = {"zero2": {"zero": 2}, "fsdp": {"name": "fsdp"}, "ddp": {"name": "ddp"}}
+# Ten moments with each engine: what the run is at when it dies.
+AIMS = ("start", "start", "train", "train", "train", "train", "save", "save", "save", "export")
+VICTIMS = ("everything", "everything", "launcher", "rank 0", "rank 1")
+STEPS = 12
+TOLD = ("step", "loss", "lr", "grad_norm", "validation_loss")
+MOST_LIVES = 40
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """What of metrics.jsonl has to come out again."""
+    path = folder / "metrics.jsonl"
+    lines = list(read_metrics(path)) if path.exists() else []
+    return [{key: line[key] for key in TOLD if key in line} for line in lines]
+
+
+@dataclass
+class Story:
+    """One command that is given again and again, and killed."""
+
+    cluster: Cluster
+    undisturbed: Path
+    random: random.Random
+    start_s: float
+    hit: list[tuple[str, str, int]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.output()
+
+    def live(self, aim: str) -> bool:
+        """Runs the command and kills it at a random moment of what is aimed at. Whether it was killed."""
+        clear(self.folder / "logs")
+        process = self.cluster.start("train", "tiny.yaml", "--processes", "2")
+        victim = self.random.choice(VICTIMS)
+        killed = self._wait_for(aim, process) and self._kill(process, victim)
+        out, err = process.communicate(timeout=120)
+        assert "is passed over" not in out, out
+        assert "Traceback" not in err, err
+        if not killed:
+            assert process.returncode == 0, (out, err)
+            return False
+        # A rank may have been through when it was hit: then nobody noticed.
+        expected = (5, 0) if victim.startswith("rank") else (-signal.SIGKILL,)
+        assert process.returncode in expected, (victim, process.returncode, out, err)
+        self._wait_for_all_to_be_gone()
+        pulse = read_pulse(self.folder / "logs", 0) or {"phase": "start"}
+        so_far = told(self.folder)
+        self.hit.append((str(pulse["phase"]), victim, so_far[-1]["step"] if so_far else 0))
+        assert so_far == told(self.undisturbed)[: len(so_far)]
+        return True
+
+    def _wait_for(self, aim: str, process: subprocess.Popen[str]) -> bool:
+        """Until a random moment of it. False: the run ended before."""
+        choose = self.random.uniform
+        if aim == "start":
+            return self._sleep(choose(0, self.start_s), process)
+        times = 1 if aim == "export" else self.random.randint(1, 3)
+        before = len(told(self.folder))
+        phases = self._phases(process)
+        for phase in phases:
+            times -= phase == aim
+            if times <= 0 and (aim != "train" or len(told(self.folder)) != before):
+                return self._sleep(choose(0, {"train": 0.1, "save": 0.1, "export": 0.05}[aim]), process)
+        return False
+
+    def _phases(self, process: subprocess.Popen[str]) -> Iterator[str]:
+        """What rank 0 is at, whenever it is at something else, until the run ends."""
+        last = ""
+        while process.poll() is None:
+            phase = str((read_pulse(self.folder / "logs", 0) or {}).get("phase", ""))
+            if phase != last:
+                last = phase
+                yield phase
+            time.sleep(0.001)
+
+    @staticmethod
+    def _sleep(seconds: float, process: subprocess.Popen[str]) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.001)
+        return process.poll() is None
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[str], victim: str) -> bool:
+        ranks = rank_pids(process.pid)
+        chosen = {"everything": [process.pid, *ranks], "launcher": [process.pid]}.get(victim)
+        if chosen is None:
+            chosen = ranks[int(victim[-1]) :][:1]
+        for pid in chosen:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return bool(chosen)
+
+    def _wait_for_all_to_be_gone(self) -> None:
+        """The ranks die with their launcher: the same command may be given again at once."""
+        deadline = time.monotonic() + 20
+        while left := [pid for pid in _processes_in(self.cluster.folder) if pid != os.getpid()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+
+
+def _processes_in(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, bundle: Path, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = int(os.environ.get("AIRLIFT_KILL_SEED", secrets.randbits(32)))
+    changes: dict[str, Any] = {
+        "engine": ENGINES[engine],
+        "steps": STEPS,
+        "checkpoint": {"every": 2, "keep": 2, "best": True},
+        "evaluation": {"every": 3},
+    }
+    alone = Cluster(tmp_path / "alone", bundle)
+    alone.folder.mkdir()
+    alone.write(**changes)
+    began = time.time()
+    undisturbed = alone.trained()
+    first = (undisturbed / "tensorboard").stat().st_ctime - began
+
+    cluster = Cluster(tmp_path / "killed", bundle)
+    cluster.folder.mkdir()
+    cluster.write(**changes)
+    story = Story(cluster, undisturbed, random.Random(seed), first)
+    aims = list(AIMS)
+    story.random.shuffle(aims)
+    stories, lives = 0, 0
+    while aims or story.folder.exists():
+        lives += 1
+        assert lives < MOST_LIVES, (seed, story.hit, aims)
+        if story.live(aims[0] if aims else "nothing"):
+            if story.hit[-1][0] in aims:
+                aims.remove(story.hit[-1][0])
+            continue
+        assert_same_story(story.folder, undisturbed)
+        kept = {path.name for path in (undisturbed / "checkpoints").iterdir()}
+        assert {path.name for path in (story.folder / "checkpoints").iterdir()} == kept
+        assert not list(story.folder.glob("*.tmp"))
+        shutil.rmtree(story.folder)
+        shutil.rmtree(story.folder.parent / ".stores")
+        stories += 1
+    with capsys.disabled():
+        phases = Counter(phase for phase, _, _ in story.hit)
+        print(f"\n{engine}, seed {seed}: {len(story.hit)} kills in {stories} runs: {dict(phases)}; {story.hit}")
+    assert len(story.hit) >= len(AIMS)
