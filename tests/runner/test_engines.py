@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 OFFLOADED = {f"zero{stage}-offload": {"zero": stage, "offload": "cpu"} for stage in (2, 3)}
 STEPS = 50
-# Engine by engine what a run goes through: on 2 ranks to step 4, on 1 to step 8, on 4 to step 12.
+# Engine by engine what a run goes through: on 2 ranks past step 4, on 1 to step 8, on 4 to step 12.
 JOURNEYS = {
     "sharded-whole-sharded": ("fsdp-full", "ddp", "fsdp-grad-op"),
     "zero-2-1-2": ("zero2", "zero1", "zero2"),
@@ -40,7 +41,7 @@ def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
 
 
-def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int) -> Path:
+def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int, **checkpoint: Any) -> Path:
     """A run file; all these runs see the same data and have no dropout, which would differ from rank to rank."""
     return cluster.write(
         name,
@@ -49,7 +50,7 @@ def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int) -> Pa
         # A calm run: where the loss jumps about, so do roundings.
         optimizer={"lr": 1.0e-3, "weight_decay": 1.0},
         schedule={"name": "constant", "warmup": 0},
-        checkpoint={"every": 1000, "keep": 1},
+        checkpoint={"every": 1000, "keep": 1, **checkpoint},
         engine=engine,
         steps=steps,
     )
@@ -60,7 +61,10 @@ def on_two(shared_cluster: Cluster) -> Cluster:
     """50 steps with every engine, and the beginnings of all journeys, on two ranks."""
     runs = [write(shared_cluster, name, engine, STEPS) for name, engine in ENGINES.items()]
     runs += [write(shared_cluster, name, engine, 10) for name, engine in OFFLOADED.items()]
-    runs += [write(shared_cluster, f"{name}.2", ENGINES[begin], 4) for name, (begin, _, _) in JOURNEYS.items()]
+    runs += [
+        write(shared_cluster, f"{name}.2", ENGINES[begin], 5, every=4, keep=2, asynchronous=True)
+        for name, (begin, _, _) in JOURNEYS.items()
+    ]
     done = shared_cluster.run("prepare", "ddp.yaml")
     assert done.returncode == 0, done.stderr
     in_ranks(shared_cluster, 2, *runs)
@@ -87,7 +91,9 @@ def test_what_is_offloaded_learns_the_same(on_two: Cluster, engine: str) -> None
 
 @pytest.fixture(scope="module")
 def travelled(on_two: Cluster) -> Cluster:
-    """All journeys to their ends."""
+    """All journeys to their ends, from the checkpoint that was written while training went on."""
+    for name in JOURNEYS:
+        shutil.rmtree(on_two.output(name) / "checkpoints" / "step-5")
     for place, (ranks, steps) in enumerate([(1, 8), (4, 12)], start=1):
         runs = [write(on_two, f"{n}.{ranks}", ENGINES[engines[place]], steps) for n, engines in JOURNEYS.items()]
         in_ranks(on_two, ranks, *runs)
@@ -113,5 +119,5 @@ def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) 
     folder = on_two.trained("second")
     before = [loss for _, loss in metrics(on_two.output("ddp"))]
     after = [loss for _, loss in metrics(folder)]
-    assert after[0] < before[0] - 1.5
+    assert after[0] < before[0] - 1  # in bf16, whose rounding is the processor's
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-2"}
