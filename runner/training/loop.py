@@ -26,6 +26,7 @@ from runner.training.evaluation import evaluate
 from runner.training.export import export
 from runner.training.observer import Observer
 from runner.training.ranks import Ranks
+from runner.training.running_statistics import RunningStatistics
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task
@@ -49,6 +50,7 @@ class Trainer:
     order: Order
     checkpoints: Checkpoints
     observer: Observer
+    statistics: RunningStatistics
     stop: StopRequest
     vitals: Vitals
     device: torch.device
@@ -118,6 +120,7 @@ class Trainer:
             summed += loss.detach()
         lr = self.rate()
         norm = self.engine.step(lr)
+        self.statistics.agree()
         self.step += 1
         loss_of_step, stops, unsaved = self.ranks.total(
             summed.item(), float(self.stop.received is not None), float(self.checkpoints.have_failed())

@@ -30,6 +30,7 @@ from runner.training.engines import make_engine
 from runner.training.loop import Trainer
 from runner.training.observer import Observer
 from runner.training.ranks import Ranks, is_lost_peer, join
+from runner.training.running_statistics import RunningStatistics
 from runner.training.signals import StopRequest
 from runner.training.tasks import task_named
 from runner.training.throughput import StepClock
@@ -121,6 +122,7 @@ def start(
         order=order,
         checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
         observer=observer,
+        statistics=RunningStatistics(task.module),
         stop=stop,
         vitals=vitals,
         device=device,

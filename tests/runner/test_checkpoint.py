@@ -434,8 +434,9 @@ def one(rank, folder):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
+    import runner.training.checkpoint  # once: the ranks are forked
     Path(sys.argv[1], "checkpoints").mkdir()
-    mp.spawn(one, (sys.argv[1],), nprocs=2)
+    mp.start_processes(one, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 

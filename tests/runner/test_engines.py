@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runner.conftest import Cluster, logs, metrics
+from tests.runner.conftest import Cluster, in_ranks, metrics
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
@@ -29,16 +27,6 @@ JOURNEYS = {
     "zero-2-1-2": ("zero2", "zero1", "zero2"),
     "zero-3": ("zero3", "zero3", "zero3"),
 }
-
-
-def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
-    """Trains these run files, which must succeed, one after the other on as many ranks."""
-    command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
-    root = Path(__file__).parents[2]
-    environment = cluster.environment(PYTHONPATH=str(root))
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
-    names = {path.stem.partition(".")[0] for path in runs}
-    assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
 
 
 def write(cluster: Cluster, name: str, engine: dict[str, Any], steps: int, **checkpoint: Any) -> Path:
@@ -103,6 +91,36 @@ def travelled(on_two: Cluster) -> Cluster:
 @pytest.mark.parametrize("journey", JOURNEYS)
 def test_a_run_goes_on_exactly_on_any_number_of_ranks(travelled: Cluster, journey: str) -> None:
     assert_like_ddp(travelled, journey, 12, 1e-5)
+
+
+@pytest.mark.slow  # half a minute: the order itself has property tests in test_batches
+def test_several_packed_datasets_go_on_in_their_order_on_any_number_of_ranks(
+    tmp_path: Path, twins_bundle: Path
+) -> None:
+    cluster = Cluster(tmp_path, twins_bundle)
+
+    def instructed(name: str, steps: int) -> Path:
+        return cluster.write(
+            name, task="instruction", model={"asset": "tiny-chat"}, dataset=None, sequence_length=128, steps=steps,
+            datasets=[{"asset": "prompts", "prompt": "User", "response": "Prompt", "weight": 1.5},
+                      {"asset": "chats", "messages": "messages", "weight": 0.5, "validation": None}],
+            packing={"documents": "separate"}, batch={"global": 32, "micro": 8}, engine={"name": "fsdp"},
+            optimizer={"lr": 0.001}, schedule={"name": "constant", "warmup": 0}, evaluation={"every": 1000},
+            checkpoint={"every": 1000, "keep": 1},
+        )  # fmt: skip
+
+    undisturbed = instructed("undisturbed", 18)
+    done = cluster.run("prepare", "undisturbed.yaml")
+    assert done.returncode == 0, done.stderr
+    in_ranks(cluster, 2, undisturbed, instructed("journey.2", 6))
+    in_ranks(cluster, 1, instructed("journey.1", 12))
+    in_ranks(cluster, 4, instructed("journey.4", 18))
+    found, expected = cluster.output("journey"), cluster.output("undisturbed")
+    # More than an epoch, and step by step the very same tokens.
+    assert metrics(expected, "epoch")[-1][1] > 2
+    assert metrics(found, "tokens") == metrics(expected, "tokens")
+    assert len({count for _, count in metrics(found, "tokens")}) > 5
+    assert [loss for _, loss in metrics(found)] == pytest.approx([loss for _, loss in metrics(expected)], abs=1e-5)
 
 
 def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) -> None:
