@@ -5,18 +5,20 @@ Reads as prose; the rest of the wing is its vocabulary. `start` makes the `Train
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import dataclass
 
 import torch
 
+from runner.card import model_card
 from runner.config import RunConfig
 from runner.data.store import Stores
 from runner.inputs import Inputs
 from runner.launch import SENTINEL
 from runner.plan import Plan
-from runner.records import RunFolder
+from runner.records import RunFolder, read_metrics
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.batches import Order, by_length
 from runner.training.checkpoint import Checkpoints
@@ -209,7 +211,9 @@ class Trainer:
         state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
         if self.ranks.is_first:
             weights = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
-            export(self.task.model, weights, lora, self.inputs.model, self.folder.model)
+            record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
+            card = model_card(self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics))
+            export(self.task.model, weights, lora, self.inputs.model, card, self.folder.model)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 

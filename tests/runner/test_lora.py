@@ -12,8 +12,7 @@ from runner.config import RunConfig
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.inputs import resolve
-from tests.runner.conftest import Cluster, metrics
-from tests.runner.test_engines import in_ranks
+from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
 LORA = {"rank": 8, "alpha": 32, "dropout": 0.05, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
