@@ -304,6 +304,28 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any
     assert "another --output" in caught.value.remedy
 
 
+@pytest.mark.parametrize(("key", "value", "named"), [("optimizer", "lion", "lion"), ("lora", "rank 8", "LoRA")])
+def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_start(
+    checkpoints: Checkpoints, folder: Path, key: str, value: str, named: str
+) -> None:
+    from runner.resume import check_before_launch, check_resumable
+
+    signed = {**SIGNATURE, key: value}
+    found = state(4, signature=signed)
+    checkpoints.save(SmallEngine(), found)
+    for refuse in (
+        lambda: check_before_launch(folder, signed, 1, None),
+        lambda: check_resumable(found, replace(found, world_size=1), folder),
+        lambda: check_resumable(found, replace(found, zero=1), folder),
+    ):
+        with pytest.raises(UsageError, match=f"does not convert a checkpoint of {named}.* 2 ranks at stage 2"):
+            refuse()
+    assert check_before_launch(folder, signed, 2, None)
+    for engine, zero in (("fsdp", 3), ("deepspeed", 0)):
+        whole = replace(found, engine=engine, zero=zero)
+        check_resumable(whole, replace(whole, world_size=1), folder)
+
+
 def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
     from runner.resume import check_resumable
 

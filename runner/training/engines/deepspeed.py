@@ -154,19 +154,10 @@ class DeepSpeedEngine:
         return self._config.lora is not None and self._plan.zero < 3
 
     def _load_converted(self, folder: Path, saved_ranks: int) -> None:
-        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint)."""
-        if self._config.lora is not None:
-            raise UsageError(
-                f"{folder}: DeepSpeed does not convert a checkpoint of LoRA for other ranks or another stage; it was "
-                f"written by {saved_ranks} ranks.",
-                f"Go on with {saved_ranks} ranks and the same stage, or begin anew with engine.name: ddp.",
-            )
-        if self._config.optimizer.name != "adamw":
-            raise UsageError(
-                f"{folder}: DeepSpeed can read a checkpoint of {saved_ranks} ranks on {self._plan.world_size} with "
-                f"AdamW only, not with {self._config.optimizer.name}.",
-                f"Go on with {saved_ranks} ranks, or use engine.name: fsdp.",
-            )
+        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint).
+
+        It knows AdamW on a whole model only: anything else has been refused (runner.resume).
+        """
         converted = folder.parent / CONVERTED  # beside it: a checkpoint holds what its list names and nothing else
         said: list[str | None] = [None]
         if dist.get_rank() == 0:
