@@ -61,14 +61,14 @@ def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ..
     """Find what would fail, before anything is queued: assets, columns, lengths, batch, memory, disk, Slurm."""
     from runner import offline
     from runner.submit import check as check_request
-    from runner.submit import request
+    from runner.submit import device_of_job, ranks_on_node, request
     from runner.train import Run
 
     offline.set_variables(os.environ)
     loaded = Run.load(run, bundle, output, overrides)
     slurm = loaded.config.slurm
-    asked = slurm.nodes * (slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else slurm.gpus_per_node or 1)
-    loaded.check(processes or asked, click.echo)
+    device = device_of_job(loaded.config, processes, os.environ)
+    loaded.check(processes or slurm.nodes * ranks_on_node(slurm), click.echo, device)
     click.echo(check_request(request(loaded.config, bundle, loaded.folder.root, overrides)))
     click.echo("nothing found that would fail")
 
@@ -143,7 +143,7 @@ def submit(
     """Write the sbatch script into the run folder and submit it."""
     from runner import offline
     from runner.sbatch import sbatch_script
-    from runner.submit import request
+    from runner.submit import device_of_job, request
     from runner.submit import submit as submit_job
     from runner.sweep import members
     from runner.train import Run
@@ -161,7 +161,8 @@ def submit(
     for checked in runs or [loaded]:
         if sweep:
             click.echo(f"{checked.folder.root.name}:")
-        checked.check(wanted.nodes * wanted.tasks_per_node, click.echo)
+        device = device_of_job(checked.config, None, os.environ)
+        checked.check(wanted.nodes * wanted.tasks_per_node, click.echo, device)
     job = submit_job(wanted)
     click.echo(f"submitted job {job}; follow it: squeue -j {job}")
     click.echo(f"  script: {wanted.script}")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from runner.config import RunConfig
-from runner.errors import UsageError, human_size
+from runner.errors import UsageError, human_count, human_size
 from runner.shapes import Device, ModelShape
 
 # Mixed-precision Adam: 2 + 2 bytes of weights and gradients, 4 + 4 + 4 of fp32 copy and moments (ZeRO,
@@ -38,8 +38,9 @@ def too_large(
 ) -> UsageError:
     """The refusal of what does not fit, with what would."""
     return UsageError(
-        f"{config.path}: the model's state does not fit {how}: {human_size(need)} a rank on {world_size} ranks, "
-        f"{human_size(room)} are there.",
+        f"{config.path}: the model's state does not fit {how}: {human_size(need)} a rank on "
+        f"{human_count(world_size, 'rank')}, "
+        f"{human_size(room)} are there on {device.name}.",
         would_fit(config, shape, device, world_size),
     )
 
@@ -65,7 +66,10 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
         return "Use devices with more memory: what is quantised is whole on each."
     if shape.num_trained is not None:
         return "Add `quantization: {bits: 4}` with engine: {name: deepspeed, zero: 2}, or use more devices."
-    return f"Use at least {math.ceil(shape.num_parameters * state_bytes_each(config) / room)} devices."
+    least = math.ceil(shape.num_parameters * state_bytes_each(config) / room)
+    if device.kind == "cpu":
+        return f"Give the job more memory, or use at least {least} ranks that have as much each."
+    return f"Use at least {least} devices."
 
 
 def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:

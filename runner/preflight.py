@@ -12,7 +12,6 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 from runner.config import RunConfig
 from runner.data.instruction import Writer
@@ -22,19 +21,29 @@ from runner.errors import IncompleteError, PolicyError, UsageError, human_size
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
 from runner.lora import with_lora
 from runner.memory import state_in_words, state_needed
-from runner.plan import check_batch, sequence_length
+from runner.plan import Plan, check_batch, decide, sequence_length
 from runner.records import RunFolder
 from runner.resume import check_before_launch, signature
-from runner.shapes import ModelShape
+from runner.shapes import Device, ModelShape
+from runner.without_torch import check_wrap, leave_torch_alone, models_in_transformers, targets_in_peft
 
+TABLES = {
+    "masked-lm": "MASKED_LM",
+    "causal-lm": "CAUSAL_LM",
+    "instruction": "CAUSAL_LM",
+    "image-classification": "IMAGE_CLASSIFICATION",
+}
 LARGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
-def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int | None) -> list[str]:
+def check(
+    config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int | None, device: Device | None = None
+) -> list[str]:
     """Checks a run before anything is launched.
 
     Args:
         world_size: ranks, where that is known.
+        device: what each of them will have, where that is known.
 
     Returns:
         What was found, a line each.
@@ -44,16 +53,18 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         PolicyError: the bundle has to be verified, and is not.
         IncompleteError: the disk is too small for the checkpoints.
     """
+    leave_torch_alone()
     _check_installed(config)
     verified = _check_verified(config, inputs)
     model = inputs.model
     shape = shape_of(config, model)
     length, _ = sequence_length(config, shape)
-    _check_model_for_task(config, model)
+    layers = _check_model_for_task(config, model)
     documents = documents_of(config, model, length)
     how = _check_tokenizer(config, model, shape)
     if world_size is not None:
         check_batch(config, world_size)
+    plan = decide(config, shape, device, world_size) if device is not None and world_size is not None else None
     total = config.batch.total
     now = signature(
         config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
@@ -75,7 +86,15 @@ def check(config: RunConfig, inputs: Inputs, folder: RunFolder, world_size: int 
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         words = state_in_words(config, shape)
         lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({words}): {sizes}")
+    if plan is not None and device is not None:
+        lines.append(f"it fits: {device.name}, {human_size(device.memory)} a rank; {_decided(config, plan)}")
+    lines += [layers] if layers else []
     return [*lines, resumed] if resumed else lines
+
+
+def _decided(config: RunConfig, plan: Plan) -> str:
+    zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
+    return f"{plan.precision}, {zero}micro batch {plan.micro}"
 
 
 def _check_installed(config: RunConfig) -> None:
@@ -143,10 +162,7 @@ def default_targets(config: RunConfig, model_type: object) -> list[str]:
     """peft's own targets for an architecture, where the run file names none; empty: it has none either."""
     if config.lora is None or config.lora.targets:
         return []
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
-
-    known = KNOWN.get(str(model_type), [])
-    return list(known) if isinstance(known, (list, tuple, set)) else []
+    return targets_in_peft(str(model_type))
 
 
 def weight_shapes(model: ModelInput) -> dict[str, list[int]] | None:
@@ -172,15 +188,9 @@ def _shapes_in(path: Path) -> dict[str, list[int]]:
         raise UsageError(f"{path}: not a safetensors file: {error}.", "Run `stage verify` on the bundle.") from None
 
 
-def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
-    from transformers.models.auto import modeling_auto
-
-    names: dict[str, Any] = {
-        "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "instruction": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    }
+def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
+    """Refuses what transformers cannot do with this model; a line on its layers, where the run file names one."""
+    names = {task: models_in_transformers(f"MODEL_FOR_{table}_MAPPING_NAMES") for task, table in TABLES.items()}
     kind = model.settings.get("model_type")
     if kind not in names[config.task]:
         other = next((task for task, known in names.items() if kind in known), None)
@@ -209,6 +219,7 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> None:
             f"{config.path}: `{model.asset}` has no weights in this bundle.",
             "Set model.init: scratch, or stage the weights.",
         )
+    return check_wrap(config, names[config.task], str(kind))
 
 
 def _described(config: RunConfig, data: DatasetInput, length: int) -> str:

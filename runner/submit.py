@@ -11,14 +11,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner.config import RunConfig
+from runner import devices
+from runner.config import RunConfig, SlurmConfig
+from runner.devices import NodeShape
 from runner.errors import IncompleteError, UsageError, write_atomically
 from runner.launch import runner_command
 from runner.sbatch import SbatchRequest, sbatch_script, time_limit_s
+from runner.shapes import Device
 from runner.slurm_commands import ask
 from runner.sweep import Member
 
@@ -44,14 +46,6 @@ class NoClusterError(UsageError):
     """There is an sbatch, and no cluster behind it."""
 
 
-@dataclass(frozen=True)
-class NodeShape:
-    """CPUs and GPUs of one node, as `sinfo` shows them."""
-
-    cpus: int
-    gpus: int
-
-
 def request(
     config: RunConfig,
     bundle: Path,
@@ -61,8 +55,7 @@ def request(
 ) -> SbatchRequest:
     """Decides what the job asks for; every path becomes absolute."""
     slurm, run_folder = config.slurm, run_folder.absolute()
-    tasks = slurm.tasks_per_node
-    ranks = tasks if isinstance(tasks, int) else slurm.gpus_per_node or 1
+    ranks = ranks_on_node(slurm)
     cpus, reason = cpus_per_task(node_shapes(slurm.partition), ranks, slurm.gpus_per_node)
     sets = [word for override in overrides for word in ("--set", override)]
     paths = [str(config.path.absolute()), "--bundle", str(bundle.absolute())]
@@ -89,18 +82,49 @@ def request(
 
 def node_shapes(partition: str | None) -> list[NodeShape]:
     """The nodes of a partition (None: the default one); empty where there is no Slurm to ask."""
-    shown = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%G", *([f"--partition={partition}"] * bool(partition)))
+    shown = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", *_partition_option(partition))
     if shown is None or shown.returncode != 0:
         return []
-    rows = [line.split("|", 2) for line in shown.stdout.splitlines() if line.count("|") >= 2]
+    rows = [line.split("|", 3) for line in shown.stdout.splitlines() if line.count("|") >= 3]
     wanted = [row for row in rows if partition or row[0].endswith("*")]
-    return [NodeShape(int(cpus), count_gpus(gres)) for _, cpus, gres in wanted if cpus.isdigit()]
+    return [
+        NodeShape(int(cpus), count_gpus(gres), int(memory) * 2**20 if memory.isdigit() else 0, types_of_gpus(gres))
+        for _, cpus, memory, gres in wanted
+        if cpus.isdigit()
+    ]
 
 
 def count_gpus(gres: str) -> int:
     """GPUs in Slurm's notation: `gpu:a800:4(S:0-1),nvme:1` has 4."""
+    return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))
+
+
+def types_of_gpus(gres: str) -> tuple[str, ...]:
+    """Types of GPU in Slurm's notation: `gpu:a800:4(S:0-1),nvme:1` has `a800`; `gpu:4` has none."""
+    return tuple(entry[1] for entry in _gpu_entries(gres) if len(entry) > 1 and not entry[1].isdigit())
+
+
+def _gpu_entries(gres: str) -> list[list[str]]:
     entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
-    return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in entries if entry[0] == "gpu")
+    return [entry for entry in entries if entry[0] == "gpu"]
+
+
+def device_of_job(config: RunConfig, processes: int | None, environ: Mapping[str, str]) -> Device | None:
+    """The device of a rank of the job that the run file asks for; None where that cannot be known here.
+
+    Args:
+        processes: ranks on this machine instead, where there is no Slurm.
+    """
+    slurm = config.slurm
+    shapes = node_shapes(slurm.partition)
+    if processes is not None and not shapes and not slurm.gpus_per_node:
+        return devices.here(processes, environ, own_torch=config.environment is None)
+    return devices.of_job(slurm, shapes, ranks_on_node(slurm))
+
+
+def ranks_on_node(slurm: SlurmConfig) -> int:
+    """Ranks on each node: as asked for, one for each GPU, or one."""
+    return slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else slurm.gpus_per_node or 1
 
 
 def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[int | None, str]:

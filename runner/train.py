@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from runner import devices, launch, node_local, offline, preflight
 from runner import inputs as inputs_module
-from runner import launch, node_local, offline, preflight
+from runner.batch import tasks_per_node
 from runner.config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import Recipe, recipes
@@ -25,8 +26,10 @@ from runner.inputs import Inputs
 from runner.plan import sequence_length
 from runner.ranks import RANK_FLAG
 from runner.records import RunFolder
-from runner.shapes import ModelShape
+from runner.shapes import Device, ModelShape
+from runner.slurm import SlurmJobEnvironment
 from runner.vitals import Vitals
+from runner.without_torch import leave_torch_alone
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Run:
         folder = RunFolder((output or Path("output") / config.name).absolute())
         return Run(config, inputs, folder, bundle, tuple(overrides))
 
-    def check(self, world_size: int | None, say: Callable[[str], None]) -> None:
+    def check(self, world_size: int | None, say: Callable[[str], None], device: Device | None = None) -> None:
         """Refuses what cannot work."""
-        for line in preflight.check(self.config, self.inputs, self.folder, world_size):
+        for line in preflight.check(self.config, self.inputs, self.folder, world_size, device):
             say(line)
         if self.config.environment is not None and self.inputs.environment is not None:
             say(node_local.foresee(self.config.environment.node_local, self.inputs.environment))
@@ -75,7 +78,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         return _be_a_rank(run, environ)
     num_local = processes or 1
     _explain(run)
-    run.check(world_size(role, num_local, environ), print)
+    run.check(world_size(role, num_local, environ), print, _device(run, role, num_local, environ))
     if dry_run:
         print("dry run: nothing was started")
         return 0
@@ -148,6 +151,7 @@ def _prepare_all(run: Run, wanted: Mapping[str, tuple[Recipe, ...]]) -> None:
 
 
 def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection) -> None:
+    leave_torch_alone()
     if why_not := offline.wall():
         print(f"no network wall round the preparation: {why_not}")
     try:
@@ -219,13 +223,17 @@ def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
     """
     if role == "local":
         return num_local
-    from runner.batch import tasks_per_node
-    from runner.slurm import SlurmJobEnvironment
-
     job = SlurmJobEnvironment.from_environ(environ)
     if job is None:
         raise UsageError("this is not inside a Slurm job.", "Submit it with `runner submit`.")
     return job.num_nodes * tasks_per_node(job)
+
+
+def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> Device | None:
+    """The device of a rank on this machine, which in a job is its first node; None: the ranks will see."""
+    job = SlurmJobEnvironment.from_environ(environ) if role == "batch" else None
+    elsewhere = run.config.environment is not None or (job is not None and run.config.slurm.container)
+    return devices.here(tasks_per_node(job) if job else num_local, environ, own_torch=not elsewhere)
 
 
 def _explain(run: Run) -> None:

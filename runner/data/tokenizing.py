@@ -45,14 +45,15 @@ def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:
     if task == "masked-lm":
         if tokenizer.mask_token_id is None:
             raise UsageError(
-                "masked-lm: this tokenizer has no mask token.", "Use `task: causal-lm`, or a model such as BERT."
+                f"masked-lm: the tokenizer in {tokenizer.name_or_path} has no mask token.",
+                "Use `task: causal-lm`, or a model such as BERT.",
             )
         if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
             return Frame([tokenizer.cls_token_id], tokenizer.sep_token_id, [tokenizer.sep_token_id])
     separator = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if separator is None:
         raise UsageError(
-            f"{task}: this tokenizer has neither an end-of-text nor a separator token.",
+            f"{task}: the tokenizer in {tokenizer.name_or_path} has neither an end-of-text nor a separator token.",
             "Stage the tokenizer_config.json or special_tokens_map.json that names them, or another model.",
         )
     return Frame([], int(separator), [])

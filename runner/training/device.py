@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from runner.devices import BF16_SINCE, FP16_SINCE, host_memory
 from runner.shapes import Device
 
 
@@ -16,22 +17,18 @@ def find_device(local_rank: int, local_world_size: int) -> tuple[torch.device, D
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         properties = torch.cuda.get_device_properties(device)
-        has_bf16 = properties.major >= 8
+        has_bf16 = properties.major >= BF16_SINCE
         return device, Device(
             "cuda",
             properties.name,
             properties.total_memory,
             has_bf16,
-            has_fp16=properties.major >= 7,
-            host_memory=_host_memory() // local_world_size,
+            has_fp16=properties.major >= FP16_SINCE,
+            host_memory=host_memory(os.environ) // local_world_size,
         )
     # What DeepSpeed asks too (cpu_accelerator.py): few CPUs compute in fp16, and it refuses the others.
     has_fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return torch.device("cpu"), Device("cpu", "CPU", _host_memory() // local_world_size, True, has_fp16)
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.device("cpu"), Device("cpu", "CPU", host_memory(os.environ) // local_world_size, True, has_fp16)
 
 
 def peak_memory(device: torch.device) -> float:

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+# Some tests call the launcher in this process; it would have everything after it do without.
+import torch  # noqa: F401
+
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
@@ -172,6 +175,16 @@ def logs(run_folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
 
 
+def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
+    """Trains these run files, which must succeed, one after the other on as many ranks."""
+    command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
+    root = Path(__file__).parents[2]
+    environment = cluster.environment(PYTHONPATH=str(root))
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+    names = {path.stem.partition(".")[0] for path in runs}
+    assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
+
+
 def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
     """(step, value) of each line of metrics.jsonl that has `key`."""
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
@@ -208,17 +221,29 @@ def cluster(tmp_path: Path, bundle: Path) -> Cluster:
     return Cluster(tmp_path, bundle)
 
 
+BY_COMMAND = 2
+
+
 @pytest.fixture(scope="session")
 def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[int], Path]:
-    """The run folder of `RUN` at a ZeRO stage, left alone while it trained. Treat it as read-only."""
+    """The run folder of `RUN` at a ZeRO stage, left alone while it trained. Treat it as read-only.
+
+    Stage 2 by the command, as a user does; the others one after the other in the same ranks, on the same data.
+    """
+
+    def by_command(folder: Path) -> None:
+        cluster = Cluster(folder, bundle)
+        cluster.write(f"zero{BY_COMMAND}", engine={"zero": BY_COMMAND})
+        cluster.trained(f"zero{BY_COMMAND}")
+
+    def in_the_same_ranks(folder: Path) -> None:
+        cluster = Cluster(folder, bundle)
+        cluster.take_data(run_folder(BY_COMMAND))
+        in_ranks(cluster, 2, *(cluster.write(f"zero{stage}", engine={"zero": stage}) for stage in (0, 1, 3)))
 
     def run_folder(stage: int) -> Path:
-        def train(folder: Path) -> None:
-            cluster = Cluster(folder, bundle)
-            cluster.write(f"zero{stage}", engine={"zero": stage})
-            cluster.trained(f"zero{stage}")
-
-        return once(tmp_path_factory, f"zero{stage}", train) / "output" / f"zero{stage}"
+        name, make = (f"zero{stage}", by_command) if stage == BY_COMMAND else ("zero-others", in_the_same_ranks)
+        return once(tmp_path_factory, name, make) / "output" / f"zero{stage}"
 
     return run_folder
 

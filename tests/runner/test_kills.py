@@ -1,4 +1,4 @@
-"""`kill -9` at 30 random moments and more: in steps, in saves, while a run starts, while it exports. Nothing is ever lost.
+"""`kill -9` at 30 random moments and more: in steps, in saves, while a run starts or exports. Nothing is ever lost.
 
 One run is killed again and again, taken up by the same command, and once it is through, begun anew. After every kill
 what it has told so far is a beginning of the undisturbed run; at its end it is the same, bit for bit. A rank is killed,

@@ -101,6 +101,10 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model": GPT2, "sequence_length": 32},
         ("no masked-lm model of type `gpt2`", "Set task: causal-lm"),
     ),
+    "a layer to wrap that the model cannot have": (
+        {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayr"}}},
+        ("engine.wrap", "(bert) has no layer `BertLayr`", "Did you mean `BertLayer`?", "min_params: 1000000"),
+    ),
     "an unknown key": ({"epoch": 3}, ("tiny.yaml:", "unknown key `epoch`", "Did you mean `epochs`?")),
     "a ds_config.json that is not there": (
         {"engine": {"config": "ds.json"}},
@@ -117,6 +121,16 @@ def test_a_run_file_that_cannot_work_is_refused_before_anything_starts(terminal:
     assert "tiny.yaml" in said or str(terminal.cluster.bundle) in said
     for word in words:
         assert word in said
+
+
+def test_a_model_too_large_for_this_machine_is_refused_before_a_rank_starts(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.cluster.write(engine={"zero": 3})
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")  # as in a job with --mem=1
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2")
+    assert "does not fit at ZeRO stage 3: 1.17 MB a rank on 2 ranks, 524 kB are there on CPU" in said
+    assert "use at least 7 ranks that have as much each" in said
 
 
 def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> None:
@@ -345,6 +359,6 @@ def test_first_weights_of_another_model_are_refused(
         check(config, inputs, folder, 2)
 
 
-def test_an_encoder_is_not_trained_to_guess_what_it_sees(cluster: Cluster) -> None:
-    cluster.write(task="causal-lm")
-    assert "is an encoder" in cluster.refused("check", "tiny.yaml")
+def test_an_encoder_is_not_trained_to_guess_what_it_sees(terminal: Terminal) -> None:
+    terminal.cluster.write(task="causal-lm")
+    assert "is an encoder" in terminal.refused("check", "tiny.yaml")

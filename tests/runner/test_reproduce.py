@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from runner.history import History
+from runner.reproduce import compare
 from tests.runner.conftest import Cluster
 
 
 def test_a_run_comes_out_again_bit_for_bit_and_a_forged_loss_does_not(
     cluster: Cluster, trained_at: Callable[[int], Path]
 ) -> None:
-    folder = cluster.take(trained_at(1))
+    folder = cluster.take(trained_at(2))
     done = cluster.run("train", "--reproduce", str(folder))
     assert done.returncode == 0, done.stderr
     assert "reproduced: 9 losses, all equal, bit for bit" in done.stdout
@@ -22,10 +24,9 @@ def test_a_run_comes_out_again_bit_for_bit_and_a_forged_loss_does_not(
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines[3]["loss"] = lines[3]["loss"] + 2e-16 * 8
     metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    # The second time it finds the trained run there: nothing is trained again, only compared.
-    done = cluster.run("train", "--reproduce", str(folder))
-    assert done.returncode == 1
-    assert f"the first difference is loss of step {lines[3]['step']}" in done.stdout
+    verdict = compare(History.read(folder), History.read(folder.with_name(f"{folder.name}-reproduced")))
+    assert not verdict.ok
+    assert verdict.first is not None and verdict.first[:2] == (lines[3]["step"], "loss")
 
 
 @pytest.mark.parametrize(
@@ -45,5 +46,5 @@ def test_what_cannot_be_reproduced_is_refused(cluster: Cluster, arguments: list[
 
 
 def test_another_number_of_ranks_is_refused(cluster: Cluster, trained_at: Callable[[int], Path]) -> None:
-    folder = cluster.take(trained_at(0))
+    folder = cluster.take(trained_at(2))
     assert "the run had 2 ranks, here are 3" in cluster.refused("train", "--reproduce", str(folder), "--processes", "3")

@@ -1,6 +1,6 @@
 """Kills, stops, damage and full disks: whatever happens to a run, the same command goes on as if nothing had.
 
-One real run of each kind; test_checkpoint has the many ways of each.
+One real run of each kind; test_checkpoint has the many ways of each, test_kills moments drawn at random.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,8 @@ sys.addaudithook(hook)
 
 @pytest.fixture(scope="module")
 def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
-    """The same run at stage 0 and stage 2, left alone."""
-    return {stage: trained_at(stage) for stage in (0, 2)}
+    """The same run at stage 2, left alone."""
+    return {2: trained_at(2)}
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -53,27 +54,12 @@ def steps_done(folder: Path) -> int:
     return path.read_text().count('"loss"') if path.exists() else 0
 
 
-def test_a_rank_killed_in_mid_step_costs_nothing_but_time(cluster: Cluster, undisturbed: dict[int, Path]) -> None:
-    cluster.take_data(undisturbed[0])
-    cluster.write(engine={"zero": 0})
-    process = cluster.start("train", "tiny.yaml", "--processes", "2")
-    wait_for(lambda: steps_done(cluster.output()) >= 3, process)
-    os.kill(rank_pids(process.pid)[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 5, err
-    assert "Traceback" not in err
-    done = cluster.run("train", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert "resumed from step-" in done.stdout
-    assert_same_story(cluster.output(), undisturbed[0])
-
-
 def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
     """Has every Python process run `code` at its start."""
     folder = cluster.folder / "site"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
 
 
 KILLS = (
@@ -83,50 +69,69 @@ KILLS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("kills", "left"),
-    [
-        pytest.param(KILLS[1:2], "step-2", id="once"),
-        # The other two take a run each; test_checkpoint has all three moments, with a small engine.
-        pytest.param(KILLS, "step-4", id="again and again", marks=pytest.mark.slow),
-    ],
-)
-def test_ranks_killed_in_mid_checkpoint_cost_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path], kills: tuple[tuple[str, str, str], ...], left: str
+def test_stopped_then_killed_in_mid_step_then_in_mid_checkpoint_a_run_loses_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path]
 ) -> None:
-    site = site_folder(cluster, SITE_CUSTOMIZE)
     cluster.take_data(undisturbed[2])
     cluster.write(engine={"zero": 2})
-    for number, (rank, event, at) in enumerate(kills):
-        flag = cluster.folder / f"killed-{number}"
-        kill = {"KILL_RANK": rank, "KILL_EVENT": event, "KILL_AT": at, "KILL_FLAG": str(flag)}
-        done = cluster.run("train", "tiny.yaml", "--processes", "2", **site, **kill)
-        assert flag.exists(), done.stderr
-        assert done.returncode == 5, done.stderr
-        torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
-        assert torn == [at.partition("/")[0]]
-        assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
-    done = cluster.run("train", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert f"resumed from {left}" in done.stdout
+    done = stopped_by_ctrl_c(cluster)
+    process = cluster.start("train", "tiny.yaml", "--processes", "2")
+    wait_for(lambda: steps_done(cluster.output()) > done, process)
+    os.kill(rank_pids(process.pid)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 5, err
+    assert "Traceback" not in err
+    killed_in_mid_checkpoint(cluster, "0", "open", "step-8.tmp/files.json")
+    finished = cluster.run("train", "tiny.yaml", "--processes", "2")
+    assert finished.returncode == 0, finished.stderr
+    assert "resumed from step-6" in finished.stdout
     assert_same_story(cluster.output(), undisturbed[2])
     assert not list((cluster.output() / "checkpoints").glob("*.tmp"))
 
 
-def test_a_stop_signal_saves_and_the_same_command_goes_on(cluster: Cluster, undisturbed: dict[int, Path]) -> None:
-    cluster.take_data(undisturbed[2])
-    cluster.write(engine={"zero": 2}, checkpoint={"every": 100, "keep": 2})
-    process = cluster.start("train", "tiny.yaml", "--processes", "2")
-    wait_for(lambda: steps_done(cluster.output()) >= 2, process)
+def stopped_by_ctrl_c(cluster: Cluster) -> int:
+    """The launcher of a run saves and stops; returns the step."""
+    process = cluster.start("train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100")
+    wait_for(lambda: steps_done(cluster.output()) >= 1, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 5, (out, err)
     assert "run the same command again to resume" in err
     done = steps_done(cluster.output())
-    assert done < 8
+    assert done < 7
     assert (cluster.output() / "checkpoints" / f"step-{done}" / "files.json").exists()
     assert not (cluster.output() / "requeue").exists()
-    cluster.trained()
+    return done
+
+
+def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -> None:
+    """A rank dies when it is about to do that; the checkpoint is torn, and nobody takes it for one."""
+    flag = cluster.folder / f"killed-{at.partition('.')[0]}"
+    kill = {"KILL_RANK": rank, "KILL_EVENT": event, "KILL_AT": at, "KILL_FLAG": str(flag)}
+    done = cluster.run("train", "tiny.yaml", "--processes", "2", **site_folder(cluster, SITE_CUSTOMIZE), **kill)
+    assert flag.exists(), done.stderr
+    assert done.returncode == 5, done.stderr
+    torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
+    assert torn == [at.partition("/")[0]]
+    assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
+
+
+WAITING: dict[str, Any] = {"every": 2, "keep": 2}
+BESIDE = {**WAITING, "asynchronous": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
+def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
+) -> None:
+    cluster.take_data(undisturbed[2])
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
+    for kill in KILLS:
+        killed_in_mid_checkpoint(cluster, *kill)
+    done = cluster.run("train", "tiny.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "resumed from step-4" in done.stdout
     assert_same_story(cluster.output(), undisturbed[2])
 
 
@@ -143,10 +148,13 @@ if "FILL" in os.environ:
 """
 
 
+@pytest.mark.parametrize(
+    "checkpoint", [WAITING, pytest.param(BESIDE, marks=pytest.mark.slow)], ids=["waiting", "beside training"]
+)
 def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
 ) -> None:
-    cluster.write(engine={"zero": 2})
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
     (cluster.folder / "output").mkdir()
     # A small disk of its own, which nobody else sees and which goes with the shell.
     script = """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner import submit
+from runner.devices import NodeShape
 from runner.errors import StageError, UsageError
-from runner.submit import NodeShape
 from tests.runner.test_slurm_sbatch import CPU
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner import launch
+from runner import batch, launch
 from runner.sbatch import SbatchRequest
 from runner.submit import submit
 from runner.sweep import members
@@ -90,13 +90,27 @@ def save_when_told(folder: Path, place: launch.RankEnvironment) -> None:
 
 
 def start_slowly(folder: Path, place: launch.RankEnvironment) -> None:
-    """Has no handler yet when the signal comes."""
-    if not os.environ.get("SLURM_RESTART_COUNT"):
-        (folder / f"works-{place.rank}").touch()
-        time.sleep(600)
+    """Has no handler yet when the signal comes, in each of its lives."""
+    (folder / f"works-{os.environ.get('SLURM_RESTART_COUNT', 0)}-{place.rank}").touch()
+    time.sleep(600)
 
 
-PROGRAMS = {"start_slowly": start_slowly, "meet": meet, "fail": fail, "hang": hang, "save_when_told": save_when_told}
+def get_nowhere(folder: Path, place: launch.RankEnvironment) -> None:
+    """Is told to stop as soon as it runs, whenever it runs."""
+    with open(folder / "lives", "a") as lives:
+        lives.write(".")
+    (folder / launch.SENTINEL).write_text("signal")
+
+
+PROGRAMS = {
+    "start_slowly": start_slowly,
+    "get_nowhere": get_nowhere,
+    "meet": meet,
+    "fail": fail,
+    "hang": hang,
+    "save_when_told": save_when_told,
+}
+BOUNDS = {"start_slowly": 1}  # requeues, where there is no time for all 32
 
 
 def main(step: str, path: str, program: str, *changes: str) -> int:
@@ -115,6 +129,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
     if step == "launch":
         assert launch.role(os.environ) == "batch"
         hang_after_s = 5.0 if program == "hang" else None
+        batch.MAX_REQUEUES = BOUNDS.get(program, batch.MAX_REQUEUES)
         return launch.run_batch([sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s)
     assert launch.role(os.environ) == "rank"
     place = launch.rank_environment(os.environ)

@@ -27,8 +27,8 @@ def told(folder: Path) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
-def wait_for_work(site: Site, folder: Path) -> None:
-    site.wait(lambda: len(list(folder.glob("works-*"))) == 4)
+def wait_for_work(site: Site, folder: Path, ranks: int = 4) -> None:
+    site.wait(lambda: len(list(folder.glob("works-*"))) == ranks)
 
 
 def test_ranks_of_two_nodes_meet(site: Site) -> None:
@@ -126,12 +126,26 @@ def test_a_signal_to_the_batch_script_alone_is_handed_on_to_the_ranks(site: Site
     assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGUSR1"}
 
 
-def test_a_signal_while_the_ranks_still_start_does_not_lose_the_job(site: Site) -> None:
+def test_a_job_stopped_while_it_starts_comes_back_until_the_bound_of_requeues_is_reached(site: Site) -> None:
     job, folder = start(site, "early", "start_slowly")
-    wait_for_work(site, folder)
-    site.run("scancel", "--signal=TERM", str(job))
+    for ranks in (4, 8):
+        wait_for_work(site, folder, ranks)
+        site.run("scancel", "--signal=TERM", str(job))
     ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
+    said = log(folder, job)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "1"), said
+    assert "back in the queue (restart 1 of at most 1)" in said
+    assert said.count("the ranks were told to stop before they could save") == 2
+    assert "stopped: requeued 1 times already; submit the run again to resume" in said
+
+
+@pytest.mark.slow
+def test_a_job_that_never_gets_on_is_left_alone_after_32_requeues(site: Site) -> None:
+    job, folder = start(site, "nowhere", "get_nowhere", "nodes=1", "tasks_per_node=1")
+    ended = site.wait_for_end(job, seconds=550)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "32"), log(folder, job)
+    assert (folder / "lives").read_text() == "." * 33
+    assert "stopped: requeued 32 times already; submit the run again to resume" in log(folder, job)
 
 
 @pytest.mark.parametrize("program", ["save_when_told", "start_slowly"])

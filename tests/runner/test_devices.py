@@ -1,0 +1,163 @@
+"""What a rank will have is known before it starts: what cannot fit there, or not be computed there, is refused then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import devices
+from runner.config import RunConfig, SlurmConfig
+from runner.devices import GIB, Gpu, NodeShape
+from runner.errors import UsageError
+from runner.plan import decide
+from runner.shapes import ModelShape
+from runner.submit import types_of_gpus
+from runner.without_torch import layers_in
+from tests.runner.conftest import Cluster
+from tests.runner.test_apart import small_model
+
+A_MIB = 2**20
+LARGE = ModelShape(1_300_000_000, 1024, 2048, 24, 50257)  # 20.8 GB of state
+
+
+def test_the_driver_is_read_with_and_without_capabilities() -> None:
+    new = "NVIDIA A800-SXM4-80GB, 81920, 8.0\nNVIDIA A800-SXM4-80GB, 81920, 8.0\n"
+    assert devices.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0)] * 2
+    assert devices.read_driver("Tesla V100-PCIE-16GB, 16160\n") == [Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0)]
+    assert devices.read_driver("A GPU of tomorrow, 1000\n") == [Gpu("A GPU of tomorrow", 1000 * A_MIB, None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "capability"),
+    [
+        ("a800", 80, 8.0),
+        ("A100-SXM4-40GB", 40, 8.0),
+        ("nvidia_a100_1g.10gb", 10, 8.0),
+        ("tesla_v100", 32, 7.0),
+        ("rtx4090", 24, 8.9),
+        ("NVIDIA H100 80GB HBM3", 80, 9.0),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name: str, gigabytes: int, capability: float) -> None:
+    assert devices.gpu_named(name) == Gpu(name, gigabytes * GIB, capability)
+
+
+@pytest.mark.parametrize("name", ["gpu", "mi250", "a1000", "nvlink", ""])
+def test_of_a_gpu_that_nobody_knows_nothing_is_said(name: str) -> None:
+    assert devices.gpu_named(name) is None
+
+
+def test_the_gpus_that_may_be_used_are_those_looked_at() -> None:
+    gpus = [Gpu("a100", 80 * GIB, 8.0), Gpu("v100", 32 * GIB, 7.0)]
+    assert devices.visible_of(gpus, "1") == gpus[1:]
+    assert devices.visible_of(gpus, None) == gpus
+    assert devices.visible_of(gpus, "GPU-8932f937,GPU-1") == gpus
+
+
+def test_types_of_gpus_are_read_in_every_notation() -> None:
+    assert types_of_gpus("gpu:a800:4(S:0-1),nvme:1") == ("a800",)
+    assert types_of_gpus("gpu:v100:2(S:0,2),gpu:t4:1") == ("v100", "t4")
+    assert types_of_gpus("gpu:4") == types_of_gpus("(null)") == ()
+
+
+V100S = [NodeShape(64, 4, 256 * GIB, ("v100",))]
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        ({"gres": "gpu:v100:4"}, []),
+        ({"gpus-per-node": "v100:4"}, []),
+        ({"constraint": "v100&nvlink"}, []),
+        ({}, V100S),
+    ],
+)
+def test_a_model_too_large_for_the_gpus_of_a_job_is_refused_where_it_is_submitted(
+    cluster: Cluster, options: dict[str, str], nodes: list[NodeShape]
+) -> None:
+    config = RunConfig.load(
+        cluster.write(precision="auto", engine={"name": "ddp"}, slurm={"gpus_per_node": 4, "options": options})
+    )
+    device = devices.of_job(config.slurm, nodes, 4)
+    assert device is not None
+    assert (device.memory, device.has_bf16, device.has_fp16) == (32 * GIB, False, True)
+    assert decide(config, LARGE, device, 4).precision == "fp16"
+    larger = ModelShape(3_000_000_000, 1024, 2048, 24, 50257)
+    with pytest.raises(UsageError, match=r"does not fit with ddp: 48 GB a rank on 4 ranks, 34\.4 GB .* v100"):
+        decide(config, larger, device, 4)
+    bf16 = RunConfig.load(config.path, ["precision=bf16"])
+    with pytest.raises(UsageError, match="precision bf16: the device v100 does not have it"):
+        decide(bf16, LARGE, device, 4)
+
+
+def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
+    mixed = [NodeShape(64, 4, 0, ("v100",)), NodeShape(64, 4, 0, ("a100",)), NodeShape(8, 0)]
+    device = devices.of_job(SlurmConfig(gpus_per_node=4), mixed, 4)
+    assert device is not None
+    assert (device.name, device.memory, device.has_bf16) == ("a100 or v100", 80 * GIB, True)
+    unknown = [*mixed, NodeShape(64, 4, 0, ("mi250",))]
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), unknown, 4) is None
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), [], 4) is None
+
+
+def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
+    nodes = [NodeShape(64, 0, 64 * GIB), NodeShape(64, 0, 128 * GIB)]
+    device = devices.of_job(SlurmConfig(), nodes, 4)
+    assert device is not None and (device.kind, device.memory) == ("cpu", 32 * GIB)
+    for mem, expected in (("16G", 16 * GIB), ("2048", 2 * GIB), ("0", 128 * GIB)):
+        device = devices.of_job(SlurmConfig(options={"mem": mem}), nodes, 1)
+        assert device is not None and device.memory == expected
+    assert devices.of_job(SlurmConfig(), [], 1) is None
+
+
+def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
+    machine = devices.host_memory({})
+    assert devices.host_memory({"SLURM_MEM_PER_NODE": "100"}) == 100 * A_MIB
+    assert devices.host_memory({"SLURM_MEM_PER_CPU": "10", "SLURM_CPUS_ON_NODE": "4"}) == 40 * A_MIB
+    assert devices.host_memory({"SLURM_MEM_PER_NODE": "0"}) == machine
+    assert devices.host_memory({"SLURM_MEM_PER_NODE": str(10**9)}) == machine
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "llama", "mistral", "qwen3", "phi3"])
+def test_no_layer_that_a_model_has_is_refused(kind: str) -> None:
+    model = small_model(kind)
+    source = Path(sys.modules[type(model).__module__].__file__ or "").read_text()
+    found = layers_in(source, type(model).__name__)
+    assert found is not None
+    containers = {"ModuleList", "Sequential"}
+    have = {type(m).__name__ for m in model.modules() if any(True for _ in m.parameters())} - containers
+    assert have <= found.names
+    assert set(found.repeated) & have
+    assert not {"Foo", "T5Block"} & found.names
+
+
+def test_a_layer_of_another_class_of_the_same_file_is_no_layer_of_the_model() -> None:
+    source = """
+TABLE = {"plain": Plain}
+class Plain(Module): ...
+class Layer(Module):
+    def __init__(self): self.inner = TABLE["plain"]()
+class Base:
+    _no_split_modules = ["Layer"]
+class Model(Base):
+    def __init__(self): self.layers = ModuleList([Layer()])
+class Other(Module): ...
+"""
+    found = layers_in(source, "Model")
+    assert found is not None and found.repeated == ("Layer",)
+    assert {"Layer", "Plain", "ModuleList"} <= found.names and "Other" not in found.names
+    assert layers_in(source, "NoSuchModel") is None
+    assert layers_in(source + "\nclass Mixed:\n    def f(self): AutoModelForCausalLM()\n", "Mixed") is None
+
+
+def test_looking_at_devices_needs_no_torch() -> None:
+    code = "import sys, os, json; from runner import devices; d = devices.here(2, os.environ); "
+    code += "print(json.dumps([d.kind, d.memory, 'torch' in sys.modules]))"
+    environ = {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    kind, memory, torch = json.loads(done.stdout)
+    assert (kind, torch) == ("cpu", False) and memory == devices.host_memory({}) // 2
