@@ -175,16 +175,6 @@ def logs(run_folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
 
 
-def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
-    """Trains these run files, which must succeed, one after the other on as many ranks."""
-    command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
-    root = Path(__file__).parents[2]
-    environment = cluster.environment(PYTHONPATH=str(root))
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
-    names = {path.stem.partition(".")[0] for path in runs}
-    assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
-
-
 def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
     """(step, value) of each line of metrics.jsonl that has `key`."""
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
