@@ -74,7 +74,7 @@ class Language(nn.Module):
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The summed loss of a batch: int64 tensors of shape (rows, longest) -> a float32 scalar."""
-        return self.loss(input_ids, labels, self._told(documents, position_ids, attention_mask))
+        return self.loss(input_ids, labels, self.told(documents, position_ids, attention_mask))
 
     def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
         """The loss summed over all labels that are not -100.
@@ -84,12 +84,13 @@ class Language(nn.Module):
         """
         raise NotImplementedError
 
-    def _told(
+    def told(
         self,
         documents: torch.Tensor | None,
         position_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
     ) -> dict[str, Any]:
+        """Keyword arguments of the model, from those of a batch."""
         if documents is None:
             return {} if attention_mask is None else {"attention_mask": attention_mask}
         return {"position_ids": position_ids, "attention_mask": self._mask(documents)}
