@@ -31,6 +31,8 @@ NETWORK_DISKS = frozenset({
     "pvfs2", "glusterfs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs",
 })  # fmt: skip
 MEMORY_DISKS = frozenset({"tmpfs", "ramfs"})
+MOUNTED_FILES = frozenset({"squashfs", "fuse.squashfuse", "fuse.squashfuse_ll"})
+"""The file may lie on a network disk; looking names up and opening files asks nobody but this node."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def decide(
         return Decision(root, "node_local: true")
     disk = disk_type(prefix, mounts)
     if disk not in NETWORK_DISKS and running_tree(prefix) == environment.tree:
-        return Decision(None, f"{prefix} is on a disk of this node already ({disk})")
+        where = "one mounted file" if disk in MOUNTED_FILES else "on a disk of this node already"
+        return Decision(None, f"{prefix} is {where} ({disk})")
     local = disk_type(root, mounts)
     if local in NETWORK_DISKS:
         return Decision(None, f"{root} is a network disk too ({local}); set {ROOT_VARIABLE} to one of the nodes' own")

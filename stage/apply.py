@@ -8,6 +8,7 @@ where it stopped, and volumes of a patch can come one by one, in any order.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
         IncompleteError: volumes are missing (those given are kept), or no space.
         PolicyError: a link stands where a file has to be written.
     """
+    _refuse_swapped(root, paths)
     require_bundle(root)
     for folder in (root, root.absolute().parent):  # what is built waits beside the bundle
         require_writable(folder)
@@ -76,6 +78,26 @@ def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
         outcome = _Apply(root, plan, store, reporter).run()
         store.remove()
         return outcome
+
+
+def _refuse_swapped(root: Path, paths: list[Path]) -> None:
+    """Patch and bundle in each other's place.
+
+    Raises:
+        UsageError: they are.
+    """
+    bundles = [path for path in paths if (path / layout.BAGIT).is_file() and (path / layout.LOCK).is_file()]
+    if not bundles:
+        return
+    if (root / layout.PATCH_PLAN).is_file() or any(root.glob(f"*/{layout.PATCH_PLAN}")):
+        patches = [root, *(path for path in paths if path != bundles[0])]
+        raise UsageError(
+            f"{root} is a patch and {bundles[0]} a bundle: the bundle goes first.",
+            shlex.join(["stage", "apply", str(bundles[0]), *map(str, patches)]),
+        )
+    raise UsageError(
+        f"{bundles[0]}: a bundle, not a patch.", f"Give what `stage patch -o` wrote: stage apply {root} PATCH"
+    )
 
 
 def _require_base(root: Path, plan: Plan) -> None:

@@ -19,6 +19,7 @@ from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, Packag
 if TYPE_CHECKING:
     from cyclonedx.model import HashType
     from cyclonedx.model.component import Component
+    from cyclonedx.model.license import License
 
 _WEIGHTS = (".safetensors",)
 _CONDA_ENDINGS = (".conda", ".tar.bz2")
@@ -49,7 +50,6 @@ def bom_text(lock: Lockfile) -> bytes:
 
 
 def _component(asset: LockedAsset) -> Component:
-    from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
     from cyclonedx.model.component import Component, ComponentType, Pedigree
     from packageurl import PackageURL
@@ -80,9 +80,7 @@ def _component(asset: LockedAsset) -> Component:
         name=asset.name,
         version=source.commit,
         bom_ref=f"asset:{asset.name}",
-        licenses=[LicenseFactory().make_from_string(word) for word in identifiers(asset.licence)]
-        if asset.licence
-        else None,
+        licenses=_licences(asset.licence) if asset.licence else None,
         purl=purl,
         components=[*(_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)), *_packages(asset)],
         pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
@@ -93,6 +91,12 @@ def _component(asset: LockedAsset) -> Component:
         ],
         properties=[Property(name=key, value=value) for key, value in facts.items() if value is not None],
     )
+
+
+def _licences(licence: str) -> list[License]:
+    from cyclonedx.contrib.license.factories import LicenseFactory  # reads all of SPDX's licences on import
+
+    return [LicenseFactory().make_from_string(word) for word in identifiers(licence)]
 
 
 def _weights(file: LockedFile) -> Component:

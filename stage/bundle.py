@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
-from stage.lockfile import LockedAsset, Lockfile
-from stage.lockreader import read_lock
+
+if TYPE_CHECKING:
+    from stage.lockfile import LockedAsset, Lockfile
 
 BAGIT = "bagit.txt"
 BAG_INFO = "bag-info.txt"
@@ -54,6 +56,8 @@ class Bundle:
             UsageError: not a bundle, unfinished, or of a newer format.
             DamageError: the lock is not the one the bundle was finished with.
         """
+        from stage.lockreader import read_lock  # slow to import, and `stage verify` has to begin at once
+
         root = Path(root)
         require_bundle(root)
         if not (root / TAG_MANIFEST).is_file():

@@ -12,11 +12,7 @@ from pathlib import Path
 
 import click
 
-from stage import __version__, cli_carry
-from stage.cli_env import env
-from stage.cli_patch import apply, patch
-from stage.cli_serve import serve
-from stage.cli_verify import verify
+from stage import __version__
 from stage.terminal import Group, bundle_argument, json_option, quiet_option, say, signers_option
 
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
@@ -63,7 +59,20 @@ def _pinning(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+_ELSEWHERE = {
+    "verify": "stage.cli_verify",
+    "patch": "stage.cli_patch",
+    "apply": "stage.cli_patch",
+    "env": "stage.cli_env",
+    "serve": "stage.cli_serve",
+    "init": "stage.cli_carry",
+    "push": "stage.cli_carry",
+    "sign": "stage.cli_carry",
+    "gc": "stage.cli_carry",
+}
+
+
+@click.group(cls=Group, elsewhere=_ELSEWHERE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="stage")
 def main() -> None:
     """Carries models, datasets and files over an air gap: one folder, every byte accounted for.
@@ -179,7 +188,3 @@ def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(describe_json(bundle, signers), indent=1, ensure_ascii=False))
     else:
         say(describe(bundle, signers))
-
-
-for _command in (verify, patch, apply, env, serve, cli_carry.init, cli_carry.push, cli_carry.sign, cli_carry.gc):
-    main.add_command(_command)

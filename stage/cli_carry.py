@@ -102,11 +102,20 @@ def push(bundle: Path, target: str, ssh: str, delete: bool, report: Path | None,
     from stage.disk import write_atomically
     from stage.progress import Reporter
     from stage.push import push as push_bundle
+    from stage.receipts import state_folder
     from stage.remote import Target
 
     place = Target.parse(target)
     with Reporter(quiet=quiet or as_json) as reporter:
-        outcome = push_bundle(bundle, place, ssh=ssh, delete=delete, reporter=reporter, quiet=quiet or as_json)
+        outcome = push_bundle(
+            bundle,
+            place,
+            ssh=ssh,
+            delete=delete,
+            reporter=reporter,
+            quiet=quiet or as_json,
+            state=state_folder(os.environ),
+        )
     sound = bool(outcome.report["ok"])
     if report is not None or not sound:
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
@@ -161,7 +170,9 @@ def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
         click.echo(json.dumps(done.to_json(), indent=1))
     elif not quiet:
         for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
-            click.echo(f"  {human_size(size):>9}  sha256 {sha256}")
+            say(
+                f"  {human_size(size):>9}  {done.names.get(sha256, 'of no bundle that is known')}  sha256 {sha256[:12]}"
+            )
         would = "would free" if dry_run else "freed"
         dropped = f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
         kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"

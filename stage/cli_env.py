@@ -121,3 +121,19 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
 
     click.echo(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
     create_environment(bundle, asset, prefix, route or "image", click.echo)
+
+
+@env.command()
+@bundle_argument
+@click.argument("asset")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+def squash(bundle: Path, asset: str, prefix: Path, file: Path) -> None:
+    """Write the environment ASSET of BUNDLE to FILE, a squashfs for sites that mount such files, without network.
+
+    One file instead of tens of thousands. It is made for nodes that mount it at PREFIX, and works nowhere else. Needs
+    mksquashfs.
+    """
+    from stage.environment.squash import squash as write_squashfs
+
+    write_squashfs(bundle, asset, prefix, file, click.echo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -58,6 +59,8 @@ def patch(
             raise UsageError("Either --report or --since.", "stage patch --help")
     for path in outcome.left:
         say(f"not mended: {path} is not of the bundle: move it out of the copy", err=True)
+    for old, new in outcome.renamed:
+        say(f"not carried: {old} is there: in the copy, {shlex.join(['mv', new, old])}", err=True)
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     elif not quiet:

@@ -1,4 +1,4 @@
-"""`stage serve`: parses, prints, waits for Ctrl-C."""
+"""`stage serve`: parses, prints, waits for Ctrl-C or `kill`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from stage.errors import DamageError, as_shown
+from stage.signals import Ended
 from stage.terminal import bundle_argument
 
 
@@ -47,5 +48,5 @@ def serve(bundle: Path, host: str, port: int) -> None:
         sys.stdout.flush()
         try:
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Ended):  # to be stopped is how a server comes to its end
             click.echo("stopped", err=True)

@@ -70,14 +70,13 @@ def verify(
     """
     from stage.disk import write_atomically
     from stage.progress import Reporter
-    from stage.shards import parse_shard, report_path
 
     if deep and (fast or merge or shard_text):
         raise UsageError(
             "--deep: loads what is sound after every byte was read, so it goes without --fast, --shard and --merge.",
             "Leave one of them out.",
         )
-    shard = parse_shard(shard_text, os.environ) if shard_text else None
+    shard = _shard(shard_text)
     if merge and (shard or fast or signers or no_resume):
         raise UsageError(
             "--merge: takes reports, so it goes without --shard, --fast, --no-resume and --signers.",
@@ -86,7 +85,7 @@ def verify(
     if not merge and len(paths) > 1:
         raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
     if report is not None and shard is not None:
-        report = report_path(report, shard)
+        report = _report_of(report, shard)
     if report is not None:
         _check_report_path(report, None if merge else paths[0])
     with Reporter(quiet=quiet or as_json) as reporter:
@@ -110,6 +109,20 @@ def verify(
         sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
+
+
+def _shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    from stage.shards import parse_shard
+
+    return parse_shard(text, os.environ)
+
+
+def _report_of(report: Path, shard: Shard) -> Path:
+    from stage.shards import report_path
+
+    return report_path(report, shard)
 
 
 def _merged(paths: Sequence[Path]) -> VerificationReport:
@@ -169,7 +182,7 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
     try:
         why_not = record(state_folder(os.environ), report)
     except OSError as error:
-        why_not = f"no receipt for `runner`: {error.filename}: {error.strerror}"
+        why_not = f"the verdict holds; no receipt of it could be written: {error.filename}: {error.strerror}"
     if why_not:
         reporter.note(why_not)
 
@@ -188,13 +201,13 @@ def _check_report_path(report: Path, bundle: Path | None) -> None:
 
 def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:
     from stage.disk import human_count, human_size
+    from stage.told import lines, what_to_do
 
-    for finding in result.findings:
-        say(str(finding))
+    for line in lines(result):
+        say(line)
     if not result.ok:
-        damage = DamageError(
-            f"{result.root}: {human_count(len(result.findings), 'finding')}.", _what_to_do(result, report)
-        )
+        advice = "\n     ".join(what_to_do(result, report))
+        damage = DamageError(f"{result.root}: {human_count(len(result.findings), 'finding')}.", advice)
         say(f"error: {damage}", err=True)
     elif not quiet:
         say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {_how(result)}")
@@ -203,25 +216,6 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
             say(f"signed by {trust.signer}")
     if trust is not None and trust.error is not None:
         say(f"error: {trust.error}", err=True)
-
-
-def _what_to_do(result: VerificationReport, report: Path | None) -> str:
-    from stage.bundle import JOURNAL, TAG_MANIFEST
-
-    if {(TAG_MANIFEST, "missing"), (JOURNAL, "extra")} & {(found.path, found.problem) for found in result.findings}:
-        return (
-            "This bundle is unfinished: run `stage fetch` again where it was made, or copy it again: the copy had not "
-            "ended."
-        )
-    if any(finding.problem == "unloadable" for finding in result.findings):
-        return "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
-    if all(finding.problem == "extra" for finding in result.findings):
-        return "Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder."
-    carry = report or "FILE"
-    return (
-        f"Carry only what is damaged: {'' if report else f'stage verify {result.root} --report {carry}; '}"
-        f"where the bundle was made: stage patch BUNDLE --report {carry} -o PATCH. Or copy again: rsync -c."
-    )
 
 
 def _how(result: VerificationReport) -> str:

@@ -12,11 +12,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 BLOCK_SIZE = 16 * 2**20
 BLOCKS_ABOVE = 64 * 2**20
@@ -149,6 +151,8 @@ class _Lane:
     """One digest, computed by a thread of its own, at most `PIECES_AHEAD` pieces behind (hashlib releases the GIL)."""
 
     def __init__(self, part: _Part) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and `stage verify` has to begin at once
+
         self._part = part
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
         self._to_come: deque[Future[None]] = deque()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stage.errors import IncompleteError
 
+MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
 
 
@@ -56,9 +57,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 def require_writable(folder: Path) -> None:
     """Asks the file system whether files can be made in a folder, so that the answer names the folder a person knows.
 
+    Args:
+        folder: one that is not there yet means its nearest parent.
+
     Raises:
         OSError: they cannot; `strerror` says why.
     """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         flags = os.statvfs(folder).f_flag
         code = errno.EROFS if flags & os.ST_RDONLY else errno.EACCES

@@ -8,6 +8,10 @@ with `exit_code`; nothing here is ever shown as a traceback. Exit codes are part
 from __future__ import annotations
 
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class StageError(Exception):
@@ -47,6 +51,19 @@ def as_shown(text: str) -> str:
     Names from a Hub or a damaged disk can hold escape sequences that rewrite what a person reads.
     """
     return "".join(ascii(c)[1:-1] if c != "\n" and is_deceptive(c) else c for c in text)
+
+
+def all_at_once(where: str, mistakes: Sequence[StageError]) -> StageError:
+    """Several mistakes as one, of the first's kind; one as it is.
+
+    Args:
+        where: the file they are in.
+    """
+    first = mistakes[0]
+    if len(mistakes) == 1:
+        return first
+    told = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
+    return type(first)(f"{where}: {len(mistakes)} mistakes:\n{told}", "Correct these lines.")
 
 
 class DamageError(StageError):

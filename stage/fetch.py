@@ -11,7 +11,6 @@ import platform
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -19,19 +18,18 @@ from typing import Any, TypeVar
 
 from stage import __version__
 from stage import bundle as layout
+from stage.completion import completed
 from stage.digest import FileDigests, hash_file
-from stage.disk import check_space, human_count, human_size, write_atomically
-from stage.errors import DamageError
-from stage.fetchplan import FetchOutcome, need, plan, was_made
-from stage.inspect import parquet_footer
+from stage.disk import check_space, human_count, human_size, require_writable, write_atomically
+from stage.fetchplan import FetchOutcome, check_room_for_local, need, plan, was_made
 from stage.loadcheck import require_loads
-from stage.lockfile import LockedAsset, LockedFile, LockedSplit, Lockfile
+from stage.lockfile import LockedAsset, LockedFile, Lockfile
 from stage.making import check_may_make, make
 from stage.manifest import Manifest
 from stage.names import check_collisions
 from stage.nesting import refuse_nesting
 from stage.progress import Reporter
-from stage.resolve import Resolution, loads_by_name, read_previous, resolve
+from stage.resolve import Resolution, loads_by_name, look_at_local, read_previous, resolve
 from stage.sharing import Sharing
 from stage.sources import Sources
 from stage.sources.retry import Stopped
@@ -67,8 +65,9 @@ def fetch_manifest(
     Raises:
         StageError: exit code 1 bytes that are not as announced, 2 a bad request, 3 policy, 5 run it again.
     """
-    manifest = Manifest.load(manifest_path)
+    manifest, updates = Manifest.load(manifest_path), set(updates)
     refuse_nesting(root, manifest)
+    require_writable(root)
     with nullcontext() if dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.require_same_bundle(manifest)
@@ -76,6 +75,7 @@ def fetch_manifest(
             endpoint, reporter, at_once=jobs, max_rate=max_rate, allow_pickle=allow_pickle, keep_locks=not dry_run
         )
         previous = read_previous(manifest)
+        check_room_for_local(root, look_at_local(manifest, previous, sources, updates), manifest, folder, store)
         resolution = resolve(manifest, previous, sources, reporter, updates=updates, locked=locked)
         if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
             if offline_check:
@@ -94,8 +94,9 @@ def load_or_resolve(manifest_path: Path, sources: Sources, *, updates: Iterable[
     Raises:
         StageError: as for `resolve`.
     """
-    manifest = Manifest.load(manifest_path)
+    manifest, updates = Manifest.load(manifest_path), set(updates)
     previous = read_previous(manifest)
+    look_at_local(manifest, previous, sources, updates)
     resolution = resolve(manifest, previous, sources, reporter, updates=updates)
     if (unloadable := loads_by_name(manifest, resolution.lock)) is not None:
         reporter.warn(str(unloadable))
@@ -229,7 +230,7 @@ class _Fetch:
             self._make(name)
         wanted = {file.path for file in self.lock.files}
         stale = [path for path in stale if path not in wanted]
-        self.lock = _completed(self.lock, self.digests, self.root)
+        self.lock = completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
             if digests.blocks:
                 layout.write_blocks(self.root, digests.sha256, digests.blocks)
@@ -322,39 +323,6 @@ def _is_as_locked(digests: FileDigests, file: LockedFile) -> bool:
     if digests.size != file.size or file.sha256 not in (None, digests.sha256):
         return False
     return file.upstream is None or digests.matches(file.upstream)
-
-
-def _completed(lock: Lockfile, digests: dict[str, FileDigests], root: Path) -> Lockfile:
-    """The lock with every sha256, row count and schema filled in."""
-    for asset in lock.assets.values():
-        files = tuple(replace(file, sha256=digests[file.path].sha256) for file in asset.files)
-        configs = {
-            config: {
-                name: _with_footers(split, root, f"{asset.name}: {config}/{name}") for name, split in splits.items()
-            }
-            for config, splits in asset.configs.items()
-        }
-        lock = lock.with_asset(replace(asset, files=files, configs=configs))
-    return lock
-
-
-def _with_footers(split: LockedSplit, root: Path, what: str) -> LockedSplit:
-    """A split with the rows and schema its shards' footers state.
-
-    Raises:
-        DamageError: a shard is no parquet, shards differ in schema, or rows are not what the card declares.
-    """
-    footers = [parquet_footer(root / shard) for shard in split.shards]
-    for shard, footer in zip(split.shards, footers, strict=True):
-        if footer.schema != footers[0].schema:
-            raise DamageError(f"{what}: {shard} has other columns than {split.shards[0]}.", "Try another revision.")
-    rows = sum(footer.rows for footer in footers)
-    if split.declared_rows not in (None, rows):
-        raise DamageError(
-            f"{what}: {rows} rows in {human_count(len(footers), 'file')}; the card says {split.declared_rows}.",
-            "Files are missing from the repository, or its card is out of date: try another revision.",
-        )
-    return replace(split, rows=rows, schema=footers[0].schema)
 
 
 def _facts(endpoint: str) -> list[tuple[str, str]]:

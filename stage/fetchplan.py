@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stage.disk import check_space, free_space, human_count, human_size
 from stage.lockfile import LockedAsset, Lockfile
+from stage.manifest import Manifest
 from stage.progress import Reporter
 from stage.resolve import Resolution
 from stage.sharing import Sharing
+from stage.sources.listing import Listing
+from stage.store import Store
 from stage.workfolder import WorkFolder
 
 ROOM_FOR_ENVIRONMENT = 4  # of its packages' size: the image, and the packages unpacked until that is made
@@ -99,6 +103,29 @@ def need(lock: Lockfile, folder: WorkFolder, sharing: Sharing) -> Need:
         unknown=tuple(new),
         room=max(0, room - folder.partial_size) + (ROOM_FOR_TAGS if absent or making else 0),
     )
+
+
+def check_room_for_local(
+    root: Path, listings: Mapping[str, Listing], manifest: Manifest, folder: WorkFolder, store: Store | None
+) -> None:
+    """Whether files beside the manifest have room in the bundle, by their sizes: hashing them may take an hour.
+
+    Raises:
+        IncompleteError: they have not, even if all of them that have the size of something here are just that.
+    """
+    wanted = {
+        f"data/files/{name}/{path}": size
+        for name, listing in listings.items()
+        if getattr(manifest.requests[name], "convert", None) is None  # how large that becomes, nobody knows
+        for path, size in listing.sizes.items()
+    }
+    coming = [size for path, size in wanted.items() if folder.size_of(path) != size]
+    if sum(coming) <= free_space(root):
+        return
+    here = set(folder.sizes.values())
+    if store is not None and store.shares_disk_with(root):
+        here |= store.sizes()
+    check_space(root, sum(size for size in coming if size not in here) - folder.partial_size)
 
 
 def plan(resolution: Resolution, root: Path, folder: WorkFolder, sharing: Sharing, reporter: Reporter) -> FetchOutcome:

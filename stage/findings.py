@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stage.digest import is_hex
-from stage.disk import read_file
+from stage.disk import MAX_NUMBER, read_file
 from stage.errors import UsageError, as_shown
-from stage.lockreader import MAX_NUMBER
 from stage.names import printable
 from stage.stamp import Stamp
 
@@ -81,6 +80,8 @@ class VerificationReport:
             together.
         began: when the first byte was read, in seconds since 1970; of one gone on with, the interrupted one's.
         stamp: of the payload files that were read; None unless all are sound and had been still for a while.
+        renamed: (path it should have, path it has) of payload files whose bytes lie in the bundle under another name;
+            both have findings, too. Known where every byte was read by one verification.
     """
 
     root: Path
@@ -93,6 +94,7 @@ class VerificationReport:
     seal: str | None = None
     began: float | None = field(default=None, compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -111,6 +113,8 @@ class VerificationReport:
             "bytes": self.size,
             "findings": [finding.to_json() for finding in self.findings],
         }
+        if self.renamed:
+            document["renamed"] = dict(self.renamed)
         if self.shard is None:
             return document
         stamp = self.stamp._asdict() if self.stamp else None
@@ -210,6 +214,7 @@ def _from_json(document: Any) -> VerificationReport:
         size=_typed(document["bytes"], int),
         findings=findings,
         seal=seal,
+        renamed=tuple((old, _typed(new, str)) for old, new in _typed(document.get("renamed", {}), dict).items()),
     )
     if "shard" not in document:
         return report

@@ -31,6 +31,7 @@ class Collection:
     Attributes:
         dropped: contents that nobody uses: sha256 -> bytes.
         kept: those in use, likewise.
+        names: of those dropped, what they were in which bundle: sha256 -> words, where that is known.
         bundles: folders that use the store.
         gone: folders that used it and are no bundles any more (deleted, or moved).
     """
@@ -38,6 +39,7 @@ class Collection:
     store: Path
     dropped: dict[str, int]
     kept: dict[str, int]
+    names: dict[str, str]
     bundles: tuple[Path, ...]
     gone: tuple[Path, ...]
     dry_run: bool
@@ -49,6 +51,7 @@ class Collection:
             "dry_run": self.dry_run,
             "dropped": self.dropped,
             "dropped_bytes": sum(self.dropped.values()),
+            "names": self.names,
             "kept_files": len(self.kept),
             "kept_bytes": sum(self.kept.values()),
             "bundles": [str(path) for path in self.bundles],
@@ -78,14 +81,24 @@ def collect(store: Store, *, dry_run: bool) -> Collection:
             continue
         in_use = status.st_nlink > 1 or path.name in named
         (kept if in_use else dropped)[path.name] = status.st_size
+    noted = store.names()
+    names = {
+        sha256: f"{path} of {users[note]}"
+        for note, known in noted.items()
+        for sha256, path in known.items()
+        if sha256 in dropped
+    }
     if not dry_run:
         for sha256 in dropped:
             store.entry(sha256).unlink(missing_ok=True)
-        for note in gone:
-            note.unlink(missing_ok=True)
+        for note, known in noted.items():
+            if note in gone:
+                note.unlink(missing_ok=True)
+            elif known.keys() & dropped.keys():
+                store.write_note(note, users[note], {s: path for s, path in known.items() if s not in dropped})
         _tidy(store)
     bundles = tuple(bundle for note, bundle in users.items() if note not in gone)
-    return Collection(store.root, dropped, kept, bundles, tuple(gone.values()), dry_run)
+    return Collection(store.root, dropped, kept, names, bundles, tuple(gone.values()), dry_run)
 
 
 def _digests_of(bundle: Path) -> set[str] | None:

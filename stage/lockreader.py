@@ -11,11 +11,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NoReturn, TypeVar
 
 from stage import names
 from stage.digest import Digest, is_hex
+from stage.disk import MAX_NUMBER
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import (
     FOLDERS,
@@ -35,6 +37,7 @@ from stage.lockfile import (
     Source,
     newer_format,
 )
+from stage.lockskim import Skimmed, skim
 
 T = TypeVar("T")
 
@@ -58,31 +61,70 @@ def parse_lock(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
-def read_lock(data: bytes, where: str, document: dict[str, Any] | None = None) -> Lockfile:
+def read_lock(data: bytes, where: str, known: Skimmed | None = None) -> Lockfile:
     """Reads a lock.
 
     Args:
         data: the JSON text, UTF-8.
         where: the file's name, for messages.
-        document: what `parse_lock` made of it, for who has that already.
+        known: what `skim` made of it, for who has that already.
 
     Raises:
         UsageError: not JSON, a newer format, or a field that is missing or not what it should be.
         PolicyError: a path that may not be in a bundle, or two that collide.
     """
-    document = parse_lock(data, where) if document is None else document
     reader = _Reader(where)
-    if b"\\u" in data:  # half a character can only be written as an escape; looking for it takes as long as the rest
-        reader.check_text(document, "", 0)
-    assets = reader.take(document, "assets", dict, "")
-    lock = Lockfile(
-        name=reader.take(document, "name", str, ""),
-        assets={name: reader.asset(name, assets[name]) for name in sorted(assets)},
-    )
+    skimmed = known or skim(data)
+    lock = _from_skimmed(data, skimmed, reader) if skimmed else None
+    if lock is None:
+        document = parse_lock(data, where)
+        if b"\\u" in data:  # half a character can only be written as an escape; looking for it takes long
+            reader.check_text(document, "", 0)
+        assets = reader.take(document, "assets", dict, "")
+        lock = Lockfile(
+            name=reader.take(document, "name", str, ""),
+            assets={name: reader.asset(name, assets[name]) for name in sorted(assets)},
+        )
     paths = [file.path for file in lock.files]
     names.check_collisions(paths, where)
     reader.check_named_files(lock, set(paths))
     return lock
+
+
+def _from_skimmed(data: bytes, skimmed: Skimmed, reader: _Reader) -> Lockfile | None:
+    """The lock, if `data` is its one true text and nothing is wrong with it; else the ordinary way finds out what.
+
+    The n-th list is the n-th asset's if the rest is, to the byte, what is written for a lock of these assets.
+    """
+    try:
+        document = parse_lock(skimmed.rest, reader.where)
+        bare = {name: reader.asset(name, {**value, "files": []}) for name, value in sorted(document["assets"].items())}
+        lock = Lockfile(reader.take(document, "name", str, ""), bare)
+        if len(bare) != len(skimmed.lists) or lock.without_files().encode() != skimmed.rest:
+            return None
+        assets = {}
+        for asset, files in zip(bare.values(), skimmed.lists, strict=True):
+            names.check_paths(files.paths, reader.where)
+            folder = f"{asset.folder}/"
+            if not all(path.startswith(folder) for path in files.paths):
+                return None
+            assets[asset.name] = replace(asset, files=tuple(map(_file, *files)))
+    except (UsageError, PolicyError, KeyError, TypeError, AttributeError, ValueError):
+        return None
+    return Lockfile(lock.name, assets).written_as(data)
+
+
+def _file(
+    made_by: str | None,
+    origin: str,
+    path: str,
+    sha256: str,
+    size: int,
+    algorithm: str | None,
+    digest: str | None,
+) -> LockedFile:
+    upstream = Digest(algorithm, digest) if algorithm and digest else None
+    return LockedFile(path, size, sha256, upstream, origin, made_by)
 
 
 class _Ambiguous(ValueError):
@@ -119,7 +161,6 @@ _ONE_READING: Mapping[str, Any] = {
     "parse_float": _finite,
 }
 
-MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 _MAX_DEPTH = 32  # a lock has nine levels; Python's own limit would strike somewhere else
 _REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
 

@@ -6,6 +6,7 @@ whether the repository exists is `resolve`'s business.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from stage import names
 from stage.digest import is_hex
 from stage.disk import read_file
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, all_at_once
 from stage.request import (
     CONVERSIONS,
     DatasetRequest,
@@ -129,12 +130,25 @@ def _requests(path: Path, assets: Mapping[Any, Any], lines: Lines) -> dict[str, 
             requests[str(name)] = _request(str(name), value, lines)
         except UsageError as mistake:
             mistakes.append(mistake)
-    if len(mistakes) == 1:
-        raise mistakes[0]
     if mistakes:
-        told = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
-        raise UsageError(f"{path}: {len(mistakes)} mistakes:\n{told}", "Correct these lines.")
+        raise all_at_once(str(path), [*mistakes, *_missing(path, requests, lines)])
     return requests
+
+
+def _missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> list[UsageError]:
+    """Files that are not there, told with other mistakes. What a lock pins may be gone: the bundle has it."""
+    if path.with_suffix(".lock").exists():
+        return []
+    return [
+        UsageError(
+            f"{lines.place('assets', name, 'path')}: `{name}`: there is no {path.parent / request.path}.",
+            "Paths are relative to the manifest's folder.",
+        )
+        for name, request in requests.items()
+        if isinstance(request, PathRequest)
+        and not request.path.startswith("~")
+        and not os.path.lexists(path.parent / request.path)
+    ]
 
 
 def _request(name: str, value: Any, lines: Lines) -> Request:
@@ -263,6 +277,12 @@ def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
     return licences
 
 
+def _is_local(value: str, folder: Path) -> bool:
+    """Whether a repository's name means something on this machine. A folder `org/name` may be just a clone of it."""
+    is_data = "/" not in value and value.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"))
+    return names.names_a_local_path(value) or is_data or (folder / value).is_file()
+
+
 @dataclass(frozen=True)
 class _Entry:
     """Typed access to one YAML mapping; mistakes come with file:line."""
@@ -338,6 +358,12 @@ class _Entry:
                 raise UsageError(
                     f"{self.lines.place(*self.where, key)}: `{key}` is an address.", f"Write `{key}: {bare}`."
                 )
+        if _is_local(value, self.lines.path.parent):
+            raise UsageError(
+                f"{self.lines.place(*self.where, key)}: `{key}: {value}` is a local file or folder; `{key}` names a "
+                "repository on the Hub, such as org/name.",
+                f"Write `path: {value}`" + (", and how to read it: `convert: csv`." if key == "dataset" else "."),
+            )
         parts = value.split("/")
         allowed = all(part and all(c.isalnum() or c in "-_." for c in part) for part in parts)
         if len(parts) > 2 or not allowed or ".." in value:

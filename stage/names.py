@@ -31,7 +31,7 @@ def problem_with_path(path: str) -> str | None:
     """
     if not path:
         return "it is empty"
-    for character in path:
+    for character in () if _is_plain(path) else path:
         if _is_forbidden(character):
             return f"it has the control character U+{ord(character):04X}"
     if path.startswith("/"):
@@ -57,6 +57,11 @@ def _problem_with_component(part: str) -> str | None:
     if part.endswith(PARTIAL_SUFFIX):
         return f"`{PARTIAL_SUFFIX}` is the ending of unfinished files"
     return None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is ASCII without control characters: told at once, and nearly always."""
+    return text.isascii() and text.isprintable()
 
 
 def _is_forbidden(character: str) -> bool:
@@ -128,7 +133,7 @@ def is_split_name(name: str) -> bool:
 
 def problem_with_address(url: str) -> str | None:
     """Why `url` is no http or https address that can be asked; None if it is."""
-    if any(c.isspace() or _is_forbidden(c) for c in url):
+    if not (_is_plain(url) and " " not in url) and any(c.isspace() or _is_forbidden(c) for c in url):
         return "it has a space or a control character"
     try:
         parts = urlsplit(url)

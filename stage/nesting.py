@@ -10,7 +10,7 @@ from pathlib import Path
 from stage import bundle as layout
 from stage.errors import UsageError
 from stage.manifest import Manifest, PathRequest
-from stage.sources.local import local_base
+from stage.sources.listing import local_base
 from stage.sources.selection import matches
 
 

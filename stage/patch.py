@@ -7,6 +7,7 @@ Two reasons to carry one: a verification's report names damage (`--report`), or 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -28,11 +29,17 @@ from stage.progress import Reporter
 
 @dataclass(frozen=True)
 class PatchOutcome:
-    """A patch that was written; `size` is the bytes of its pieces, `left` the findings no patch can mend."""
+    """A patch that was written.
+
+    Attributes:
+        left: the findings no patch can mend.
+        renamed: (path it should have, path it has there): to be moved, not carried.
+    """
 
     root: Path
     plan: Plan
     left: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -45,6 +52,7 @@ class PatchOutcome:
             "bytes": self.plan.size,
             "volumes": self.plan.count,
             "not_mended": list(self.left),
+            "renamed": dict(self.renamed),
         }
 
 
@@ -72,8 +80,9 @@ def patch_damage(
         )
     files = {file.path: file for file in bundle.lock.files}
     bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
+    renamed = dict(report.renamed)
     for finding in report.findings:
-        if (file := files.get(finding.path)) is not None:
+        if (file := files.get(finding.path)) is not None and finding.path not in renamed:
             if finding.ranges and finding.ranges[-1][1] > file.size:
                 raise UsageError(
                     f"The report names bytes of {file.path} up to {finding.ranges[-1][1]}; it has {file.size}.",
@@ -87,14 +96,26 @@ def patch_damage(
     for path in tags:
         maker.add_tag(path)
     repair = tuple(sorted({file.path for several in bad.values() for file, _ in several}))
-    left = tuple(f.path for f in report.findings if f.path not in files and f.path not in tags)
+    others = {*files, *tags, *renamed.values()}
+    left = tuple(finding.path for finding in report.findings if finding.path not in others)
     if not repair and not tags:
-        raise UsageError(
-            "The report names nothing that a patch can mend" + (f": {left[0]} is not of the bundle." if left else "."),
-            "Move what is extra out of the bundle." if left else "There is nothing to do.",
-        )
+        raise _nothing_to_mend(report, left)
     plan = maker.plan("repair", bundle.id, repair)
-    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter), left)
+    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter), left, report.renamed)
+
+
+def _nothing_to_mend(report: VerificationReport, left: tuple[str, ...]) -> UsageError:
+    nothing = "The report names nothing that a patch can mend"
+    if report.renamed:
+        old, new = report.renamed[0]
+        more = f" and {len(report.renamed) - 1} more" if len(report.renamed) > 1 else ""
+        return UsageError(
+            f"{nothing}: {old} is there, renamed to {new}{more}.",
+            f"Give it its name again, in the copy: {shlex.join(['mv', new, old])}",
+        )
+    if left:
+        return UsageError(f"{nothing}: {left[0]} is not of the bundle.", "Move what is extra out of the bundle.")
+    return UsageError(f"{nothing}.", "There is nothing to do.")
 
 
 def _tags_to_mend(bundle: Bundle, paths: set[str]) -> list[str]:

@@ -27,9 +27,9 @@ from stage.bundle import (
     parse_manifest,
 )
 from stage.digest import is_hex, sha256_of_bytes
-from stage.disk import read_file, sync_folder, write_atomically
+from stage.disk import MAX_NUMBER, read_file, sync_folder, write_atomically
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.lockreader import MAX_NUMBER, each_key_once
+from stage.lockreader import each_key_once
 from stage.names import printable, problem_with_path
 
 FORMAT = 1

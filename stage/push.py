@@ -7,15 +7,17 @@ damaged although it looks right is sent once more with rsync's checksums, and ve
 and time as they were, and only `-c` on its own repairs that.
 
 Whatever replaces a file there is read here first: damage of this copy must not take the place of a sound one
-(docs/adr/0030).
+(docs/adr/0030). To a new place all of it is read first, unless a receipt says that it was (docs/adr/0041): a bundle
+that is found damaged after a night of sending was sent for nothing.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ from stage.farend import Facts, probe, verified_there
 from stage.lockfile import LockedFile
 from stage.names import printable
 from stage.progress import Reporter, human_time
+from stage.receipts import Receipt
+from stage.receipts import find as find_receipt
+from stage.receipts import record as record_receipt
 from stage.remote import Target, connected
 from stage.rsync import LAST, Transfer, require_rsync
 from stage.verify import verify
@@ -63,12 +68,15 @@ class PushOutcome:
         }
 
 
-def push(root: Path, target: Target, *, ssh: str, delete: bool, reporter: Reporter, quiet: bool) -> PushOutcome:
+def push(
+    root: Path, target: Target, *, ssh: str, delete: bool, reporter: Reporter, quiet: bool, state: Path
+) -> PushOutcome:
     """Brings a bundle to its target and has it verified there.
 
     Args:
         ssh: the command that rsync and we connect with.
         delete: remove files at the target that the bundle does not have.
+        state: where receipts of verifications lie (`receipts.state_folder`).
 
     Returns:
         The outcome; its report's `ok` says whether the other end found every byte right.
@@ -91,6 +99,8 @@ def push(root: Path, target: Target, *, ssh: str, delete: bool, reporter: Report
         facts = probe(place, root)
         _refuse_another(root, target, facts, bundle)
         reporter.note(f"{target}: {facts.in_words()}; to verify there: {facts.verifier}")
+        if facts.state in ("absent", "empty"):
+            _require_sound_bundle(bundle, state, reporter)
         transfer = Transfer(place, root, delete=delete, quiet=quiet)
         place.run(f"mkdir -p {shlex.quote(place.folder)}", f"{target}: cannot make the folder")
         if facts.state in ("finished", "begun"):
@@ -112,6 +122,25 @@ def push(root: Path, target: Target, *, ssh: str, delete: bool, reporter: Report
     return PushOutcome(target, bundle.id, facts.verifier, len(damaged), report)
 
 
+def _require_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None:
+    """Reads all of this bundle, unless a verification did and nothing was touched since.
+
+    Raises:
+        DamageError: something is not as it was fetched.
+    """
+    receipt = find_receipt(state, bundle.root)
+    if isinstance(receipt, Receipt):
+        reporter.note(f"{bundle.root}: {receipt.in_words(time.time())}, and not touched since: not read again here")
+        return
+    reporter.note(f"{bundle.root}: read here first: {receipt}")
+    with reporter.bytes_bar("read here", bundle.lock.size) as progress:
+        report = verify(bundle.root, "full", progress=progress)
+    if not report.ok:
+        raise _damaged_here(bundle, [finding.path for finding in report.findings], "Nothing was sent.")
+    with suppress(OSError):  # without a receipt it is read again next time, no more
+        record_receipt(state, report)
+
+
 def _require_sound_here(
     bundle: Bundle, paths: Collection[str], target: Target, reporter: Reporter, *, were_sent: bool = False
 ) -> None:
@@ -128,24 +157,32 @@ def _require_sound_here(
     if not files:
         return
     size, began = sum(file.size for file in files), time.monotonic()
-    with reporter.bytes_bar("read here", size) as progress, ThreadPoolExecutor(_READERS) as pool:
+    with reporter.bytes_bar("read here", size) as progress:
 
         def is_damaged(file: LockedFile) -> bool:
             return hash_file(bundle.root / file.path, progress=progress).sha256 != file.sha256
 
-        damaged = [file.path for file, bad in zip(files, pool.map(is_damaged, files), strict=True) if bad]
+        pool = ThreadPoolExecutor(_READERS)
+        try:
+            damaged = [file.path for file, bad in zip(files, pool.map(is_damaged, files), strict=True) if bad]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts waits for no file of 50 GB
     if damaged:
-        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         done = "What lies there has that damage too." if were_sent else "Nothing was sent."
-        raise DamageError(
-            f"{bundle.root}: damaged here: {damaged[0]}{more}: not as fetched. {done}",
-            f"Mend it here, then push again: stage fetch MANIFEST -o {bundle.root}   (or with a sound copy's help: "
-            f"stage verify {bundle.root} --report FILE, and where it is: stage patch COPY --report FILE -o PATCH)",
-        )
+        raise _damaged_here(bundle, damaged, done)
     if not were_sent:
         them = f"{human_count(len(files), 'file')} ({human_size(size)})"
         took = human_time(time.monotonic() - began)
         reporter.note(f"{bundle.root}: read {them} in {took} that replace what is there: sound here")
+
+
+def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageError:
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return DamageError(
+        f"{bundle.root}: damaged here: {damaged[0]}{more}: not as fetched. {done}",
+        f"Mend it here, then push again: stage fetch MANIFEST -o {bundle.root}   (or with a sound copy's help: "
+        f"stage verify {bundle.root} --report FILE, and where it is: stage patch COPY --report FILE -o PATCH)",
+    )
 
 
 def _refuse_another(root: Path, target: Target, facts: Facts, bundle: Bundle) -> None:

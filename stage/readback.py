@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
+from mmap import ACCESS_COPY, mmap
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,9 @@ from stage.findings import Finding, Shard, in_ranges
 from stage.stamp import Stamp, stamp_of
 from stage.workers import MOST_PIECES, Send, Workers
 
-BUFFER_SIZE = 2**20  # all the memory a worker needs; larger ones were no faster
+# All the memory a worker needs; larger ones were no faster. It begins a page: into a `bytearray`, which begins 16 bytes
+# off, the kernel copies at two thirds of the speed (AMD EPYC).
+BUFFER_SIZE = 2**20
 COST_OF_OPENING = 2**16  # bytes that could be read meanwhile: keeps shards of many small files even
 SMALL = 2**18  # bytes of a file that is read in one go
 LEAST_BATCH = 2**23  # milliseconds of work
@@ -154,7 +157,7 @@ class Reading:
         self._batches = batches(work, jobs, skip)
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         self._workers = Workers(self._read, len(self._batches), jobs)
-        self._buffer = memoryview(bytearray())
+        self._buffer = memoryview(b"")
 
     def __enter__(self) -> Reading:
         self._workers.__enter__()
@@ -236,7 +239,7 @@ class Reading:
                 return sha256(data).hexdigest(), end
             os.lseek(source, 0, os.SEEK_SET)  # it changed, or came in parts: slowly, then
         if not self._buffer:
-            self._buffer = memoryview(bytearray(BUFFER_SIZE))
+            self._buffer = memoryview(mmap(-1, BUFFER_SIZE, access=ACCESS_COPY))
         want = end - start if file.blocks else None
         digest, size = sha256(), 0
         if start:

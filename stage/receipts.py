@@ -85,11 +85,11 @@ def record(folder: Path, report: VerificationReport) -> str | None:
         return None
     if report.stamp is None or report.began is None or report.seal is None or report.bundle_id is None:
         return (
-            "no receipt is kept for `runner`: files here were changed just before they were read (verify again for "
-            "one, where a run file demands it)"
+            "the verdict holds; a receipt of it is kept only of files that were not changed just before they were "
+            "read. Where a run file says `bundle.verified: required`, verify once more"
         )
     if not report.root.is_dir():
-        return f"no receipt for `runner`: what was verified is not here: {report.root}"
+        return f"the verdict holds; no receipt of it is kept, for what was verified is not here: {report.root}"
     receipt = Receipt(
         bundle_id=report.bundle_id,
         seal=report.seal,

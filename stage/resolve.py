@@ -6,7 +6,7 @@ one is resolved anew, a removed one is dropped. So adding a dataset never moves 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from stage.manifest import Manifest, ModelRequest, Request, as_lock_request
 from stage.names import check_collisions, printable
 from stage.progress import Reporter
 from stage.sources import Sources
+from stage.sources.listing import Listing
 from stage.sources.selection import PICKLE_SUFFIXES
 
 
@@ -59,6 +60,19 @@ def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
     wanted = {name: as_lock_request(request) for name, request in manifest.requests.items()}
     changed = [name for name, request in wanted.items() if name not in have or dict(have[name].request) != request]
     return changed + [name for name in have if name not in wanted and not have[name].base_of]
+
+
+def look_at_local(
+    manifest: Manifest, previous: Lockfile | None, sources: Sources, updates: Iterable[str]
+) -> Mapping[str, Listing]:
+    """Looks at the files beside the manifest before anything is hashed or asked for: all their mistakes at once.
+
+    Raises:
+        StageError: something is not there, or may not travel.
+    """
+    updates = set(updates)
+    anew = set(manifest.requests) if ALL in updates else updates | set(stale_assets(manifest, previous))
+    return sources.look_at_local(manifest, anew)
 
 
 def resolve(

@@ -22,6 +22,7 @@ from stage.remote import Place
 
 LAST = (TAG_MANIFEST, SIGNATURE)
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
+_PATIENCE_S = 5.0  # with an rsync that was asked to end
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,28 @@ class Transfer:
             command += ["--from0", "--files-from=-"]
         command += [f"{self.root}/", self.place.rsync_target]
         listed = "".join(f"{name}\0" for name in names or ()).encode()
-        done = subprocess.run(command, input=listed, stdout=subprocess.PIPE if hear else sys.stderr)
-        if done.returncode != 0:
+        code, said = _ended(command, listed, hear)
+        if code != 0:
             raise IncompleteError(
-                f"{self.place.target}: rsync ended with {done.returncode} "
-                f"({_RSYNC.get(done.returncode, 'see above')}). What came is kept.",
+                f"{self.place.target}: rsync ended with {code} ({_RSYNC.get(code, 'see above')}). What came is kept.",
                 "Run the same command again: it goes on where it stopped.",
             )
-        return os.fsdecode(done.stdout or b"")
+        return os.fsdecode(said)
+
+
+def _ended(command: list[str], listed: bytes, hear: bool) -> tuple[int, bytes]:
+    """Runs it to its end. Where that is ours, too: asked to end, so that its other half keeps what came."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if hear else sys.stderr) as running:
+        try:
+            said, _ = running.communicate(listed)
+        except BaseException:
+            running.terminate()
+            try:
+                running.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+            raise
+        return running.returncode, said or b""
 
 
 _RSYNC = {

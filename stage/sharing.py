@@ -82,8 +82,8 @@ class Sharing:
             return
         try:
             fates = {path: self._store.keep(self._root / path, known) for path, known in digests.items()}
-            if {Kept.NEW, Kept.ALREADY} & set(fates.values()):
-                self._store.note_user(self._root)
+            if names := {digests[p].sha256: p for p, fate in fates.items() if fate in (Kept.NEW, Kept.ALREADY)}:
+                self._store.note_user(self._root, names)
         except OSError as error:
             self._reporter.warn(f"{error.filename or self._store.root}: {error.strerror}; not kept in the store")
             return

@@ -69,6 +69,8 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
             columns = ", ".join(f"{c.name}: {c.type}" for c in split.schema or ())
             lines.append(f"  split    {config}/{name}: {human_count(split.rows or 0, 'row')} ({columns})")
     lines.append(f"  path     {asset.folder}")
+    if asset.environment is not None:
+        lines.append(f"  create   sh {asset.folder}/bootstrap.sh PREFIX")
     if asset.left_out:
         size = human_size(sum(o.size for o in asset.left_out))
         lines.append(f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)")

@@ -132,19 +132,26 @@ def check_signature(root: Path, signers: Path) -> Signer:
 
 
 def _require_signers(signers: Path) -> None:
-    """A public key is a line of that file but for the name in front, and people give it as it is.
+    """People give what they have: the signer's public key, their own private one, a file that a command left empty.
 
     Raises:
-        UsageError: the file is one.
+        UsageError: the file is one of these.
     """
-    first = next((line for line in signers.read_bytes().splitlines() if line.strip() and line[:1] != b"#"), b"")
-    if re.match(rb"(ssh-|ecdsa-sha2-|sk-ssh-|sk-ecdsa-)\S+ +[A-Za-z0-9+/=]{20,}", first):
-        named = shlex.quote(str(signers))
-        raise UsageError(
-            f"{signers}: a public key, not a file of signers: that has a name in front of each key, "
-            "`alice@lab ssh-ed25519 AAAA...`.",
-            f'Make one: echo "alice@lab $(cat {named})" > signers   (the name is yours to choose), and give that file.',
-        )
+    lines = [line for line in signers.read_bytes().splitlines() if line.strip() and line[:1] != b"#"]
+    named = shlex.quote(str(signers))
+    if not lines:
+        what, key = "empty", "$(cat KEY.pub)"
+    elif re.match(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|PuTTY-User-Key-File-", lines[0]):
+        what, key = "a private key, which signs (and stays with its owner)", f"$(ssh-keygen -y -f {named})"
+    elif re.match(rb"(ssh-|ecdsa-sha2-|sk-ssh-|sk-ecdsa-)\S+ +[A-Za-z0-9+/=]{20,}", lines[0]):
+        what, key = "a public key", f"$(cat {named})"
+    else:
+        return
+    raise UsageError(
+        f"{signers}: {what}, not a file of signers: that has a line `alice@lab ssh-ed25519 AAAA...` for each person to "
+        "believe, a name in front of their public key.",
+        f'Make one: echo "alice@lab {key}" > signers   (the name is yours to choose), and give that file.',
+    )
 
 
 def _does_not_fit(root: Path, manifest: bytes, signature: _Signature) -> SignatureError:

@@ -115,6 +115,10 @@ class Store:
     def _git_entry(self, git_sha1: str) -> Path:
         return self.root / BY_GIT / git_sha1[:2] / git_sha1
 
+    def sizes(self) -> set[int]:
+        """Bytes of each content, for whoever knows no digests yet."""
+        return {path.lstat().st_size for path in (self.root / CONTENTS).glob("*/*")}
+
     def shares_disk_with(self, folder: Path) -> bool:
         """Whether files here and there can be the same bytes on one disk."""
         try:
@@ -180,24 +184,47 @@ class Store:
         partial.symlink_to(f"../../{CONTENTS}/{sha256[:2]}/{sha256}")
         partial.replace(link)
 
-    def note_user(self, bundle: Path) -> None:
-        """Writes down that this folder uses the store.
+    def note_user(self, bundle: Path, names: Mapping[str, str]) -> None:
+        """Writes down that this folder uses the store, and what contents are called there, for whoever asks later.
+
+        Args:
+            names: sha256 -> path in the bundle. What was noted before is kept: the bundle had that once.
 
         Raises:
             OSError: the store cannot be written.
         """
         folder = str(bundle.resolve())
         note = self.root / USERS / hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
-        if not note.exists():
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(note, os.fsencode(folder))
+        before = self._names_in(note) if note.exists() else {}
+        if not note.exists() or {**before, **names} != before:
+            self.write_note(note, bundle.resolve(), {**before, **names})
+
+    @staticmethod
+    def write_note(note: Path, folder: Path, names: Mapping[str, str]) -> None:
+        """Writes a note anew.
+
+        Raises:
+            OSError: the store cannot be written.
+        """
+        note.parent.mkdir(parents=True, exist_ok=True)
+        lines = [str(folder), *(f"{sha256} {path}" for sha256, path in sorted(names.items()))]
+        write_atomically(note, b"\0".join(map(os.fsencode, lines)))
+
+    @staticmethod
+    def _names_in(note: Path) -> dict[str, str]:
+        return {line[:64]: line[65:] for line in os.fsdecode(note.read_bytes()).split("\0")[1:]}
 
     def users(self) -> dict[Path, Path]:
         """The notes of `note_user`: note -> bundle's folder, which may be gone or moved."""
+        return {note: Path(os.fsdecode(note.read_bytes().split(b"\0")[0])) for note in self._notes()}
+
+    def names(self) -> dict[Path, dict[str, str]]:
+        """The notes of `note_user`: note -> sha256 -> what it is or was called in that bundle."""
+        return {note: self._names_in(note) for note in self._notes()}
+
+    def _notes(self) -> list[Path]:
         notes = self.root / USERS
-        if not notes.is_dir():
-            return {}
-        return {p: Path(os.fsdecode(p.read_bytes())) for p in sorted(notes.iterdir()) if p.suffix != PARTIAL_SUFFIX}
+        return [p for p in sorted(notes.iterdir()) if p.suffix != PARTIAL_SUFFIX] if notes.is_dir() else []
 
     def _drop(self, entry: Path, found: str) -> Damaged:
         shared = entry.lstat().st_nlink > 1

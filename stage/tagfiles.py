@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stage import bundle as layout
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
 from stage.disk import MAX_TEXT
 from stage.errors import PolicyError, UsageError
 from stage.findings import Found
-from stage.lockfile import Lockfile
-from stage.lockreader import parse_lock, read_lock
+from stage.lockskim import Skimmed, skim
+
+if TYPE_CHECKING:
+    from stage.lockfile import Lockfile
 
 Payload = dict[str, tuple[int | None, str | None]]  # path -> size and sha256, as far as they are known
 
@@ -106,35 +108,45 @@ def _differ_little(one: str, other: str) -> bool:
     return sum(a != b for a, b in zip(one, other.lower(), strict=True)) <= 4
 
 
-def claimed_payload(tags: Mapping[str, bytes]) -> tuple[dict[str, Any] | None, Payload]:
-    """The lock's JSON and what it says of the payload, before anybody checked whether it may be believed."""
+def claimed_payload(tags: Mapping[str, bytes]) -> tuple[Skimmed | None, Payload]:
+    """What the lock says of the payload, before anybody checked whether it may be believed; and what was read of it."""
+    text = tags.get(layout.LOCK)
+    if text is None:
+        return None, {}
+    if (known := skim(text)) is not None:
+        return known, {
+            path: (size, digest)
+            for files in known.lists
+            for path, size, digest in zip(files.paths, files.sizes, files.sha256, strict=True)
+        }
+    from stage.lockreader import parse_lock
+
     try:
-        document = parse_lock(tags[layout.LOCK], layout.LOCK)
         entries = [
             (entry["path"], entry["size"], entry["sha256"])
-            for asset in document["assets"].values()
+            for asset in parse_lock(text, layout.LOCK)["assets"].values()
             for entry in asset["files"]
         ]
     except (KeyError, TypeError, AttributeError, UsageError):
         return None, {}
-    return document, {
+    return None, {
         path: (size, digest)
         for path, size, digest in entries
         if type(path) is str and type(size) is int and size >= 0 and type(digest) is str
     }
 
 
-def read_sound_lock(
-    root: Path, tags: Mapping[str, bytes], document: dict[str, Any] | None, found: Found
-) -> Lockfile | None:
+def read_sound_lock(root: Path, tags: Mapping[str, bytes], known: Skimmed | None, found: Found) -> Lockfile | None:
     """The lock, if it is sound. A sound lock of a newer format, or one this version cannot read, is an exception."""
+    from stage.lockreader import read_lock  # by now others read: there is time to import it
+
     where = str(root / layout.LOCK)
     if layout.LOCK not in tags:
         if layout.LOCK not in found:
             found.add(layout.LOCK, "missing", "the lock", "nothing")
         return None
     try:
-        lock = read_lock(tags[layout.LOCK], where, document)
+        lock = read_lock(tags[layout.LOCK], where, known)
     except (UsageError, PolicyError):
         if layout.TAG_MANIFEST in found:  # then nothing vouches for the lock, and its damage is a finding
             found.add(layout.LOCK, "invalid", "a lock", "something that cannot be read as one")
@@ -174,8 +186,10 @@ def check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], f
             if [other for other in lines if other.lower().startswith(label)] != [line]:
                 found.add(layout.BAG_INFO, "invalid", f"one line `{line}`", "none such, or others")
     for file in lock.files:
+        if file.size <= BLOCKS_ABOVE:
+            continue
         path = layout.blocks_path(file.sha256 or "")
-        if file.size > BLOCKS_ABOVE and path in tags and not block_digests(tags, file.sha256 or "", file.size):
+        if path in tags and not block_digests(tags, file.sha256 or "", file.size):
             found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
     for path in sorted(layout.tag_paths(lock) - set(tags)):
         if path not in found and (root / path).is_file():

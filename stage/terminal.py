@@ -6,16 +6,36 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from stage.errors import IncompleteError, StageError, UsageError, as_shown
+from stage.signals import Ended, told_to_end
 
 
 class Group(click.Group):
-    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code."""
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code.
+
+    Args:
+        elsewhere: commands that are imported when they are asked for: name -> the module that has one of that name.
+    """
+
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._elsewhere = elsewhere or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self._elsewhere})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._elsewhere and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(self._elsewhere[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         _require_utf8_names()
@@ -23,7 +43,8 @@ class Group(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a name the locale cannot spell is no reason to fail
         try:
-            super().main(*args, **{**kwargs, "standalone_mode": False})
+            with told_to_end():
+                super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Exit as request:
             sys.exit(request.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -35,6 +56,9 @@ class Group(click.Group):
             fail(UsageError(error.format_message(), f"{command} --help"))
         except (KeyboardInterrupt, click.Abort):
             _leave_at_once(IncompleteError("Interrupted. What is already here is kept.", "Run the same command again."))
+        except Ended as end:
+            told = f"Ended by {end.name}. What is already here is kept."
+            _leave_at_once(IncompleteError(told, "Run the same command again: it goes on from there.", end.exit_code))
         except BrokenPipeError:
             sys.stderr.close()  # the reader went away (`stage verify | head`): nobody hears words, but 0 would be a lie
             sys.exit(IncompleteError.exit_code)
@@ -63,9 +87,10 @@ def fail(error: StageError) -> NoReturn:
 
 def _leave_at_once(error: StageError) -> NoReturn:
     """Ends without waiting for threads, which may be waiting for a server: whatever they hold can be gone on with."""
-    say(f"error: {error}", err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # the terminal may be what went away
+        say(f"error: {error}", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(error.exit_code)
 
 

@@ -12,14 +12,14 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stage import bundle as layout
 from stage.bundle import require_bundle
-from stage.digest import sha256_of_bytes
+from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import read_file
 from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
 from stage.journal import Journal, Resumed
-from stage.lockfile import Lockfile
 from stage.names import printable
 from stage.readback import PayloadFile, Reading, units
 from stage.stamp import Stamp
@@ -33,6 +33,9 @@ from stage.tagfiles import (
     expected_payload,
     read_sound_lock,
 )
+
+if TYPE_CHECKING:
+    from stage.lockfile import Lockfile
 
 __all__ = ["LEVELS", "Finding", "VerificationReport", "verify"]
 
@@ -71,11 +74,11 @@ def verify(
     tags, recorded = check_tags(root, beside, found)
     seal = _seal(root, entries)
     # Reading begins with what the lock claims; whether it may be believed is found out meanwhile.
-    document, claimed = claimed_payload(tags)
+    known, claimed = claimed_payload(tags)
     work = units(_files(entries, claimed, tags), shard) if level == "full" else []
     resumed = journal.begin(seal, work) if journal and seal else Resumed()
     with Reading(root, work, jobs or _cores(), resumed.runs) as reading:
-        lock = read_sound_lock(root, tags, document, found)
+        lock = read_sound_lock(root, tags, known, found)
         expected = expected_payload(lock, tags)
         if lock is not None:
             check_lock_text(lock, tags, found)
@@ -93,6 +96,7 @@ def verify(
         journal.finished()
     for finding in readback.findings:
         found.add_finding(finding)
+    reads_all = level == "full" and shard is None
     return VerificationReport(
         root=root,
         level=level,
@@ -104,6 +108,7 @@ def verify(
         seal=seal,
         began=resumed.since or began,
         stamp=_stamp(readback.stamp.plus(resumed.stamp), began) if level == "full" and not found.findings else None,
+        renamed=_renamed(root, entries, expected, found.findings) if reads_all else (),
     )
 
 
@@ -114,6 +119,22 @@ def _stamp(stamp: Stamp, began: float) -> Stamp | None:
 def _cores() -> int:
     """Cores this process may use: on a shared node that is fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _renamed(
+    root: Path, entries: Entries, expected: Payload, findings: Iterable[Finding]
+) -> tuple[tuple[str, str], ...]:
+    paths = {problem: {f.path for f in findings if f.problem == problem} for problem in ("missing", "extra")}
+    missing = {
+        path: (size, digest)
+        for path in paths["missing"]
+        if path in expected and (size := expected[path][0]) and (digest := expected[path][1])
+    }
+    if not missing:
+        return ()
+    from stage.renames import find_renamed  # whoever finds nothing missing does not wait for it
+
+    return find_renamed(root, missing, {p: entries[p].stat(follow_symlinks=False).st_size for p in paths["extra"]})
 
 
 def _seal(root: Path, entries: Entries) -> str | None:
@@ -202,5 +223,6 @@ def _files(entries: Entries, expected: Payload, tags: Mapping[str, bytes]) -> li
     for path, (size, digest) in expected.items():
         if digest is not None and (entry := entries.get(path)) is not None:
             size = entry.stat(follow_symlinks=False).st_size if size is None else size
-            files.append(PayloadFile(path, size, digest, block_digests(tags, digest, size)))
+            blocks = block_digests(tags, digest, size) if size > BLOCKS_ABOVE else ()
+            files.append(PayloadFile(path, size, digest, blocks))
     return files

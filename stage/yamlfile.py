@@ -75,7 +75,7 @@ def read_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -103,6 +103,11 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         data = None if node is None else _build(node, (), numbers, path)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
+    except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
+        raise UsageError(
+            f"{path}: not YAML: after a `\\U` in quotes stands no character's number.",
+            "Put text with backslashes into single quotes.",
+        ) from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`.")
     return data, Lines(Path(path), numbers)

@@ -97,7 +97,7 @@ def _skip_is_fine(item: pytest.Item | None) -> bool:
     """Tests of hardware or rights this machine lacks may skip anywhere."""
     if item is None:
         return False
-    return item.get_closest_marker("gpu") is not None or (
+    return any(item.get_closest_marker(name) is not None for name in ("gpu", "fuse")) or (
         item.get_closest_marker("site") is not None and os.geteuid() != 0
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from stage.environment.profile import Profile
@@ -116,6 +117,27 @@ def _missing(what: str, spec: EnvironmentSpec, profile: Profile) -> str:
             return f"no channel of this file has `{what}`"
 
 
+_ABSENT = re.compile(
+    r"Because (?:there is no version of (?P<versions>\S+)|(?P<name>\S+) was not found in any index)"
+    r" and you require \S+, there is none\.$"
+)
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?((?:[<>=!~]=?=?[^\s,]+,?)*)")
+
+
+def absent(message: str, spec: EnvironmentSpec) -> tuple[str, str, str] | None:
+    """Where all that uv says is that there is no such package, or no such version of it, and the spec asks for it.
+
+    Returns:
+        its name, what was asked for ("numpy==99", or the name where no version is there), and file:line.
+    """
+    if (match := _ABSENT.match(_proof(message))) is None:
+        return None
+    asked = match["versions"] or match["name"]
+    name = canonicalize_name(_REQUIREMENT.match(asked)[1])  # type: ignore[index]
+    place = next((r.place for r in spec.pip.requirements if r.name == name), None)
+    return (name, asked, place) if place else None
+
+
 def uv_conflict(
     message: str, spec: EnvironmentSpec, provided: Mapping[str, str], own_requirements: Iterable[str], python: str
 ) -> UsageError:
@@ -129,11 +151,13 @@ def uv_conflict(
     """
     proof = _proof(message)
     named = {canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", proof)}
-    words = [proof]
-    words += [f"{name} {provided[name]} comes from conda." for name in sorted(named & set(provided))]
-    own = [r for r in own_requirements if canonicalize_name(re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0]) in named]
     asked = {requirement.name for requirement in spec.pip.requirements}
-    if own and not all(canonicalize_name(re.split(r"[^A-Za-z0-9._-]", r, maxsplit=1)[0]) in asked for r in own):
+    own = {r: Requirement(r) for r in own_requirements}
+    own = {text: r for text, r in own.items() if canonicalize_name(r.name) in named}
+    ours = [token for token in _requirements_in(proof) if any(_is_same(token, r) for r in own.values())]
+    words = [_as_airlifts(proof, ours)]
+    words += [f"{name} {provided[name]} comes from conda." for name in sorted(named & set(provided))]
+    if ours or any(canonicalize_name(r.name) not in asked for r in own.values()):
         words.append(f"airlift itself, which is in every environment, needs {', '.join(own)}.")
     roots = [(r.text, r.place) for r in spec.pip.requirements if r.name in named]
     if "was not found in any index" in proof:
@@ -142,6 +166,28 @@ def uv_conflict(
         f"{spec.path}: the Python packages cannot be had together for Python {python}: {' '.join(words)}",
         _where(roots, spec),
     )
+
+
+def _requirements_in(proof: str) -> list[str]:
+    return [match[0].rstrip(".,;") for match in _REQUIREMENT.finditer(proof) if match[2]]
+
+
+def _is_same(token: str, requirement: Requirement) -> bool:
+    try:
+        found = Requirement(token)
+    except InvalidRequirement:
+        return False
+    return canonicalize_name(found.name) == canonicalize_name(requirement.name) and (
+        found.specifier == requirement.specifier
+    )
+
+
+def _as_airlifts(proof: str, ours: Iterable[str]) -> str:
+    """To uv everything is what "you" require, airlift's own too."""
+    for token in ours:
+        proof = proof.replace(f"you require {token}", f"airlift requires {token}")
+        proof = re.sub(rf"(you require \S+) and {re.escape(token)}", rf"\1 and airlift requires {token}", proof)
+    return proof
 
 
 def names_without_fitting_wheel(message: str) -> list[str]:

@@ -92,18 +92,35 @@ def create(root: Path, name: str, prefix: Path, route: str, say: Callable[[str],
         DamageError: a file of the bundle is not the one that was fetched, or the tree comes out different.
         IncompleteError: the disk, or a tool, did not let us; run it again.
     """
+    asset = find_environment(root, name)
+    creation = Creation((root / asset.folder).absolute(), asset, prefix.absolute(), say)
+    check_files(root, asset, _READ[route])
+    {"image": _bootstrap, "packages": _from_packages, "conda": _by_conda, "venv": _as_venv}[route](creation)
+
+
+def find_environment(root: Path, name: str) -> LockedAsset:
+    """The environment `name` of the bundle at `root`.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
     bundle = Bundle.open(root)
     asset = bundle.asset(name)
     if asset.environment is None:
         there = ", ".join(n for n, a in bundle.lock.assets.items() if a.environment) or "none"
         raise UsageError(f"{root}: `{name}` is no environment, but a {asset.kind}.", f"Environments in it: {there}.")
-    creation = Creation((root / asset.folder).absolute(), asset, prefix.absolute(), say)
-    _check_files(root, asset, route)
-    {"image": _bootstrap, "packages": _from_packages, "conda": _by_conda, "venv": _as_venv}[route](creation)
+    return asset
 
 
-def _check_files(root: Path, asset: LockedAsset, route: str) -> None:
-    """Compares every file that the route reads with the lock."""
+def check_files(root: Path, asset: LockedAsset, read: tuple[str, ...]) -> None:
+    """Compares every file that is about to be read with the lock.
+
+    Args:
+        read: how the paths of those files begin, in the asset's folder.
+
+    Raises:
+        DamageError: one is missing or another.
+    """
 
     def problem(file: LockedFile) -> str | None:
         path = root / file.path
@@ -111,9 +128,9 @@ def _check_files(root: Path, asset: LockedAsset, route: str) -> None:
             return f"{file.path} is missing"
         return None if hash_file(path).sha256 == file.sha256 else f"{file.path} is not the file that was fetched"
 
-    read = [f for f in asset.files if f.path.removeprefix(f"{asset.folder}/").startswith(_READ[route])]
+    files = [f for f in asset.files if f.path.removeprefix(f"{asset.folder}/").startswith(read)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        problems = [found for found in pool.map(problem, read) if found]
+        problems = [found for found in pool.map(problem, files) if found]
     if problems:
         more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
         raise DamageError(

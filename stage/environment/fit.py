@@ -120,6 +120,11 @@ def _architectures(needs: Needs, profile: Profile) -> list[Verdict]:
 def _what_fits(needs: Needs, profile: Profile) -> str:
     if needs.torch_manager == "conda" and profile.cuda is not None:
         return f"Add `cuda-version {numbers(profile.cuda)[0]}.*` to the conda dependencies."
+    return torch_that_fits(profile)
+
+
+def torch_that_fits(profile: Profile) -> str:
+    """Which torch to ask for on such nodes, in a sentence."""
     if profile.machine != "x86_64":
         return f"Ask for a torch that is published for {profile.machine} and CUDA {profile.cuda or '(none)'}."
     if profile.cuda is None or profile.compute_capability is None:

@@ -28,7 +28,7 @@ FORMAT = 1
 PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
 LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: binaries have room for that much
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-_DATE = 1_700_000_000  # of every file; what is compiled on the cluster is compared with it
+DATE = 1_700_000_000  # of every file; what is compiled on the cluster is compared with it
 _MEMBER = 8 << 20
 _LEVEL = 4  # 6 is a third slower and 3 % smaller
 _DISK_BLOCK = 4096
@@ -209,7 +209,7 @@ def pack(root: Path, image: Path) -> None:
 
 def _tar_entry(path: Path, name: str) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
-    entry.mtime = _DATE
+    entry.mtime = DATE
     status = path.lstat()
     if path.is_symlink():
         entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777

@@ -6,6 +6,7 @@ the lock is made: `virtual_packages()` is what the conda solver is told, the res
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,15 @@ class Profile:
             UsageError: with file:line, for anything that is not as documented.
         """
         path = Path(path)
+        if not path.exists():
+            beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
+            nearest = difflib.get_close_matches(path.name, beside, n=1)
+            raise UsageError(
+                f"{path}: no such profile.",
+                f"Did you mean {path.with_name(nearest[0])}?"
+                if nearest
+                else "`stage env probe` prints one on the cluster; envs/profiles/ has some to start from.",
+            )
         data, lines = load_yaml_with_lines(path)
         check_keys(data, _KEYS, (), lines)
         if type(data.get("format")) is not int or data["format"] != FORMAT:

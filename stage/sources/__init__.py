@@ -6,7 +6,7 @@ resolve: a manifest's request -> a `LockedAsset`; bring: a `LockedFile` -> bytes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from stage.sources.environment.private import PrivateAddresses
+    from stage.sources.listing import Listing
     from stage.sources.lookup import LookedUp
 
 
@@ -55,6 +56,7 @@ class Sources:
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
         self._reporter, self._xet = reporter, XetStore(timeout_s())
         self._private: PrivateAddresses | None = None
+        self._listings: Mapping[str, Listing] = {}
         self._lock = threading.Lock()
         self.allow_pickle, self.at_once, self._keep_locks = allow_pickle, at_once, keep_locks
 
@@ -77,7 +79,7 @@ class Sources:
             StageError: of the kind that fits; see `sources.hub`, `sources.selection`, `sources.local`.
         """
         from stage.sources.datasets import resolve_dataset
-        from stage.sources.local import check_csv_headers, resolve_path
+        from stage.sources.local import resolve_path
         from stage.sources.models import resolve_model
         from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
@@ -92,9 +94,7 @@ class Sources:
             case DatasetRequest():
                 return resolve_dataset(name, request, self._hub, self._reporter, what)
             case PathRequest():
-                asset = resolve_path(name, request, manifest)
-                check_csv_headers(asset, request, manifest)
-                return asset
+                return resolve_path(name, request, self._listing(name, request, manifest), manifest)
             case UrlRequest():
                 return resolve_url(name, request, self._downloader, manifest)
             case EnvironmentRequest():
@@ -109,6 +109,22 @@ class Sources:
                     self._reporter,
                     write=self._keep_locks,
                 )
+
+    def look_at_local(self, manifest: Manifest, required: Collection[str]) -> Mapping[str, Listing]:
+        """What the `path:` entries take, by name and size, and remembered: the same is hashed then.
+
+        Raises:
+            StageError: as for `sources.listing.look`.
+        """
+        from stage.sources.listing import look
+
+        self._listings = look(manifest, required, self._reporter.note)
+        return self._listings
+
+    def _listing(self, name: str, request: PathRequest, manifest: Manifest) -> Listing:
+        from stage.sources.listing import list_path
+
+        return self._listings.get(name) or list_path(name, request, manifest)
 
     def _private_addresses(self) -> PrivateAddresses:
         from stage.sources.environment.private import PrivateAddresses
@@ -133,7 +149,8 @@ class Sources:
         Raises:
             UsageError: a file changed, came or went since it was locked.
         """
-        from stage.sources.local import local_base, resolve_path
+        from stage.sources.listing import local_base
+        from stage.sources.local import resolve_path
 
         _check_answers(asset, request, manifest)
         if isinstance(request, EnvironmentRequest):
@@ -143,7 +160,10 @@ class Sources:
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
             now, then = (
                 {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
-                for a in (resolve_path(asset.name, request, manifest), asset)
+                for a in (
+                    resolve_path(asset.name, request, self._listing(asset.name, request, manifest), manifest),
+                    asset,
+                )
             )
             if now != then:
                 path = sorted(now ^ then)[0][0].removeprefix(f"{asset.folder}/")
@@ -159,22 +179,14 @@ class Sources:
         """Brings one file into place.
 
         Raises:
-            DamageError: its bytes are not the ones locked.
+            DamageError, UsageError: its bytes are not the ones locked.
             IncompleteError: the network does not let us; run again.
         """
-        from stage.sources.local import local_file
-        from stage.sources.partial import copy_hashed
+        from stage.sources.local import bring_local, local_file, take_as_it_is
 
         if asset.source.type == "path":
             source = local_file(asset, file.origin, manifest)
-            digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
-            if digests is None or digests.sha256 != file.sha256:
-                target.unlink(missing_ok=True)
-                raise UsageError(
-                    f"{source}: {'changed' if digests else 'gone'} since it was locked.",
-                    f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
-                )
-            return digests
+            return bring_local(source, file, target, progress, take_as_it_is(asset, manifest))
         if asset.source.type == "environment":
             from stage.sources.environment.assets import bring_package
 

@@ -88,7 +88,8 @@ class Downloader:
             IncompleteError: the network does not let us; what came is kept for the next run.
             Stopped: `stop` was set.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_path(target, _identity(download))
         if not download.evidence and not download.version:
             partial.unlink(missing_ok=True)

@@ -31,9 +31,9 @@ class Connections:
         self._timeout = urllib3.Timeout(connect=10.0, read=read_timeout_s)
         self._context = trust
         self._at_once = at_once
-        self._pools: dict[str | None, urllib3.PoolManager] = {}
+        self._proxies: dict[str, urllib3.ProxyManager] = {}
         self.answered = False  # whether anybody ever did
-        self._by_origin: dict[tuple[str, str, int | None], urllib3.PoolManager] = {}
+        self._by_origin: dict[tuple[str, str, int | None], urllib3.ProxyManager | urllib3.HTTPConnectionPool] = {}
 
     def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """Sends a GET; the body is left to be streamed.
@@ -41,9 +41,10 @@ class Connections:
         Raises:
             urllib3.exceptions.HTTPError: no answer.
         """
-        response = self._pool(url).request(
+        pool = self._pool(url)
+        response = pool.urlopen(
             "GET",
-            url,
+            url if isinstance(pool, urllib3.ProxyManager) else _target(url),
             headers={"User-Agent": f"airlift/{__version__}", **headers},
             preload_content=False,
             redirect=False,
@@ -53,20 +54,27 @@ class Connections:
         self.answered = True
         return response
 
-    def _pool(self, url: str) -> urllib3.PoolManager:
+    def _pool(self, url: str) -> urllib3.ProxyManager | urllib3.HTTPConnectionPool:
+        """One origin's own pool, found once: a manager that looks for it each time takes a third of a small file."""
         origin = origin_of(url)
-        if origin not in self._by_origin:  # reading the environment takes as long as a small file
-            self._by_origin[origin] = self._pool_through(proxy_for(url))
+        if origin not in self._by_origin:
+            proxy = proxy_for(url)
+            self._by_origin[origin] = self._direct(url) if proxy is None else self._through(proxy)
         return self._by_origin[origin]
 
-    def _pool_through(self, proxy: str | None) -> urllib3.PoolManager:
-        if proxy not in self._pools:
-            self._pools[proxy] = (
-                urllib3.PoolManager(maxsize=self._at_once, ssl_context=self._context)
-                if proxy is None
-                else _proxy_manager(proxy, self._at_once, self._context)
-            )
-        return self._pools[proxy]
+    def _direct(self, url: str) -> urllib3.HTTPConnectionPool:
+        return urllib3.PoolManager(maxsize=self._at_once, ssl_context=self._context).connection_from_url(url)
+
+    def _through(self, proxy: str) -> urllib3.ProxyManager:
+        if proxy not in self._proxies:
+            self._proxies[proxy] = _proxy_manager(proxy, self._at_once, self._context)
+        return self._proxies[proxy]
+
+
+def _target(url: str) -> str:
+    """What of an address is asked of its own host (RFC 9112, 3.2.1)."""
+    parts = urlsplit(url)
+    return f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
 
 
 def proxy_for(url: str) -> str | None:
@@ -91,8 +99,8 @@ def tls_context() -> ssl.SSLContext:
     Reading it takes as long as downloading a hundred small files: make it once.
     """
     context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if path := os.environ.get(variable):
+    for path in {os.environ.get(variable) for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")}:
+        if path:
             context.load_verify_locations(cafile=path)
     return context
 

@@ -1,7 +1,9 @@
 """The Hub: a repository and a revision become a commit, a listing, and addresses of files.
 
-Metadata, authentication and the meaning of errors are huggingface_hub's; what this room adds is patience (the client
-gives up at the first 429 or reset on metadata) and words: which asset, why, what to do.
+Tokens, headers, pages, the rules of names and the meaning of errors are huggingface_hub's; what this room adds is
+patience (the client gives up at the first 429 or reset on metadata) and words: which asset, why, what to do. The two
+answers it needs are asked for by the addresses of `HfApi.repo_info` and `list_repo_tree` (hf_api.py): `HfApi` itself
+takes as long to import as fifty small files to bring. (docs/adr/0042)
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, set_client_factory
+from huggingface_hub import constants, set_client_factory
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -26,14 +28,20 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import HfFileMetadata
-from huggingface_hub.hf_api import KernelInfo, RepoFile
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names are found on first use
+    build_hf_headers,
+    get_session,
+    get_token,
+    hf_raise_for_status,
+    paginate,
+    validate_repo_id,
+)
 
 from stage import __version__
 from stage.digest import Digest, is_hex
+from stage.disk import MAX_NUMBER
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.licences import stated
-from stage.lockreader import MAX_NUMBER
 from stage.names import names_a_local_path, problem_with_address
 from stage.progress import Reporter
 from stage.sources.answers import SENSELESS, guarded_client
@@ -42,6 +50,9 @@ from stage.sources.http import origin_of, proxy_for, without_credentials
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
 from stage.sources.xet import XetFile, XetStore
+
+if TYPE_CHECKING:
+    from huggingface_hub.file_download import HfFileMetadata
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 MAX_FILES = 1_000_000  # of a repository: ten times what the Hub advises
@@ -99,8 +110,8 @@ class Hub:
         # Else the client asks huggingface.co, whatever our endpoint is, for things to put into its User-Agent, and
         # behind a firewall waits for that.
         constants.HF_HUB_DISABLE_TELEMETRY = True
-        self._api = HfApi(
-            endpoint=self.endpoint, token=self._token or False, library_name="airlift", library_version=__version__
+        self._headers = build_hf_headers(
+            token=self._token or False, library_name="airlift", library_version=__version__
         )
         set_client_factory(lambda: guarded_client(self.endpoint, timeout_s(), trust))
 
@@ -113,23 +124,25 @@ class Hub:
         """
 
         def pin() -> Repository:
-            info = self._api.repo_info(id, revision=revision, repo_type=kind)
-            if isinstance(info, KernelInfo) or info.sha is None or not is_hex(info.sha, 40):
+            info = self._info(kind, id, f"/revision/{quote(revision, safe='')}")
+            commit, name, card = info.get("sha"), info["id"], info.get("cardData") or {}
+            if commit is None or not is_hex(commit, 40):
                 raise IncompleteError(
                     f"{what}: {self.name} does not say which commit `{revision}` is.", "Try another --endpoint."
                 )
-            card: dict[str, Any] = dict(vars(info.card_data)) if info.card_data else {}
-            tagged = [t.partition(":")[2] for t in info.tags or [] if t.startswith("license:")]
+            if not isinstance(card, dict):
+                raise ValueError("its card is no mapping")
+            tagged = [t.partition(":")[2] for t in info.get("tags") or [] if t.startswith("license:")]
             declared = card.get("license")
             licences = tagged or ([declared] if isinstance(declared, str) else declared or [])
-            if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", info.id) or ".." in info.id:
-                raise ValueError(f"the repository is called {info.id[:80]!a}")
+            if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or ".." in name:
+                raise ValueError(f"the repository is called {name[:80]!a}")
             return Repository(
                 kind=kind,
-                id=info.id,
-                commit=info.sha,
+                id=name,
+                commit=commit,
                 licence=stated(licences, card.get("license_name")),
-                gated=bool(getattr(info, "gated", False)),
+                gated=bool(info.get("gated", False)),
                 card=card,
             )
 
@@ -139,12 +152,12 @@ class Hub:
         """Every file of a repository at its commit, from the tree (one request a thousand files)."""
 
         def listing() -> list[RemoteFile]:
-            tree = self._api.list_repo_tree(
-                repository.id, recursive=True, revision=repository.commit, repo_type=repository.kind
-            )
+            validate_repo_id(repository.id)
+            address = f"{self._address(repository.kind, repository.id)}/tree/{repository.commit}"
+            asked = {"recursive": True, "expand": False}
             files: dict[str, RemoteFile] = {}
-            for entry in tree:
-                if isinstance(entry, RepoFile):
+            for entry in paginate(address, params=asked, headers=self._headers, timeout=timeout_s()):
+                if entry["type"] == "file":
                     file = _remote_file(entry, what)
                     if file.path in files:  # no git tree can; pages that lead back to themselves do
                         raise ValueError(f"{file.path!a} is listed twice")
@@ -176,6 +189,8 @@ class Hub:
         token = self._token or False
 
         def ask() -> HfFileMetadata:
+            from huggingface_hub import get_hf_file_metadata
+
             return get_hf_file_metadata(download.url, token=token, timeout=timeout_s(), endpoint=self.endpoint)
 
         announced = self._call(download.what, kind, id, commit, ask).xet_file_data
@@ -192,6 +207,24 @@ class Hub:
             self._token,
         )
         return replace(download, source=source, version=announced.file_hash)
+
+    def _address(self, kind: str, id: str) -> str:
+        return f"{self.endpoint}/api/{kind}s/{id}"
+
+    def _info(self, kind: str, id: str, part: str = "") -> dict[str, Any]:
+        """What the API says of a repository, or of a part of it.
+
+        Raises:
+            HFValidationError, HfHubHTTPError, httpx2.HTTPError: as from `HfApi`.
+            TypeError, ValueError: no mapping in JSON.
+        """
+        validate_repo_id(id)
+        response = get_session().get(self._address(kind, id) + part, headers=self._headers)
+        hf_raise_for_status(response)
+        answer = response.json()
+        if not isinstance(answer, dict):
+            raise TypeError(f"{type(answer).__name__} in place of a mapping")
+        return answer
 
     @property
     def name(self) -> str:
@@ -321,15 +354,15 @@ class Hub:
 
     def _exists(self, kind: str, id: str) -> bool:
         try:
-            return self._api.repo_info(id, repo_type=kind) is not None
-        except (HfHubHTTPError, HFValidationError, httpx2.TransportError):
+            return "id" in self._info(kind, id)
+        except (HfHubHTTPError, HFValidationError, httpx2.TransportError, *SENSELESS):
             return False
 
     def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
         try:
-            refs = self._api.list_repo_refs(id, repo_type=kind)
-            names = [ref.name for ref in [*refs.branches, *refs.tags]]
-        except (HfHubHTTPError, httpx2.TransportError):
+            refs = self._info(kind, id, "/refs")
+            names = [str(ref["name"]) for ref in [*refs["branches"], *refs["tags"]]]
+        except (HfHubHTTPError, httpx2.TransportError, *SENSELESS):
             names = []
         hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
         return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
@@ -343,23 +376,24 @@ def timeout_s() -> float:
         return DEFAULT_TIMEOUT_S
 
 
-def _remote_file(entry: RepoFile, what: str) -> RemoteFile:
+def _remote_file(entry: Mapping[str, Any], what: str) -> RemoteFile:
     """The Hub's evidence: sha256 for an LFS file; else the git blob id (for LFS files that hashes the pointer).
 
     Raises:
-        ValueError: a path that is none.
+        LookupError, TypeError, ValueError: no entry of a listing; a path that is none.
     """
-    if not isinstance(entry.path, str) or not 0 < len(entry.path) <= 4096:  # git's own limit, PATH_MAX
-        raise ValueError(f"{str(entry.path)[:80]!a} is no path")
+    path, size, lfs = entry["path"], entry["size"], entry.get("lfs")
+    if not isinstance(path, str) or not 0 < len(path) <= 4096:  # git's own limit, PATH_MAX
+        raise ValueError(f"{str(path)[:80]!a} is no path")
     try:
-        evidence = Digest("lfs-sha256", entry.lfs.sha256) if entry.lfs else Digest("git-sha1", entry.blob_id)
+        evidence = Digest("lfs-sha256", lfs["oid"]) if lfs else Digest("git-sha1", entry["oid"])
     except ValueError as error:
         raise IncompleteError(
-            f"{what}: the listing of {entry.path!a} makes no sense: {error}.", "Try another --endpoint."
+            f"{what}: the listing of {path!a} makes no sense: {error}.", "Try another --endpoint."
         ) from None
-    if type(entry.size) is not int or not 0 <= entry.size <= MAX_NUMBER:
-        raise IncompleteError(f"{what}: the listing gives {entry.path!a} no size.", "Try another --endpoint.")
-    return RemoteFile(entry.path, entry.size, evidence)
+    if type(size) is not int or not 0 <= size <= MAX_NUMBER:
+        raise IncompleteError(f"{what}: the listing gives {path!a} no size.", "Try another --endpoint.")
+    return RemoteFile(path, size, evidence)
 
 
 def _is_a_page(response: httpx2.Response) -> bool:

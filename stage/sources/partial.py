@@ -114,7 +114,7 @@ class _Syncer:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
+        self._thread: ThreadPoolExecutor | None = None  # small files need none
         self._under_way: Future[None] | None = None
         self._waiting = 0
 
@@ -123,6 +123,7 @@ class _Syncer:
         self._waiting += count
         if self._waiting >= SYNC_EVERY and (self._under_way is None or self._under_way.done()):
             self._finish_what_is_under_way()
+            self._thread = self._thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
             self._under_way = self._thread.submit(os.fsync, self._descriptor)
             self._waiting = 0
 
@@ -136,7 +137,8 @@ class _Syncer:
             self._under_way.result()
 
     def close(self) -> None:
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
 
 
 def copy_hashed(source: Path, target: Path, size: int, progress: Callable[[int], None]) -> FileDigests:

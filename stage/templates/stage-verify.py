@@ -10,11 +10,13 @@ payload, stage.lock for the payload, blocks/<sha256> for the 16 MiB blocks of a 
 """
 
 import argparse
+import collections
 import errno
 import gc
 import hashlib
 import io
 import json
+import mmap
 import os
 import re
 import signal
@@ -23,6 +25,7 @@ import struct
 import sys
 import unicodedata
 from pathlib import Path
+from shlex import quote
 
 FORMAT = 1
 BLOCK_SIZE = 16 * 2**20
@@ -604,7 +607,8 @@ class Reader:
     def __init__(self, root, work):
         self.root = root
         self.work = work
-        self.buffer = memoryview(bytearray(2**20))
+        # Begins a page: what begins 16 bytes off is filled slower. Each process gets its own (ACCESS_COPY).
+        self.buffer = memoryview(mmap.mmap(-1, 2**20, access=mmap.ACCESS_COPY))
 
     def check(self, numbers):
         """[number, digest, size, why it could not be read] of each unit that is not as it should be."""
@@ -745,7 +749,7 @@ def verify(root, level, jobs):
     sound = check_sizes(entries, expected, found)
     if level == "full":
         check_bytes(root, sound, tags, jobs, found)
-    return {
+    report = {
         "format": 1,
         "bundle": str(root),
         "bundle_id": bundle_id,
@@ -755,6 +759,129 @@ def verify(root, level, jobs):
         "bytes": sum(size or 0 for size, _ in expected.values()),
         "findings": found.to_json(),
     }
+    renamed = find_renamed(root, expected, report["findings"]) if level == "full" else {}
+    return dict(report, renamed=renamed) if renamed else report
+
+
+def of_problem(findings, problem):
+    return sorted(finding["path"] for finding in findings if finding["problem"] == problem)
+
+
+def find_renamed(root, expected, findings):
+    """Path it should have -> path it has, of missing files whose bytes lie here under a name not of the bundle."""
+    missing = [path for path in of_problem(findings, "missing") if path in expected and all(expected[path])]
+    wanted, by_digest = {expected[path][0] for path in missing}, {}
+    for path in reversed(of_problem(findings, "extra") if missing else []):
+        try:
+            if os.stat(real(root, path)).st_size in wanted:
+                by_digest.setdefault(sha256_of_file(real(root, path)), []).append(path)
+        except OSError:
+            pass
+    digests = {path: expected[path][1] for path in missing}
+    return {path: by_digest[digests[path]].pop() for path in missing if by_digest.get(digests[path])}
+
+
+def sha256_of_file(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as source:
+        data = source.read(2**20)
+        while data:
+            digest.update(data)
+            data = source.read(2**20)
+    return digest.hexdigest()
+
+
+# ---- in words
+
+
+def moves(root, renamed):
+    """The fewest moves that give files their names again: (to, from) -> the files that this is for."""
+    found = {}
+    for old, new in renamed.items():
+        right, wrong = old.split("/"), new.split("/")
+        while len(right) > 1 and len(wrong) > 1 and right[-1] == wrong[-1]:
+            right, wrong = right[:-1], wrong[:-1]
+        whole = ("/".join(right), "/".join(wrong))
+        pair = (old, new) if os.path.lexists(real(root, whole[0])) else whole
+        found.setdefault(pair, []).append(old)
+    return found
+
+
+def is_folder(root, path):
+    return stat.S_ISDIR(os.lstat(real(root, path)).st_mode)
+
+
+def whole_folders(root, extra):
+    """Extra file -> the topmost folder around it in which nothing is but extra files."""
+    known, found = {}, {}
+
+    def is_whole(folder):
+        if folder not in known:
+            try:
+                names = os.listdir(real(root, folder))
+                inside = [folder + "/" + name.decode("utf-8", "surrogateescape") for name in names]
+                files_first = sorted((is_folder(root, path), path) for path in inside)
+            except OSError:
+                files_first = [(False, folder)]
+            known[folder] = all(is_whole(path) if deeper else path in extra for deeper, path in files_first)
+        return known[folder]
+
+    for path in extra:
+        parts = path.split("/")[:-1]
+        folders = ("/".join(parts[: depth + 1]) for depth in range(len(parts)))
+        whole = next(filter(is_whole, folders), None)
+        if whole is not None:
+            found[path] = whole
+    return found
+
+
+def lines(report):
+    """The findings for a person: a file that was renamed is one line, and so is a folder of extra files."""
+    findings, renamed = report["findings"], report.get("renamed", {})
+    to_move = moves(report["bundle"], renamed)
+    move_of = {path: pair for pair, paths in to_move.items() for path in paths}
+    folders = whole_folders(report["bundle"], set(of_problem(findings, "extra")) - set(renamed.values()))
+    counts, said = collections.Counter(folders.values()), set()
+    for finding in findings:
+        path = finding["path"]
+        pair, folder = move_of.get(path), folders.get(path, "")
+        if pair is not None:
+            if pair not in said:
+                files = " ({:,} files)".format(len(to_move[pair])) if len(to_move[pair]) > 1 else ""
+                yield "%s: renamed: it lies here as %s%s" % (printable(pair[0]), printable(pair[1]), files)
+            said.add(pair)
+        elif counts[folder] > 1:
+            if folder not in said:
+                count = "{:,} files".format(counts[folder])
+                yield "%s: extra: a folder of %s that are not of the bundle" % (printable(folder + "/"), count)
+            said.add(folder)
+        elif path not in renamed.values():
+            words = (printable(path), finding["problem"], finding["expected"], finding["found"])
+            yield "%s: %s: expected %s, found %s" % words
+
+
+def what_to_do(report):
+    """What mends it, a line each."""
+    renamed, kinds = report.get("renamed", {}), set()
+    for finding in report["findings"]:
+        is_closed = finding["problem"] == "unreadable" and finding["found"].startswith(os.strerror(errno.EACCES))
+        if finding["path"] not in renamed and finding["path"] not in renamed.values():
+            kinds.add("closed" if is_closed else finding["problem"])
+    to_move = list(moves(report["bundle"], renamed))
+    for right, wrong in to_move[:5]:
+        right, wrong = (os.path.join(report["bundle"], path) for path in (right, wrong))
+        above = os.path.dirname(right)
+        make = "" if os.path.isdir(above) else "mkdir -p %s && " % quote(above)
+        yield "Give it its name again: %smv %s %s" % (make, quote(wrong), quote(right))
+    if len(to_move) > 5:
+        yield "And so for %d more." % (len(to_move) - 5)
+    if "closed" in kinds:
+        yield "No right to read: chmod -R u+rX %s (its owner can); then verify again." % quote(report["bundle"])
+    if kinds - {"extra", "closed"}:
+        mend = "stage-verify.py --report FILE BUNDLE; where it was made: stage patch BUNDLE --report FILE -o PATCH"
+        yield "Carry only what is damaged: %s. Or copy again: rsync -c." % mend
+    elif "extra" in kinds:
+        yield "What is extra is not of the bundle: move it out of the folder."
 
 
 def require_bundle(root):
@@ -776,14 +903,12 @@ def run(arguments, out, err):
     if arguments.json:
         out.write(text)
         return 0 if report["ok"] else 1
-    for finding in report["findings"]:
-        told = "%s: %s: expected %s, found %s"
-        say(told % (printable(finding["path"]), finding["problem"], finding["expected"], finding["found"]), out)
+    for line in lines(report):
+        say(line, out)
     if not report["ok"]:
         say("error: %s: %d findings." % (report["bundle"], len(report["findings"])), err)
-        if any(finding["problem"] != "extra" for finding in report["findings"]):
-            mend = "stage-verify.py --report FILE BUNDLE; where it was made: stage patch BUNDLE --report FILE -o PATCH"
-            say("  -> Carry only what is damaged: %s. Or copy again: rsync -c." % mend, err)
+        for advice in what_to_do(report):
+            say("  -> %s" % advice, err)
         return 1
     if not arguments.quiet:
         how = "names and sizes are right (bytes not read)" if arguments.fast else "every byte is as it was fetched"

@@ -55,6 +55,7 @@ def disks(shared: str, own: str, folder: Path) -> str:
         ("lustre", "xfs", True, "is on a network disk (lustre)"),
         ("nfs4", "ext4", True, "is a disk of the node's own (ext4)"),
         ("ext4", "ext4", False, "is on a disk of this node already (ext4)"),
+        ("fuse.squashfuse", "ext4", False, "is one mounted file (fuse.squashfuse)"),
         ("lustre", "nfs", False, "is a network disk too (nfs); set AIRLIFT_NODE_ROOT"),
     ],
 )

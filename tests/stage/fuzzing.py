@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import tempfile
@@ -76,7 +77,9 @@ def safetensors(data: bytes, folder: Path) -> None:
 
 @cache
 def _bundle() -> Path:
-    return make_bundle(Path(tempfile.mkdtemp(prefix="airlift-fuzz-")) / "bundle", big=False).root
+    folder = tempfile.mkdtemp(prefix="airlift-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_bundle(Path(folder) / "bundle", big=False).root
 
 
 def bag(data: bytes, folder: Path) -> None:

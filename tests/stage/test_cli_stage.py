@@ -74,7 +74,10 @@ def stage_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str
 def commands() -> dict[str, click.Command]:
     """Every command by what is typed after `stage`; those of a group as `env lock`."""
     found: dict[str, click.Command] = {}
-    for name, command in main.commands.items():
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
         found[name] = command
         if isinstance(command, click.Group):
             found |= {f"{name} {inner}": inner_command for inner, inner_command in command.commands.items()}

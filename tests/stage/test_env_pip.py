@@ -213,6 +213,33 @@ def test_a_conflict_says_who_wants_what(tmp_path: Path, index: Index) -> None:
     assert "`old` (" in words and "hint" not in words and "cause:" not in words
 
 
+def test_what_airlift_requires_is_not_called_yours(tmp_path: Path, index: Index) -> None:
+    index.add(wheel("hub", "0.9"), wheel("hub", "2.4"))
+    request = replace(asked(tmp_path, "hub==0.9", index=index), own_requirements=("Hub<3,>=2.4",))
+    words = refusal(UsageError, request)
+    assert "you require hub==0.9 and airlift requires hub>=2.4,<3" in words
+    assert "airlift itself, which is in every environment, needs Hub<3,>=2.4" in words
+
+
+def test_a_name_or_a_version_that_is_nowhere_is_told_at_its_line(tmp_path: Path, index: Index) -> None:
+    index.add(wheel("numbers", "1.0"), wheel("numbers", "2.0", tag="cp311-cp311-manylinux_2_34_x86_64"))
+    words = refusal(UsageError, asked(tmp_path, "numbers", "nubmers", index=index))
+    assert "environment.yml:7: no index has a package `nubmers`" in words and "spelling" in words
+    words = refusal(UsageError, asked(tmp_path, "numbers==99", index=index))
+    assert "environment.yml:6: there is no `numbers==99`" in words and "numbers==1.0" in words
+
+
+def test_for_torch_the_build_that_the_driver_runs_is_named(tmp_path: Path, index: Index) -> None:
+    """Not the newest that has a fitting wheel: on an old driver that one is refused next."""
+    index.add(*(wheel("torch", v, tag=f"cp311-cp311-manylinux_2_{minor}_x86_64")
+                for v, minor in (("2.6.0", 17), ("2.8.0", 28))))  # fmt: skip
+    request = asked(tmp_path, "torch==2.8.0", glibc="2.17", index=index)
+    old = replace(request.profile, cuda="11.8", compute_capability="7.0")
+    words = refusal(UsageError, replace(request, profile=old))
+    assert "environment.yml:6: no wheel of `torch` fits" in words and "torch 2.6.0+cu118" in words
+    assert "torch==2.6.0;" not in words
+
+
 def test_pips_settings_are_those_of_this_laptop(tmp_path: Path) -> None:
     """A mirror is used, its password kept out of what is told; folders of this machine are left out, and said."""
     (tmp_path / "pip.conf").write_text(

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from stage.digest import sha256_of_bytes
 from stage.environment.create import create
-from stage.errors import DamageError
+from stage.errors import DamageError, UsageError
+from stage.lockfile import LockedFile
+from stage.sources.local import bring_local
 from tests.support.environments import EnvironmentLaptop, alone, bootstrap
 
 SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]
@@ -161,3 +164,19 @@ def test_an_asset_that_is_no_environment_is_refused(environment_laptop: Environm
     done = environment_laptop.stage("env", "create", "bundle", "smal-env", "env")
     assert done.returncode == 2
     assert "Did you mean `small-env`?" in done.stderr
+
+
+@pytest.mark.parametrize(("now", "words"), [(b"another", "changed since it was locked"), (None, "gone since")])
+def test_a_file_of_this_machine_that_is_not_the_one_locked_is_not_brought(
+    tmp_path: Path, now: bytes | None, words: str
+) -> None:
+    source, target = tmp_path / "a-1.0-py3-none-any.whl", tmp_path / "bundle" / "wheels" / "a"
+    if now is not None:
+        source.write_bytes(now)
+    locked = LockedFile("data/envs/e/wheels/a", 7, sha256_of_bytes(b"a wheel"), None, source.as_uri())
+    with pytest.raises(UsageError, match=words) as told:
+        bring_local(source, locked, target, lambda _: None, "lock it again")
+    assert told.value.remedy == "lock it again" and not target.exists()
+    source.write_bytes(b"a wheel")
+    assert bring_local(source, locked, target, lambda _: None, "").sha256 == locked.sha256
+    assert target.read_bytes() == b"a wheel"

@@ -105,6 +105,30 @@ def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) 
         WorkFolder.inspect(tmp_path)
 
 
+def test_a_file_that_the_manifest_names_wrongly_is_told_at_its_line(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings)
+    manifest = laptop.folder / "small.yaml"
+    manifest.write_text(manifest.read_text().replace("cluster.yml", "claster.yml"))
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert (done.returncode, "small.yaml:6: `small-env`: there is no claster.yml" in done.stderr) == (2, True)
+
+
+def test_without_a_profile_it_is_said_that_the_lock_may_be_stale(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings)
+    manifest = laptop.folder / "small.yaml"
+    manifest.write_text("".join(line for line in manifest.read_text().splitlines(True) if "profile" not in line))
+    lock = (environment_laptop.folder / "conda-lock.yml").read_text()
+    made_by = "metadata:\n  custom_metadata: {made_by: stage env lock}"
+    (laptop.folder / "conda-lock.yml").write_text(lock.replace("metadata:", made_by, 1))
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "nobody can tell whether it still answers environment.yml" in done.stderr
+
+
 def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: EnvironmentLaptop) -> None:
     lock = environment_laptop.folder / "conda-lock.yml"
     before = lock.read_bytes()

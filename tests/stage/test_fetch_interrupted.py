@@ -128,7 +128,8 @@ def test_ctrl_c_says_how_to_go_on(slow_laptop: Laptop) -> None:
     check_nothing_fetched_twice(laptop.hub, complete, unfinished)
 
 
-def test_ctrl_c_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 143)], ids=["Ctrl-C", "kill"])
+def test_its_end_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path, number: int, code: int) -> None:
     with ExitStack() as stack:
         laptop = Laptop(tmp_path, OwnHub(tmp_path / "hub", stack))  # which ends a stall when it is closed
         laptop.publish()
@@ -136,9 +137,9 @@ def test_ctrl_c_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> 
         laptop.hub.faults.add(side="cdn", path=r"model\.safetensors$", times=1, stall_after=2_000_000, stall_s=300)
         running = start(laptop, HF_HUB_DOWNLOAD_TIMEOUT="300")
         assert wait_until(lambda: bytes_here(laptop.bundle) >= 1_000_000, running)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         _, errors = running.communicate(timeout=60)
-    assert running.returncode == 5 and "Run the same command again" in errors and "Traceback" not in errors
+    assert running.returncode == code and "Run the same command again" in errors and "Traceback" not in errors
 
 
 def test_a_bundle_cut_off_in_the_middle_is_called_unfinished(slow_laptop: Laptop) -> None:

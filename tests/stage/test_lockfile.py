@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stage.digest import sha256_of_bytes
 from stage.errors import PolicyError, UsageError
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
+from stage.lockskim import skim
 from tests.stage.locks import COMMIT, brought_and_made, canonical, document, every_kind, locks
 
 GOLDEN_ID = "d6263835fd734f93846e238eec9cc894044cfa4cd043f1df7256b1713d7c308b"
@@ -196,6 +197,69 @@ def _is_safe(lock: Lockfile) -> None:
 def test_anything_else_is_not_a_lock(data: bytes) -> None:
     with pytest.raises(UsageError, match=r"^x\.lock: "):
         read_lock(data, "x.lock")
+
+
+LINES = [lock.to_json().split(b"\n") for lock in (every_kind(), brought_and_made())]
+
+
+@st.composite
+def nearly_true_texts(draw: st.DrawFn) -> bytes:
+    """A lock's one true text with lines that went astray, and perhaps a character."""
+    lines = list(draw(st.sampled_from(LINES)))
+    place = st.integers(0, len(lines) - 2)
+    for _ in range(draw(st.integers(1, 3))):
+        one, other = draw(place), draw(place)
+        match draw(st.sampled_from(["swap", "drop", "double", "edit"])):
+            case "swap":
+                lines[one], lines[other] = lines[other], lines[one]
+            case "drop":
+                lines[one] = b""
+            case "double":
+                lines[one] = lines[one] + b"\n" + lines[other]
+            case "edit":
+                at = draw(st.integers(0, len(lines[one])))
+                new = draw(st.sampled_from([b"", b"0", b"f", b'"', b"\\", b",", b"\t", b"\n", b"null", "ü".encode()]))
+                lines[one] = lines[one][:at] + new + lines[one][at + 1 :]
+    return b"\n".join(line for line in lines[:-1] if line) + b"\n"
+
+
+def outcome(data: bytes) -> Lockfile | str:
+    try:
+        return read_lock(data, "x.lock")
+    except (UsageError, PolicyError) as error:
+        return f"{error.exit_code} {error}"
+
+
+TEXT = every_kind().to_json()
+
+
+@settings(max_examples=300)
+@given(nearly_true_texts())
+@example(TEXT.replace(b"    }\n   ]", b"    },\n   ]", 1))
+@example(TEXT.replace(b'bert/config.json"', b'bert/zonfig.json"'))
+@example(TEXT.replace(b'data/models/bert/config.json"', b'data/models/aert/config.json"'))
+@example(TEXT.replace(b'data/models/bert/config.json"', b'data/models/bert/.."'))
+def test_a_lock_read_at_one_glance_is_the_lock_read_field_by_field(data: bytes) -> None:
+    """A blank at the end is no part of the one true text, and means nothing: the reader has to take the long way."""
+    at_one_glance, field_by_field = outcome(data), outcome(data + b" ")
+    assert at_one_glance == field_by_field
+    if isinstance(at_one_glance, Lockfile) and isinstance(field_by_field, Lockfile):
+        assert at_one_glance.to_json() == field_by_field.to_json()
+
+
+@settings(max_examples=30)
+@given(locks())
+def test_the_one_true_text_is_read_at_one_glance(lock: Lockfile) -> None:
+    """Or twenty thousand files take five times as long, and nothing else would tell."""
+    plain = all(
+        f.sha256 and f.size < 10**18 and not any(c in '"\\' or c < " " for c in f"{f.path}{f.origin}{f.made_by}")
+        for f in lock.files
+    )
+    skimmed = skim(lock.to_json())
+    assert (skimmed is not None) == plain
+    assert skimmed is None or [f for files in skimmed.lists for f in files.paths] == [
+        f.path for name in sorted(lock.assets) for f in canonical(lock).assets[name].files
+    ]
 
 
 @pytest.mark.parametrize("depth", [40, 500, 900, 960, 980, 990, 1000, 5000, 200_000])

@@ -123,6 +123,8 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("dataset: hf://datasets/a/b"), 4, "is an address|`dataset: a/b`"),
         (asset("model: a/b/c"), 4, "should be a repository such as org/name"),
         (asset("model: a/.."), 4, "should be a repository"),
+        (asset("model: ./folder"), 4, "is a local file or folder; `model` names a repository on the Hub"),
+        (asset("dataset: rows.csv"), 4, "is a local file or folder; `dataset` names a repository on the Hub"),
         (asset("model: 'a b'"), 4, "should be a repository"),
         (asset("model: [a/b]"), 4, "`model` should be text"),
         (asset("model: a/b\nrevision: 1234567"), 5, "`revision` should be text, found int|quotes"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from stage.errors import UsageError
+from stage.errors import IncompleteError, UsageError
+from stage.progress import Reporter
+from stage.sources.http import tls_context
+from stage.sources.hub import Hub
 from stage.sources.rate import RateLimit, parse_rate
+from stage.sources.retry import RetryPolicy
 from tests.support.hubs import INDEPENDENT, IndependentHub
 from tests.support.proxy import Proxy
 from tests.support.staging import MANIFEST, Laptop
@@ -45,6 +51,15 @@ def test_a_fetch_keeps_to_its_rate(laptop: Laptop) -> None:
     size = sum(path.stat().st_size for path in (laptop.bundle / "data").rglob("*") if path.is_file())
     assert time.monotonic() - began > 0.9 * size / 4e6  # a floor: a busy machine is only slower
     assert laptop.stage("fetch", "tiny.yaml", "-o", "b", "--max-rate", "2").returncode == 2
+
+
+def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "0.2")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections: nobody ever looks at them
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        hub = Hub(endpoint, Reporter(quiet=True), RetryPolicy(attempts=1), threading.Event(), tls_context())
+        with pytest.raises(IncompleteError, match="no answer in time"):
+            hub.repository("bert", "model", "acme/bert", "main")
 
 
 @pytest.fixture(scope="module")

@@ -389,6 +389,16 @@ def test_what_cannot_be_patched_is_said(sound: Path, copy: Path, tmp_path: Path)
     assert stage("apply", copy, tmp_path).returncode == 2
 
 
+def test_bundle_and_patch_in_each_others_place_get_the_right_command(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "mend").mkdir()
+    (tmp_path / "mend" / layout.PATCH_PLAN).write_text("{}")
+    with pytest.raises(UsageError) as swapped:
+        apply(tmp_path / "mend", [copy], QUIET)
+    assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
+    with pytest.raises(UsageError, match="a bundle, not a patch"):
+        apply(copy, [copy], QUIET)
+
+
 def test_nothing_is_written_through_a_link(sound: Path, copy: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     shutil.move(copy / "data/models/bert", outside)

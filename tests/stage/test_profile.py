@@ -102,3 +102,13 @@ def test_a_shipped_profile_is_valid_and_named_as_its_file(path: Path) -> None:
 def test_the_promised_profiles_are_shipped() -> None:
     shipped = {path.stem for path in (ROOT / "envs" / "profiles").glob("*.yml")}
     assert {"a800", "v100", "h200", "cpu"} <= shipped
+
+
+def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -> None:
+    load(tmp_path, A800)
+    with pytest.raises(UsageError, match="no such profile") as told:
+        Profile.load(tmp_path / "p.yaml")
+    assert f"Did you mean {tmp_path}/p.yml?" in str(told.value.remedy)
+    with pytest.raises(UsageError) as told:
+        Profile.load(tmp_path / "nowhere" / "frontier")
+    assert "stage env probe" in str(told.value.remedy)

@@ -346,11 +346,34 @@ def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path
 
 
 def test_damage_that_was_sent_is_told_as_damage_here(bundle: Path, tmp_path: Path) -> None:
-    """On a first push nothing can be lost, so nothing is read twice; but the disk there is not to blame."""
+    """Of a push that goes on only what replaces something is read here; but the disk there is not to blame."""
+    there = tmp_path / "there"
+    assert push_here(bundle, there).returncode == 0
+    (there / TAGS).unlink()
+    (there / WEIGHTS).unlink()
     flip(bundle / WEIGHTS, 30_000)
-    done = push_here(bundle, tmp_path / "there")
+    done = push_here(bundle, there)
     assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
     assert "Sent twice" not in done.stderr and "has that damage too" in done.stderr
+
+
+def test_damage_here_is_found_before_a_first_push_sends_anything_and_a_receipt_spares_the_reading(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, tmp_path / "there")
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr and "Nothing was sent" in done.stderr
+    assert not (tmp_path / "there").exists()
+    flip(bundle / WEIGHTS, 30_000)
+    time.sleep(max(0, (bundle / WEIGHTS).stat().st_ctime + 2.1 - time.time()))  # a receipt wants files at rest
+    done = push_here(bundle, tmp_path / "there")
+    assert done.returncode == 0 and "read here first: not verified here" in done.stderr, done.stderr
+    done = push_here(bundle, tmp_path / "elsewhere")
+    assert done.returncode == 0 and "not touched since: not read again here" in done.stderr, done.stderr
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, tmp_path / "third")
+    assert done.returncode == 1 and "Nothing was sent" in done.stderr and not (tmp_path / "third").exists()
 
 
 def test_another_bundle_there_is_refused_with_a_folder_to_take(bundle: Path, tmp_path: Path) -> None:

@@ -199,11 +199,17 @@ def test_no_file_of_signers_is_wrong_usage(signed: Path, tmp_path: Path, run: Ru
     assert "there is no such file of signers" in _verified(run, signed, tmp_path / "nobody", 2)[1]
 
 
-def test_a_public_key_in_place_of_signers_is_told_with_the_line_that_makes_them(
-    signed: Path, keys: Path, tmp_path: Path, run: Run
+@pytest.mark.parametrize(
+    ("name", "what"), [("alice.pub", "a public key"), ("alice", "a private key"), ("empty", "empty")]
+)
+def test_what_is_no_file_of_signers_is_called_what_it_is_with_the_line_that_makes_one(
+    signed: Path, keys: Path, tmp_path: Path, run: Run, name: str, what: str
 ) -> None:
-    code, _, err = run("verify", signed, "--signers", keys / "alice.pub")
-    assert code == 2 and "alice.pub: a public key, not a file of signers" in err
+    (tmp_path / "empty").write_text("\n")
+    code, _, err = run("verify", signed, "--signers", (tmp_path if name == "empty" else keys) / name)
+    assert code == 2 and f"{name}: {what}" in err and "not a file of signers" in err
+    if name == "empty":
+        err = err.replace("KEY.pub", str(keys / "alice.pub"))
     line = err.partition("Make one: ")[2].partition("   (")[0]
     subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
     assert run("verify", signed, "--signers", tmp_path / "signers")[0] == 0

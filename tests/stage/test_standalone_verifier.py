@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,66 @@ def test_its_lines_are_those_of_stage_verify(copy: Path) -> None:
     ours = subprocess.run([sys.executable, "-m", "stage", "verify", copy], capture_output=True, text=True)
     theirs = standalone(pythons()[0], copy)
     assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode == 1
+
+
+def said_by_both(bundle: Path, *options: str) -> tuple[list[str], str]:
+    """The lines of `stage verify`, which are those of the file that stands alone; and what `stage verify` advises."""
+    ours = subprocess.run([sys.executable, "-m", "stage", "verify", bundle, *options], capture_output=True, text=True)
+    theirs = standalone(pythons()[0], bundle, *options)
+    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode, theirs.stdout + theirs.stderr
+    advice = [re.sub(r"^ *(-> )?", "", line) for line in ours.stderr.splitlines()]
+    if not any("Carry only" in line or "Nothing of the bundle" in line for line in advice):
+        assert advice[1:] == [line.removeprefix("  -> ") for line in theirs.stderr.splitlines()][1:]
+    return ours.stdout.splitlines(), ours.stderr
+
+
+def test_a_renamed_file_is_told_as_renamed_and_the_move_that_is_printed_mends_it(small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").rename(copy / "data/models/bert/words.txt")
+    (copy / "data/datasets/lines").rename(copy / "data/datasets/sentences")
+    lines, advice = said_by_both(copy)
+    assert lines == [
+        "`data/datasets/lines`: renamed: it lies here as `data/datasets/sentences` (2 files)",
+        "`data/models/bert/vocab.txt`: renamed: it lies here as `data/models/bert/words.txt`",
+    ]
+    assert "stage patch" not in advice
+    said = json.loads(standalone(pythons()[0], copy, "--json").stdout)
+    assert said == verify(copy).to_json() and len(said["findings"]) == 6 and len(said["renamed"]) == 3
+    (tmp_path / "r.json").write_text(json.dumps(said))
+    patch = [sys.executable, "-m", "stage", "patch", small, "--report", tmp_path / "r.json", "-o", tmp_path / "mend"]
+    refused = subprocess.run(patch, capture_output=True, text=True)
+    assert refused.returncode == 2 and "renamed" in refused.stderr and "mv " in refused.stderr
+    for line in advice.splitlines():
+        if "mv " in line:
+            subprocess.run(["sh", "-c", line.partition("again: ")[2]], check=True)
+    assert verify(copy).ok
+
+
+def test_a_folder_of_extra_files_is_one_line_and_each_is_in_the_report(small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    for name in ("data/models/old/deep/a", "data/models/old/b", "data/models/bert/c"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(name)
+    lines, advice = said_by_both(copy)
+    assert lines == [
+        "`data/models/bert/c`: extra: expected nothing of that name, found a file",
+        "`data/models/old/`: extra: a folder of 2 files that are not of the bundle",
+    ]
+    assert "move that out" in advice and "stage patch" not in advice
+    assert len(json.loads(standalone(pythons()[0], copy, "--json").stdout)["findings"]) == 3
+
+
+def test_a_file_without_the_right_to_read_is_no_damage_to_carry(small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").chmod(0)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run([*drop, *program, str(copy)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "vocab.txt`: unreadable" in done.stdout
+        assert f"chmod -R u+rX {copy}" in done.stderr and "patch" not in done.stderr
 
 
 def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:

@@ -309,6 +309,7 @@ def test_gc_frees_what_no_bundle_uses(sharing: Laptop, what: Callable[[Laptop], 
     assert (entry.name in planned["dropped"]) == freed and entry.exists()
     done = sharing.stage("gc")
     assert done.returncode == 0 and ("freed 1 file, 3 MB" in done.stdout) == freed
+    assert (f"3 MB  {WEIGHTS} of {sharing.bundle}  sha256 {entry.name[:12]}" in done.stdout) == freed
     assert entry.exists() != freed
 
 

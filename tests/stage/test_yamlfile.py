@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
     assert {key: lines.of(*key) for key in where} == where
     assert lines.of("b", 1, "missing") == 5 and lines.of("missing") is None
     assert lines.place("b", 1, "d") == f"{file}:6" and lines.place("missing") == str(file)
+
+
+@pytest.mark.parametrize("number", ["ffffffff", "00110000"])
+def test_a_number_that_is_no_characters_is_told(file: Path, number: str) -> None:
+    assert "no character's number" in refused(file, f'a: "\\U{number}"\n')
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,10 @@ def test_an_unknown_key_names_the_nearest_valid_one(file: Path, key: str, said: 
     check_keys(data, ("run",), (), lines)
 
 
-words = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=6)
+# Not `1e5`: a number here, as people mean it, and for PyYAML a text that it writes without quotes.
+words = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=6).filter(
+    lambda text: not re.fullmatch(r"[-+]?[\d_.]+[eE][-+]?\d+", text)
+)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),

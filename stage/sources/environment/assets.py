@@ -26,7 +26,7 @@ from stage.sources.environment.lock import is_stale, lock_environment
 from stage.sources.environment.private import Asked, PrivateAddresses
 from stage.sources.environment.sdists import build_wheel
 from stage.sources.environment.tools import lock_tools
-from stage.sources.partial import copy_hashed
+from stage.sources.local import bring_local
 from stage.sources.web import download_of
 
 _AT_ONCE = 8
@@ -54,9 +54,9 @@ def resolve_environment(
         PolicyError: as for `read_packages`.
         IncompleteError: an index or a channel cannot be reached.
     """
-    what = f"{manifest.place(name, 'environment')}: `{name}`"
-    lock, text = _lock_that_answers(request, manifest, what, reporter, write=write)
-    profile = Profile.load(manifest.path.parent / request.profile) if request.profile else None
+    lock, text = _lock_that_answers(name, request, manifest, reporter, write=write)
+    profile_path = _profile(request, manifest)
+    profile = Profile.load(profile_path) if profile_path else None
     locked = read_packages(text, str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
     asset = LockedAsset(
@@ -87,14 +87,20 @@ def resolve_environment(
 
 
 def _lock_that_answers(
-    request: EnvironmentRequest, manifest: Manifest, what: str, reporter: Reporter, *, write: bool
+    asset: str, request: EnvironmentRequest, manifest: Manifest, reporter: Reporter, *, write: bool
 ) -> tuple[Path, bytes]:
     """The lock beside the environment file, and its text; made as by `stage env lock`, unless another tool made it."""
+    what = f"{manifest.place(asset, 'environment')}: `{asset}`"
     lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
+    for key, named in (("environment", spec), ("profile", _profile(request, manifest))):
+        if named is not None and not named.is_file() and not (key == "environment" and lock.is_file()):
+            raise UsageError(
+                f"{manifest.place(asset, key)}: `{asset}`: there is no {named}.",
+                "Paths are relative to the manifest's folder.",
+            )
     if lock.is_file() and not made_by_stage(lock):
         reporter.note(f"{what}: {lock} was made by another tool, and is taken as it is")
-    elif request.profile is not None:
-        profile = manifest.path.parent / request.profile
+    elif (profile := _profile(request, manifest)) is not None:
         made = lock_environment(spec, profile, reporter=reporter, output=lock, write=write)
         if made.changed:
             return lock, made.lock.to_yaml()
@@ -103,7 +109,15 @@ def _lock_that_answers(
             f"{what}: there is no {lock}, and no `profile` to make it for.",
             "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe prints one there).",
         )
+    else:
+        reporter.note(
+            f"{what}: {lock} is taken as it is: without `profile:` nobody can tell whether it still answers {spec.name}"
+        )
     return lock, lock.read_bytes()
+
+
+def _profile(request: EnvironmentRequest, manifest: Manifest) -> Path | None:
+    return manifest.path.parent / request.profile if request.profile is not None else None
 
 
 def lock_path(request: EnvironmentRequest, manifest: Manifest) -> Path:
@@ -164,15 +178,12 @@ def bring_package(
         source = _local(file.origin)
     else:
         source = (manifest.path.parent / asset.source.location).with_name(file.origin)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
-    if digests is None or digests.sha256 != file.sha256:
-        target.unlink(missing_ok=True)
-        raise UsageError(
-            f"{source}: {'not the file that is locked' if digests else 'gone since it was locked'}.",
-            f"Lock the environment again, then: stage fetch {manifest.path} --update {asset.name} -o ...",
-        )
-    return digests
+    spec = manifest.path.parent / asset.source.location
+    remedy = (
+        f"Lock it as it is now: stage env lock {spec} --profile FILE --update PACKAGE, then: "
+        f"stage fetch {manifest.path} --update {asset.name} -o ..."
+    )
+    return bring_local(source, file, target, progress, remedy)
 
 
 def make_environment(

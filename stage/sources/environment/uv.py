@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from stage.environment.addresses import without_secrets
-from stage.environment.conflicts import is_network_problem, names_without_fitting_wheel, uv_conflict
+from stage.environment.conflicts import absent, is_network_problem, names_without_fitting_wheel, uv_conflict
+from stage.environment.fit import torch_that_fits
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec
 from stage.errors import IncompleteError, PolicyError, StageError, UsageError
@@ -150,15 +151,18 @@ class Uv:
         for name in names_without_fitting_wheel(said):
             place = next((f"{r.place}: " for r in spec.pip.requirements if r.name == name), f"{spec.path}: ")
             if version := self.newest_fitting(name):
+                fits = torch_that_fits(profile) if name == "torch" else f"The newest that fits there: {name}=={version}"
                 return UsageError(
                     f"{place}no wheel of `{name}` fits both what is asked and {profile.name} ({target}).",
-                    f"The newest that fits there: {name}=={version}; or ask for another Python in `dependencies:`.",
+                    f"{fits.rstrip('.')}; or ask for another Python in `dependencies:`.",
                 )
             return PolicyError(
                 f"{place}`{name}` has no wheel for {profile.name} ({target}), and building it is not permitted.",
                 f"If it is Python alone, permit it with one more line in the pip section: `--no-binary {name}`; "
                 "else take it from a conda channel.",
             )
+        if found := absent(said, spec):
+            return self._absent(*found, target)
         if "Failed to build" in said or "Failed to download and build" in said:
             tail = " ".join(said.split())[-600:]
             return UsageError(
@@ -167,6 +171,18 @@ class Uv:
             )
         provided = {d.name: f"{d.version} (`{d.conda}`)" for d in self._request.provided}
         return uv_conflict(said, spec, provided, self._request.own_requirements, self._request.python)
+
+    def _absent(self, name: str, asked: str, place: str, target: str) -> StageError:
+        if newest := self.newest_fitting(name):
+            problem, remedy = f"there is no `{asked}`", f"The newest that fits {target}: {name}=={newest}."
+            if name == "torch" and self._request.profile.cuda:
+                remedy = torch_that_fits(self._request.profile)
+        else:
+            problem = f"no index has a package `{name}`"
+            remedy = (
+                "Look at the spelling. To uv, an index that refuses for want of the right password has nothing, too."
+            )
+        return UsageError(f"{place}: {problem}.", remedy)
 
 
 def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:

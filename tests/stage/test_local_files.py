@@ -1,0 +1,177 @@
+"""`path:` entries as people write them: what lies in a folder besides the data, all mistakes at once, room first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.staging import run_here
+
+OPENSSH_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY-----\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIRLIFT_STORE", "none")
+    (tmp_path / "raw/sub").mkdir(parents=True)
+    (tmp_path / "raw/a.txt").write_text("a\n")
+    (tmp_path / "raw/sub/b.txt").write_text("b\n")
+    return tmp_path
+
+
+def manifest(folder: Path, *entries: str) -> None:
+    lines = "".join(f"  {entry}\n" for entry in entries)
+    (folder / "m.yaml").write_text(f"format: 1\nname: m\nassets:\n{lines}")
+
+
+def taken(folder: Path) -> set[str]:
+    """Paths of the asset `r` in the bundle's lock."""
+    lock = json.loads((folder / "m.lock").read_bytes())
+    return {file["path"].removeprefix("data/files/r/") for file in lock["assets"]["r"]["files"]}
+
+
+PRIVATE = {
+    "id_ed25519": OPENSSH_KEY,
+    "sub/server.pem": f"Bag Attributes\n{CERTIFICATE}" + OPENSSH_KEY.replace("OPENSSH ", ""),
+    "notes": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n",
+    ".env": "WANDB_API_KEY=1\n",
+    ".netrc": "machine x\n",
+    "sub/token": "hf_" + "a" * 34 + "\n",
+    ".ssh/config": "Host x\n",
+    "keys.p12": "\0",
+}
+
+
+def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_name(folder: Path) -> None:
+    harmless = {"ca.pem": CERTIFICATE, ".env.example": "KEY=\n", "id_rsa.pub": "ssh-rsa AAAA\n", "token": "the word\n"}
+    for path, text in {**PRIVATE, **harmless}.items():
+        (folder / "raw" / path).parent.mkdir(exist_ok=True)
+        (folder / "raw" / path).write_text(text)
+    manifest(folder, "r: {path: raw}")
+    for entry in ("r: {path: raw}", 'r: {path: raw, include: ["sub/*", "*"]}'):
+        manifest(folder, entry)
+        done = run_here("fetch", "m.yaml", "-o", "bundle", code=3)
+        assert all(f"`{path}` (" in done.stderr for path in PRIVATE), done.stderr
+        assert not any(f"`{path}` (" in done.stderr for path in harmless), done.stderr
+        assert "m.yaml:4" in done.stderr and "exclude: [" in done.stderr
+        assert not (folder / "bundle").exists() and not (folder / "m.lock").exists()
+    exclude = json.dumps([path for path in PRIVATE if path != "id_ed25519"])
+    manifest(folder, f'r: {{path: raw, include: ["*", "id_*"], exclude: {exclude}}}')
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt", "id_ed25519", *harmless}
+    manifest(folder, "r: {path: raw/.env}")
+    run_here("lock", "m.yaml")
+    assert taken(folder) == {".env"}
+
+
+def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
+    (folder / "raw/.env").write_text("x")
+    manifest(folder, "r: {path: raw}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle", code=3)
+    (line,) = [line for line in done.stderr.splitlines() if "exclude: [" in line]
+    manifest(folder, f"r: {{path: raw, exclude: {line.split('exclude: ')[1].split(']')[0]}]}}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}
+
+
+def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
+    left = (".git/config", "sub/.git", "__pycache__/a.pyc", ".DS_Store", ".cache/huggingface/x.lock", "venv/pyvenv.cfg")
+    for path in (*left, "other/stage.lock", "other/bagit.txt", "other/data/x", "unfinished/fetch.partial"):
+        (folder / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "raw" / path).write_text("x")
+    (folder / "raw/venv/python").symlink_to(sys.executable)
+    (folder / "raw/link").symlink_to("a.txt")
+    manifest(folder, "r: {path: raw, exclude: [link]}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}
+    told = [line for line in done.stderr.splitlines() if "left out: " in line]
+    assert len(told) == 1 and "m.yaml:4" in told[0]
+    for name in (
+        "2 .git",
+        "__pycache__",
+        ".DS_Store",
+        "bundle: `other`",
+        "bundle: `unfinished`",
+        "environment: `venv`",
+    ):
+        assert name in told[0]
+    manifest(folder, 'r: {path: raw, include: ["a.txt", "sub/b.txt", ".git/", "other/data/*"]}')
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt", ".git/config", "other/data/x"}
+
+
+@pytest.mark.parametrize("closed", ["raw/sub", "raw/a.txt"])
+def test_what_cannot_be_read_is_named_and_not_passed_over(folder: Path, closed: str) -> None:
+    manifest(folder, "r: {path: raw}")
+    (folder / closed).chmod(0)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "bundle"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    (folder / closed).chmod(0o755)
+    assert done.returncode == 2 and "m.yaml:4: `r`: " in done.stderr and "chmod -R u+rX raw" in done.stderr
+    assert closed.removeprefix("raw/") in done.stderr
+
+
+def test_every_missing_path_is_told_at_once_with_its_line(folder: Path) -> None:
+    manifest(folder, "a: {path: gone}", "b: {path: raw}", "c: {path: away.csv, convert: csv}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle", code=2)
+    assert "2 mistakes" in done.stderr and "m.yaml:4: `a`" in done.stderr and "m.yaml:6: `c`" in done.stderr
+
+
+def test_a_conversion_that_cannot_be_hides_no_mistake_of_other_assets(folder: Path) -> None:
+    manifest(folder, "a: {path: raw, convert: csv}", "b: {path: gone}", 'c: {path: raw, include: ["*.md"]}')
+    done = run_here("lock", "m.yaml", code=2)
+    assert "3 mistakes" in done.stderr and "m.yaml:5: `b`: there is no gone" in done.stderr
+    manifest(folder, "a: {path: raw, convert: cvs}", "b: {path: gone}")
+    done = run_here("lock", "m.yaml", code=2)
+    assert "2 mistakes" in done.stderr and "cvs" in done.stderr and "m.yaml:5: `b`: there is no gone" in done.stderr
+
+
+def test_a_folder_that_went_after_it_was_fetched_is_not_missed(folder: Path) -> None:
+    manifest(folder, "r: {path: raw}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    (folder / "raw").rename(folder / "elsewhere")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+
+
+READS = """
+import os, sys
+read = []
+def watch(event, arguments):
+    if event == "open" and "raw/" in str(arguments[0]):
+        read.append(arguments[0])
+sys.addaudithook(watch)
+from stage.cli import main
+try:
+    main()
+finally:
+    print("read:", len(read))
+"""
+
+
+@pytest.mark.parametrize("fault", ["read-only", "too small"])
+def test_the_target_is_looked_at_before_local_files_are_read(folder: Path, fault: str) -> None:
+    with open(folder / "raw/big", "wb") as big:
+        big.truncate(2**40 if fault == "too small" else 100_000)
+    (folder / "disk").mkdir()
+    manifest(folder, 'r: {path: raw, include: ["big"]}')
+    drop: list[str] = []
+    if fault == "read-only":
+        (folder / "disk").chmod(0o555)
+        drop = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-c", READS, "fetch", "m.yaml", "-o", "disk/a/bundle"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    (folder / "disk").chmod(0o755)
+    assert done.stdout == "read: 0\n"
+    if fault == "read-only":
+        assert done.returncode == 2 and "disk: Permission denied" in done.stderr, done.stderr
+    else:
+        assert done.returncode == 5 and "are missing" in done.stderr, done.stderr
+    assert not (folder / "disk/a/bundle").exists() and not (folder / "m.lock").exists()
