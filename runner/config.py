@@ -71,6 +71,7 @@ class CheckpointConfig:
     every: int | str = setting(500, "loses some minutes at worst", at_least=1)
     keep: int = setting(3, "the newest and two before it", at_least=1)
     best: bool = setting(False, "the last one is what is exported")
+    asynchronous: bool = setting(False, "needs room for a copy in the node's memory")
 
     @property
     def seconds(self) -> float | None:

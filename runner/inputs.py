@@ -32,6 +32,7 @@ class ModelInput:
         digests: file name -> sha256 of every file in it.
         settings: its config.json.
         preprocessing: its preprocessor_config.json, which models of images have; empty without one.
+        licence: as its source states it.
     """
 
     asset: str
@@ -41,6 +42,7 @@ class ModelInput:
     digests: Mapping[str, str]
     settings: Mapping[str, Any]
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    licence: str | None = None
 
     @property
     def tokenizer_digests(self) -> dict[str, str]:
@@ -61,13 +63,22 @@ class SplitInput:
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """One dataset of a run; `settings` is what the run file says of it."""
+    """One dataset of a run.
+
+    Attributes:
+        settings: what the run file says of it.
+        source, commit: as of a model: a repository of the Hub at a commit, or a path or an address and None.
+        licence: as its source states it.
+    """
 
     asset: str
     config: str
     train: SplitInput
     validation: SplitInput | None
     settings: DatasetConfig
+    source: str
+    commit: str | None
+    licence: str | None
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,7 @@ def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
         digests={file.path.removeprefix(f"{asset.folder}/"): file.sha256 or "" for file in asset.files},
         settings=_settings(folder / "config.json", bundle),
         preprocessing=_settings(preprocessing, bundle) if preprocessing.exists() else {},
+        licence=asset.licence,
     )
 
 
@@ -212,7 +224,16 @@ def _dataset(config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Ca
     validation = wanted.validation
     if validation == "auto":
         validation = "validation" if "validation" in splits else None
-    return DatasetInput(asset.name, name, split(wanted.train), split(validation) if validation else None, wanted)
+    return DatasetInput(
+        asset=asset.name,
+        config=name,
+        train=split(wanted.train),
+        validation=split(validation) if validation else None,
+        settings=wanted,
+        source=asset.source.location,
+        commit=asset.source.commit,
+        licence=asset.licence,
+    )
 
 
 def _dataset_config(config: RunConfig, wanted: DatasetConfig, asset: LockedAsset) -> tuple[str, Mapping[str, Any]]:

@@ -98,6 +98,7 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     before = {**asdict(found), **found.signature}
     after = {**asdict(now), **now.signature}
     _check_engine(found, now.engine, now.zero, folder)
+    _check_ranks(found, now.engine, now.world_size, now.zero, folder)
     for key in ("precision", *now.signature):
         if before.get(key, after[key]) != after[key]:  # an older version did not note every key
             raise _not_this_run(folder, key, before.get(key), after[key])
@@ -116,6 +117,27 @@ def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: P
         raise _not_this_run(folder, "engine.name", found.engine, engine)
     if engine == "deepspeed" and zero is not None and found.zero != zero and not {found.zero, zero} <= {1, 2}:
         raise _not_this_run(folder, "zero", found.zero, zero)
+
+
+def _check_ranks(found: TrainingState, engine: str, world_size: int | None, zero: int | None, folder: Path) -> None:
+    """DeepSpeed reads a partitioned checkpoint on other ranks, or at another stage, by way of a conversion.
+
+    That knows AdamW's two moments of a whole model (ds_to_universal.py, 0.19), and nothing else. At stage 0 every rank
+    holds everything, and any number can read it.
+    """
+    as_it_was = world_size in (None, found.world_size) and zero in (None, found.zero)
+    if engine != "deepspeed" or found.zero == 0 or as_it_was:
+        return
+    optimizer, lora = found.signature.get("optimizer", "adamw"), found.signature.get("lora")
+    if optimizer == "adamw" and lora is None:
+        return
+    what = f"a checkpoint of {optimizer}" if optimizer != "adamw" else "a checkpoint of LoRA"
+    raise UsageError(
+        f"{folder}: DeepSpeed does not convert {what} for other ranks or another stage; it was written by "
+        f"{found.world_size} ranks at stage {found.zero}.",
+        f"Go on with {found.world_size} ranks and `engine.zero: {found.zero}`; or begin anew with engine.name: fsdp or "
+        "ddp, which go on on any number.",
+    )
 
 
 def check_before_launch(
@@ -141,6 +163,7 @@ def check_before_launch(
             if found.signature.get(key) != now.get(key):
                 raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
         _check_engine(found, engine, None, folder)
+        _check_ranks(found, engine, world_size, None, folder)
         if steps is not None:
             check_not_past_the_end(found.step, steps, folder)
         ranks = f", written by {found.world_size} ranks" if world_size not in (None, found.world_size) else ""

@@ -185,7 +185,7 @@ def take_place(folder: RunFolder, environ: Mapping[str, str]) -> tuple[launch.Ra
 def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
     place, vitals = take_place(run.folder, environ)
     try:
-        from runner.training.loop import train as train_rank
+        from runner.training.start import train as train_rank
 
         if not run.folder.config.exists():
             run.folder.make()

@@ -1,4 +1,4 @@
-"""The final model, as others load it: safetensors, config and tokenizer in one folder, or an adapter as peft has it."""
+"""The final model, as others load it: safetensors, config, tokenizer, card, or an adapter as peft has it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from runner.training.adapters import merged, write_adapter
 NOT_TOKENIZER = (".safetensors", ".index.json", ".md", "config.json")
 
 
-def export(model: Any, weights: Mapping[str, Any], lora: LoraConfig | None, source: ModelInput, folder: Path) -> None:
+def export(
+    model: Any, weights: Mapping[str, Any], lora: LoraConfig | None, source: ModelInput, card: str, folder: Path
+) -> None:
     """Writes a model folder that `from_pretrained` loads, or `PeftModel.from_pretrained`, whole or not at all.
 
     Args:
         model: the transformers model; `weights` has its weights, by its own names. With LoRA at least those that are
             trained, and where they are to be merged into weights that are not quantised, all.
         source: where the tokenizer's files come from; they are copied as they are.
+        card: the text of its README.md.
     """
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -33,6 +36,7 @@ def export(model: Any, weights: Mapping[str, Any], lora: LoraConfig | None, sour
     for name in source.digests:
         if _belongs_to_tokenizer(name) and not (temporary / name).exists():
             shutil.copyfile(source.path / name, temporary / name)
+    (temporary / "README.md").write_text(card, encoding="utf-8")
     for path in temporary.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written 0600; colleagues want to read them
     old = folder.with_name(f"{folder.name}.old")

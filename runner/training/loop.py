@@ -1,82 +1,39 @@
-"""One rank, from joining the others to the exported model. Reads as prose; the rest of the wing is its vocabulary."""
+"""What one rank does, from the first step to the exported model.
+
+Reads as prose; the rest of the wing is its vocabulary. `start` makes the `Trainer`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import time
-import traceback
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
+from runner.card import model_card
 from runner.config import RunConfig
-from runner.data.prepare import open_prepared
-from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
-from runner.errors import IncompleteError, LostPeerError
 from runner.inputs import Inputs
-from runner.launch import MEETING_FILE, SENTINEL, RankEnvironment
-from runner.node_local import running_tree
-from runner.plan import Plan, decide, num_steps
-from runner.preflight import shape_of
-from runner.records import RunFolder, environment_record, write_json
+from runner.launch import SENTINEL
+from runner.plan import Plan
+from runner.records import RunFolder, read_metrics
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
-from runner.shapes import Device
-from runner.training.agreement import Standpoint, check_agreement
-from runner.training.batches import Order, Part, by_length
+from runner.training.batches import Order, by_length
 from runner.training.checkpoint import Checkpoints
-from runner.training.console import Console, open_console
-from runner.training.device import find_device, peak_memory
-from runner.training.engines import Engine, make_engine
+from runner.training.device import peak_memory
+from runner.training.engines import Engine
 from runner.training.evaluation import evaluate
 from runner.training.export import export
 from runner.training.observer import Observer
-from runner.training.ranks import Ranks, is_lost_peer, join
+from runner.training.ranks import Ranks
+from runner.training.running_statistics import RunningStatistics
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
-from runner.training.tasks import Task, task_named
+from runner.training.tasks import Task
 from runner.training.throughput import StepClock, refuse_loss
 from runner.vitals import Vitals
-
-
-def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, vitals: Vitals) -> None:
-    """Trains. Resumes from the newest valid checkpoint by itself.
-
-    Args:
-        vitals: where this rank shows that it gets on.
-
-    Raises:
-        UsageError: data that is not prepared, a checkpoint of something else, a plan that cannot be.
-        IncompleteError: the disk is full.
-    """
-    stop = StopRequest()
-    stop.listen()
-    log = folder.logs / f"rank-{place.rank}.log"
-    with open_console(log) as console:
-        try:
-            trainer = Trainer.start(config, inputs, folder, place, stop, console, vitals)
-            try:
-                trainer.resume()
-                if trainer.run():
-                    trainer.export()
-            finally:
-                trainer.observer.close()
-        except OSError as error:
-            raise IncompleteError(
-                f"{folder.root}: {error.strerror or error}.",
-                "Free space or quota there; the last checkpoint is whole. Then run the same command again.",
-            ) from None
-        except RuntimeError as error:
-            if not is_lost_peer(error):
-                raise
-            traceback.print_exc()
-            raise LostPeerError(
-                f"rank {place.rank} lost another rank; see the other logs in {folder.logs} for why.",
-                "Run the same command again: it goes on from the last checkpoint.",
-            ) from None
-        torch.distributed.destroy_process_group()
 
 
 @dataclass
@@ -95,6 +52,7 @@ class Trainer:
     order: Order
     checkpoints: Checkpoints
     observer: Observer
+    statistics: RunningStatistics
     stop: StopRequest
     vitals: Vitals
     device: torch.device
@@ -105,61 +63,6 @@ class Trainer:
     evaluation_due: bool = False
     is_best: bool = False
     resumed_at_end: bool = False
-
-    @staticmethod
-    def start(
-        config: RunConfig,
-        inputs: Inputs,
-        folder: RunFolder,
-        place: RankEnvironment,
-        stop: StopRequest,
-        console: Console,
-        vitals: Vitals,
-    ) -> Trainer:
-        """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
-        device, facts = find_device(place.local_rank, place.local_world_size)
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
-        ranks = Ranks()
-        shape = shape_of(config, inputs.model)
-        plan = decide(config, shape, facts, ranks.world_size)
-        check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
-        command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
-        wanted = recipes(config, inputs, plan.sequence_length)
-        stores = {
-            role: Stores([open_prepared(recipe, folder.stores, command) for recipe in several])
-            for role, several in wanted.items()
-        }
-        weights = [recipe.dataset.weight for recipe in wanted["train"]]
-        order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
-        steps = num_steps(config, len(order), plan.total)
-        # How LoRA keeps what it does not train follows from the precision.
-        decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
-        task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
-        engine = make_engine(task.module, config, plan, device)
-        if ranks.is_first:
-            write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
-
-        observer = Observer(folder, steps, console, is_first=ranks.is_first)
-        return Trainer(
-            config=config,
-            inputs=inputs,
-            folder=folder,
-            plan=plan,
-            task=task,
-            engine=engine,
-            ranks=ranks,
-            stores=stores,
-            data=data_key(wanted["train"]),
-            order=order,
-            checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
-            observer=observer,
-            stop=stop,
-            vitals=vitals,
-            device=device,
-            num_steps=steps,
-            clock=StepClock.of(config, shape, plan, facts),
-        )
 
     def resume(self) -> None:
         """Goes on from the newest valid checkpoint, if there is one; then begins to tell."""
@@ -192,6 +95,8 @@ class Trainer:
                 self.evaluate()
             if self.should_stop or self.is_best or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
                 self.save()
+        self.vitals.beat("save")
+        self.checkpoints.finish()
         finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
             self.leave()
@@ -217,13 +122,18 @@ class Trainer:
             summed += loss.detach()
         lr = self.rate()
         norm = self.engine.step(lr)
+        self.statistics.agree()
         self.step += 1
-        loss_of_step, stops = self.ranks.total(summed.item(), float(self.stop.received is not None))
+        loss_of_step, stops, unsaved = self.ranks.total(
+            summed.item(), float(self.stop.received is not None), float(self.checkpoints.have_failed())
+        )
         self.should_stop = stops > 0
         self.observer.step({
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
             **self.clock.measures(self.plan.total, int(tokens)), "memory_gib": peak_memory(self.device),
         })  # fmt: skip
+        if unsaved or not math.isfinite(loss_of_step):
+            self.checkpoints.finish()
         if not math.isfinite(loss_of_step):
             refuse_loss(self.step, loss_of_step, self.ranks.gather(summed.item()), self.folder.checkpoints)
 
@@ -271,6 +181,7 @@ class Trainer:
         self.should_stop = self.should_stop or found is None
         if found is not None:
             self.evaluation_due = False
+            self.vitals.beat("save")
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
             self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
@@ -280,7 +191,8 @@ class Trainer:
         self.vitals.beat("save")
         self.checkpoints.save(self.engine, self.state())
         self.is_best = False
-        self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
+        done = " is being written" if self.config.checkpoint.asynchronous else ""
+        self.observer.say(f"checkpoint step-{self.step}{done} ({time.monotonic() - began:.1f} s)")
 
     def leave(self) -> None:
         """All ranks have saved: rank 0 leaves the word that there is more to do."""
@@ -299,7 +211,9 @@ class Trainer:
         state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
         if self.ranks.is_first:
             weights = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
-            export(self.task.model, weights, lora, self.inputs.model, self.folder.model)
+            record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
+            card = model_card(self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics))
+            export(self.task.model, weights, lora, self.inputs.model, card, self.folder.model)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 
@@ -309,25 +223,3 @@ class Trainer:
         constant = signature(self.config, self.inputs, self.data, plan.total)
         engine, due = self.config.engine.name, self.evaluation_due
         return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
-
-
-def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_steps: int) -> dict[str, Any]:
-    """`environment.json`: what was trained, where, on what."""
-    facts = {
-        "bundle_id": inputs.bundle_id,
-        "lock_digest": inputs.bundle_id,
-        "environment_tree": running_tree(),
-        "model": f"{inputs.model.source}@{inputs.model.commit}",
-        "seed": config.seed,
-        "num_steps": num_steps,
-        "pid": os.getpid(),
-        "world_size": plan.world_size,
-        "sequence_length": plan.sequence_length,
-        "batch": {"global": plan.total, "micro": plan.micro, "accumulation": plan.accumulation},
-        "device": device.name,
-        "device_memory_gib": round(device.memory / 2**30, 1),
-        "precision": plan.precision,
-        "zero": plan.zero,
-        "engine": config.engine.name,
-    }
-    return environment_record(facts, os.environ)

@@ -19,6 +19,7 @@ from runner.training.console import open_console
 from runner.training.device import peak_memory
 from runner.training.loop import Trainer
 from runner.training.signals import StopRequest
+from runner.training.start import start
 from runner.vitals import Vitals
 
 RESULT = "trial.json"
@@ -43,7 +44,7 @@ def measure(
     _limit_memory(memory_gib, place)
     with open_console(folder.logs / f"rank-{place.rank}.log") as console:
         try:
-            trainer = Trainer.start(config, inputs, folder, place, StopRequest(), console, vitals)
+            trainer = start(config, inputs, folder, place, StopRequest(), console, vitals)
             trainer.observer.begin(0)
             for _ in range(steps):
                 trainer.train_step()

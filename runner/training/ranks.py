@@ -52,10 +52,14 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 
 class Ranks:
-    """This rank among all of them."""
+    """This rank among all of them. Made by all ranks at the same time; for one thread at a time.
+
+    Attributes:
+        group: the gloo group of its own.
+    """
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     @property
@@ -70,15 +74,15 @@ class Ranks:
     def total(self, *values: float) -> list[float]:
         """Sums over all ranks, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self._group)
+        dist.all_reduce(tensor, group=self.group)
         return tensor.tolist()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in order, on every rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def barrier(self) -> None:
         """Waits for all."""
-        dist.barrier(group=self._group)
+        dist.barrier(group=self.group)

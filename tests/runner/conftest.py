@@ -160,11 +160,6 @@ class Cluster:
         return self.output(name)
 
 
-def logs(run_folder: Path) -> str:
-    """Everything the ranks said."""
-    return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
-
-
 def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
     """Trains these run files, which must succeed, one after the other on as many ranks."""
     command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
@@ -173,6 +168,11 @@ def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
     names = {path.stem.partition(".")[0] for path in runs}
     assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
+
+
+def logs(run_folder: Path) -> str:
+    """Everything the ranks said."""
+    return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
 
 
 def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:

@@ -102,6 +102,18 @@ def test_a_mixture_does_not_depend_on_where_it_is_entered(parts: list[Part], pos
         assert wandering.sample(position) == Order(parts, 3).sample(position)
 
 
+@given(parts=PARTS, seed=st.integers(0, 1000), worlds=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12))
+def test_a_mixture_goes_on_in_its_order_whatever_the_number_of_ranks_of_each_step(
+    parts: list[Part], seed: int, worlds: list[int]
+) -> None:
+    """A run that goes on on 2, then 1, then 4 ranks sees what it would have seen on one, sample by sample."""
+    alone = Order(parts, seed)
+    for step, ranks in enumerate(worlds):
+        # Each a new process, which enters the order where it stands.
+        (expected,) = alone.step(step, 16, 0, 1, 16)
+        assert samples_of_step(Order(parts, seed), step, ranks, 2, 8 // ranks) == expected
+
+
 @given(parts=PARTS)
 def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
     """A pass is what masks and augmentation are drawn for."""

@@ -12,6 +12,8 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,17 +45,32 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 class SmallEngine:
-    """Writes two files in a folder, as DeepSpeed does; fails when told to."""
+    """Writes two files in a folder, as DeepSpeed does; fails when told to.
 
-    def __init__(self, content: str = "weights", problem: BaseException | None = None) -> None:
-        self._content, self._problem = content, problem
+    Args:
+        gate: what is written beside training waits for it.
+    """
+
+    def __init__(
+        self, content: str = "weights", problem: BaseException | None = None, gate: threading.Event | None = None
+    ) -> None:
+        self.content, self._problem, self._gate = content, problem, gate
 
     def save(self, folder: Path) -> None:
         (folder / "engine").mkdir()
-        (folder / "engine" / "weights.pt").write_text(self._content)
+        (folder / "engine" / "weights.pt").write_text(self.content)
         if self._problem is not None:
             raise self._problem
-        (folder / "engine" / "moments.pt").write_text(f"moments of {self._content}")
+        (folder / "engine" / "moments.pt").write_text(f"moments of {self.content}")
+
+    def stage(self, folder: Path, group: object) -> Callable[[], None]:
+        copy = SmallEngine(self.content, self._problem)
+
+        def write() -> None:
+            assert self._gate is None or self._gate.wait(30)
+            copy.save(folder)
+
+        return write
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a checkpoint needs no {name}")
@@ -236,14 +253,14 @@ def test_a_kill_while_writing_leaves_nothing_that_counts(checkpoints: Checkpoint
 def test_a_kill_after_all_is_written_leaves_nothing_that_counts_either(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    from runner.training import checkpoint as module
+    from runner.training import writing as module
 
     def killed(*_: object) -> None:
         raise Killed
 
     moments: dict[str, tuple[object, str]] = {
-        "before it is hashed": (module, "_measured"),
-        "before the list": (module.Checkpoints, "_finish"),
+        "before it is hashed": (module, "measured"),
+        "before the list": (module.Writing, "_publish"),
         "before the rename": (Path, "replace"),
     }
     save(checkpoints, 2)
@@ -287,6 +304,28 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(changes: dict[str, Any
     assert "another --output" in caught.value.remedy
 
 
+@pytest.mark.parametrize(("key", "value", "named"), [("optimizer", "lion", "lion"), ("lora", "rank 8", "LoRA")])
+def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_start(
+    checkpoints: Checkpoints, folder: Path, key: str, value: str, named: str
+) -> None:
+    from runner.resume import check_before_launch, check_resumable
+
+    signed = {**SIGNATURE, key: value}
+    found = state(4, signature=signed)
+    checkpoints.save(SmallEngine(), found)
+    for refuse in (
+        lambda: check_before_launch(folder, signed, 1, None),
+        lambda: check_resumable(found, replace(found, world_size=1), folder),
+        lambda: check_resumable(found, replace(found, zero=1), folder),
+    ):
+        with pytest.raises(UsageError, match=f"does not convert a checkpoint of {named}.* 2 ranks at stage 2"):
+            refuse()
+    assert check_before_launch(folder, signed, 2, None)
+    for engine, zero in (("fsdp", 3), ("deepspeed", 0)):
+        whole = replace(found, engine=engine, zero=zero)
+        check_resumable(whole, replace(whole, world_size=1), folder)
+
+
 def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
     from runner.resume import check_resumable
 
@@ -300,6 +339,84 @@ def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path
     save(checkpoints, 2)
     for path in (folder / "step-2").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+@pytest.fixture
+def beside(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
+    """Checkpoints that are written while training goes on."""
+    from runner.training.checkpoint import Checkpoints
+
+    return Checkpoints(folder, CheckpointConfig(keep=2, best=True, asynchronous=True), ranks, said.append)
+
+
+def test_what_training_changes_while_it_is_written_is_not_in_it(
+    beside: Checkpoints, folder: Path, said: list[str]
+) -> None:
+    gate = threading.Event()
+    engine = SmallEngine("weights 2", gate=gate)
+    beside.save(engine, state(2))
+    engine.content = "weights 3"
+    # Not one byte has its final name before all have.
+    assert names(folder) == {"step-2.tmp"} and not beside.have_failed() and said == []
+    gate.set()
+    beside.finish()
+    assert beside.newest_valid() == (folder / "step-2", state(2))
+    assert (folder / "step-2" / "engine" / "weights.pt").read_text() == "weights 2"
+    assert len(said) == 1 and said[0].startswith("checkpoint step-2 is whole")
+
+
+def test_a_second_checkpoint_waits_for_the_first(beside: Checkpoints, folder: Path) -> None:
+    gate = threading.Event()
+    beside.save(SmallEngine("weights 2", gate=gate), state(2))
+    threading.Timer(0.2, gate.set).start()
+    beside.save(SmallEngine("weights 4"), state(4))
+    assert "step-2" in names(folder)
+    beside.finish()
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
+@pytest.mark.parametrize("told", ["the next step", "the next checkpoint", "the end"])
+def test_a_disk_full_beside_training_is_told_and_what_was_before_is_whole(
+    beside: Checkpoints, folder: Path, told: str
+) -> None:
+    save(beside, 2)
+    beside.finish()
+    beside.save(SmallEngine(problem=OSError(errno.ENOSPC, "No space left on device")), state(4))
+    if told == "the next step":
+        deadline = time.monotonic() + 30
+        while not beside.have_failed():
+            assert time.monotonic() < deadline
+    with pytest.raises(OSError, match="No space left"):
+        save(beside, 6) if told == "the next checkpoint" else beside.finish()
+    assert not beside.have_failed()
+    assert names(folder) == {"step-2", "latest"}
+    save(beside, 6)
+    beside.finish()
+    assert beside.newest_valid() == (folder / "step-6", state(6))
+
+
+def test_a_fault_beside_training_is_not_swallowed(beside: Checkpoints) -> None:
+    beside.save(SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        beside.finish()
+
+
+def test_a_kill_while_it_is_written_beside_training_leaves_nothing_that_counts(
+    beside: Checkpoints, folder: Path
+) -> None:
+    save(beside, 2)
+    beside.save(SmallEngine(problem=Killed()), state(4))
+    with pytest.raises(Killed):
+        beside.finish()
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert beside.newest_valid() == (folder / "step-2", state(2))
+
+
+def test_the_best_is_known_once_it_is_whole(beside: Checkpoints) -> None:
+    assert beside.mark_best(2, 1.0)
+    beside.save(SmallEngine(), state(2))
+    # Its thread may still be writing.
+    assert not beside.mark_best(4, 2.0)
 
 
 # Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS).
@@ -339,8 +456,9 @@ def one(rank, folder):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
+    import runner.training.checkpoint  # once: the ranks are forked
     Path(sys.argv[1], "checkpoints").mkdir()
-    mp.spawn(one, (sys.argv[1],), nprocs=2)
+    mp.start_processes(one, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 

@@ -14,8 +14,7 @@ from runner.data.recipe import recipes
 from runner.inputs import resolve
 from runner.preflight import TABLES
 from runner.without_torch import models_in_transformers, targets_in_peft
-from tests.runner.conftest import Cluster, metrics
-from tests.runner.test_engines import in_ranks
+from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
 LORA = {"rank": 8, "alpha": 32, "dropout": 0.05, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 with every optimizer and precision they offer: the same steps, exact resume, overflow, a full disk.
+"""Engines with every optimizer and precision they offer: the same steps, exact resume, overflow, a full disk.
 
 One pair of real ranks does it all, around a small module with a tied weight and a frozen one.
 """
@@ -22,6 +22,7 @@ from runner.errors import UsageError
 ROOT = Path(__file__).parents[2]
 RUN_FILE = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
 CASES = [f"{engine}-{optimizer}-fp32" for engine in ("ddp", "fsdp") for optimizer in ("adamw", "lion")]
+CASES += ["zero0-adamw-fp32", "zero2-adamw-bf16", "zero3-lion-fp32"]
 CASES += ["ddp-adafactor-fp32", "ddp-adamw-fp16", "fsdp-adamw-fp16", "ddp-adamw-bf16", "fsdp-adamw-bf16"]
 
 
@@ -43,6 +44,11 @@ def in_two_ranks(folder: Path, *override: str) -> dict[str, Any]:
 def test_what_is_loaded_goes_on_as_if_nothing_had_been(results: dict[str, Any], case: str) -> None:
     assert results[case]["same"]
     assert results[case]["resumed"] == results[case]["steps"][3:]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_written_when_training_has_gone_on_is_as_if_it_had_waited(results: dict[str, Any], case: str) -> None:
+    assert results[case]["from_copy"] == results[case]["steps"][3:]
 
 
 @pytest.mark.parametrize("case", ["adamw-fp32", "lion-fp32"])

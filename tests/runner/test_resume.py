@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
     folder = cluster.folder / "site"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
 
 
 KILLS = (
@@ -115,12 +116,17 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
 
 
+WAITING: dict[str, Any] = {"every": 2, "keep": 2}
+BESIDE = {**WAITING, "asynchronous": True}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
 def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
 ) -> None:
     cluster.take_data(undisturbed[2])
-    cluster.write(engine={"zero": 2})
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
     for kill in KILLS:
         killed_in_mid_checkpoint(cluster, *kill)
     done = cluster.run("train", "tiny.yaml", "--processes", "2")
@@ -142,10 +148,13 @@ if "FILL" in os.environ:
 """
 
 
+@pytest.mark.parametrize(
+    "checkpoint", [WAITING, pytest.param(BESIDE, marks=pytest.mark.slow)], ids=["waiting", "beside training"]
+)
 def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
 ) -> None:
-    cluster.write(engine={"zero": 2})
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
     (cluster.folder / "output").mkdir()
     # A small disk of its own, which nobody else sees and which goes with the shell.
     script = """

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from runner.config import RunConfig
-from runner.data.prepare import open_prepared
+from runner.data.prepare import open_prepared, prepare
 from runner.data.recipe import recipes
 from runner.data.store import Stores
 from runner.inputs import resolve
 from runner.training.batches import Order, Part
-from tests.runner.conftest import Cluster, metrics
+from tests.runner.conftest import Cluster, in_ranks, metrics
 from tests.support import twins
 
 
@@ -100,20 +100,73 @@ def test_the_tarball_of_cifar_teaches_a_vit(pictured: Path) -> None:
 
 
 def test_the_exported_classifier_gives_the_accuracy_of_the_run(pictured: Path) -> None:
+    assert accuracy(pictured) == pytest.approx(metrics(pictured, "validation_accuracy")[-1][1], abs=1e-6)
+
+
+def accuracy(run: Path) -> float:
+    """That of the exported model, as transformers loads it."""
     import torch
     from transformers import AutoModelForImageClassification
 
     from runner.data.images import ImageStore
 
-    model = AutoModelForImageClassification.from_pretrained(pictured / "model")
+    model = AutoModelForImageClassification.from_pretrained(run / "model")
     assert [model.config.id2label[n] for n in range(10)] == list(twins.CLASSES)
-    stores = [ImageStore.open(path.parent) for path in (pictured.parent / ".stores").glob("*/pixels.bin")]
-    (store,) = [store for store in stores if len(store) == 40]
+    stores = [ImageStore.open(path.parent) for path in (run.parent / ".stores").glob("*/pixels.bin")]
+    store = next(store for store in stores if len(store) == 40)
     pictures = store.rows(range(40))
     with torch.no_grad():
         scaled = (torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
         right = (model(pixel_values=scaled).logits.argmax(-1) == torch.from_numpy(pictures.labels)).float().mean()
-    assert right.item() == pytest.approx(metrics(pictured, "validation_accuracy")[-1][1], abs=1e-6)
+    return float(right.item())
+
+
+@pytest.fixture(scope="module")
+def convolved(pictured: Path, shared_cluster: Cluster) -> Cluster:
+    """A ResNet from a staged config, with every engine; but for the first, each stopped half way and gone on."""
+
+    def run(name: str, engine: dict[str, Any], steps: int) -> Path:
+        return shared_cluster.write(
+            name, task="image-classification", model={"asset": "tiny-resnet", "init": "scratch"}, sequence_length=None,
+            dataset={"asset": "cifar-10", "validation": "test"}, batch={"global": 16, "micro": 4},
+            steps=steps, optimizer={"lr": 0.003}, engine=engine, **QUICK,
+        )  # fmt: skip
+
+    runs = [run("resnet", {"name": "ddp"}, 24)]
+    for name, engine in RESNETS.items():
+        runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
+    config = RunConfig.load(runs[0])
+    for wanted in recipes(config, resolve(config, shared_cluster.bundle), 0).values():
+        prepare(wanted[0], pictured.parent / ".stores", print)
+    in_ranks(shared_cluster, 2, *runs)
+    return shared_cluster
+
+
+RESNETS: dict[str, dict[str, Any]] = {
+    "resnet-ddp": {"name": "ddp"},
+    "resnet-fsdp": {"name": "fsdp"},
+    "resnet-zero2": {"zero": 2},
+}
+
+
+def test_a_resnet_learns(convolved: Cluster) -> None:
+    found = metrics(convolved.output("resnet"), "validation_accuracy")
+    assert found[-1][1] > max(0.3, found[0][1])
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_batch_norm_is_evaluated_alike_with_every_engine_and_after_a_stop(convolved: Cluster, name: str) -> None:
+    """Running means and variances are those of all ranks: not rank 0's, nor each rank's own."""
+    for key in ("loss", "validation_loss"):
+        expected = dict(metrics(convolved.output("resnet"), key))
+        found = dict(metrics(convolved.output(name), key))  # and an evaluation where it stopped
+        assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-4), key
+
+
+@pytest.mark.parametrize("name", ["resnet", *RESNETS])
+def test_the_resnet_that_is_exported_is_the_one_that_was_evaluated(convolved: Cluster, name: str) -> None:
+    folder = convolved.output(name)
+    assert accuracy(folder) == pytest.approx(metrics(folder, "validation_accuracy")[-1][1], abs=1e-6)
 
 
 def test_gpt2_learns_sharded_from_documents_side_by_side(shared_cluster: Cluster) -> None:

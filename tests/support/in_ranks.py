@@ -24,8 +24,8 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     from runner.launch import rank_environment
     from runner.train import Run
     from runner.training.console import open_console
-    from runner.training.loop import Trainer
     from runner.training.signals import StopRequest
+    from runner.training.start import start
     from runner.vitals import Vitals
 
     for path in map(Path, run_files):
@@ -33,7 +33,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
             place, vitals = rank_environment(os.environ), Vitals(run.folder.logs, rank)
-            trainer = Trainer.start(run.config, run.inputs, run.folder, place, StopRequest(), console, vitals)
+            trainer = start(run.config, run.inputs, run.folder, place, StopRequest(), console, vitals)
             trainer.resume()
             trainer.run()
             trainer.export()
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
     import runner.training.engines.deepspeed
     import runner.training.engines.fsdp
-    import runner.training.loop  # noqa: F401
+    import runner.training.start  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         ranks = int(sys.argv[1])

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 around a small module, on two ranks: what each did comes out as JSON on rank 0's stdout.
+"""Engines around a small module, on two ranks: what each did comes out as JSON on rank 0's stdout.
 
 python -m tests.support.small_engines FOLDER RUN_FILE [OVERRIDE]
 
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch import nn
 
 from runner.config import RunConfig
 from runner.plan import Plan
+from runner.resume import STATE, TrainingState
+from runner.training.background import Background
 from runner.training.engines import Engine, make_engine
 
 RANKS, MICRO = 2, 2
@@ -51,7 +54,7 @@ class Small(nn.Module):
         self.last.weight = self.first.weight
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        hidden = self.frozen(self.first(x))
+        hidden = self.frozen(self.first(x.to(self.first.weight.dtype)))
         for layer in self.layers:
             hidden = layer(hidden)
         return (self.last(hidden) - y).float().square().sum()
@@ -81,27 +84,44 @@ def one_step(engine: Engine, step: int, spoiled: bool = False) -> tuple[float, f
 
 def made(run_file: Path, engine: str, optimizer: str, precision: str) -> Engine:
     """A fresh engine around the same weights."""
-    overrides = [f"engine.name={engine}", f"optimizer.name={optimizer}", *sys.argv[3:]]
+    zero = int(engine[-1]) if engine.startswith("zero") else 3 if engine == "fsdp" else 0
+    name = "deepspeed" if engine.startswith("zero") else engine
+    overrides = [f"engine.name={name}", f"optimizer.name={optimizer}", *sys.argv[3:]]
     if engine == "fsdp":
         overrides.append("engine.wrap={layer: Layer}")
-    plan = Plan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, 3 if engine == "fsdp" else 0, ())
+    plan = Plan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, zero, ())
     return make_engine(Small(), RunConfig.load(run_file, overrides), plan, torch.device("cpu"))
 
 
 def learn_and_resume(folder: Path, run_file: Path, engine: str, optimizer: str, precision: str) -> dict[str, Any]:
-    """Six steps; then the last three again from a checkpoint after the third, in a new engine."""
+    """Six steps; then the last three again from a checkpoint after the third, in a new engine.
+
+    And once more, from a copy that was taken there and is written when all steps are done, by another thread.
+    """
     first = made(run_file, engine, optimizer, precision)
     steps = [one_step(first, step, spoiled=precision == "fp16" and step == 1) for step in range(3)]
     before = first.export()
+    later = folder.with_name(f"{folder.name}-later")
+    for place in (folder, later):
+        place.mkdir(exist_ok=True)
+        state = TrainingState(3, RANKS, first._plan.zero, precision, {})  # type: ignore[attr-defined]
+        (place / STATE).write_text(json.dumps(asdict(state)))
     first.save(folder)
+    write = first.stage(later, dist.new_group(backend="gloo"))
     steps += [one_step(first, step) for step in range(3, 6)]
-    second = made(run_file, engine, optimizer, precision)
-    second.load(folder)
-    again = second.export()
-    resumed = [one_step(second, step) for step in range(3, 6)]
-    same = all(torch.equal(before[name], again[name]) for name in before)
-    names = sorted(before) if dist.get_rank() == 0 else []
-    return {"steps": steps, "resumed": resumed, "same": same, "names": names}
+    background = Background()
+    background.start(write)
+    background.finish()
+    dist.barrier()
+    told: dict[str, Any] = {"steps": steps, "same": True}
+    for key, place in (("resumed", folder), ("from_copy", later)):
+        second = made(run_file, engine, optimizer, precision)
+        second.load(place)
+        again = second.export()
+        told[key] = [one_step(second, step) for step in range(3, 6)]
+        told["same"] &= all(torch.equal(before[name], again[name]) for name in before)
+    told["names"] = sorted(before) if dist.get_rank() == 0 else []
+    return told
 
 
 def full_disk(folder: Path, run_file: Path, engine: str) -> str:
@@ -124,11 +144,13 @@ def full_disk(folder: Path, run_file: Path, engine: str) -> str:
 def one_rank(rank: int, folder: Path, run_file: Path) -> None:
     """Everything, on one rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
     cases = [(e, o, "fp32") for e in ("ddp", "fsdp") for o in ("adamw", "lion")]
     cases += [("ddp", "adafactor", "fp32"), ("ddp", "adamw", "fp16"), ("fsdp", "adamw", "fp16")]
     cases += [("ddp", "adamw", "bf16"), ("fsdp", "adamw", "bf16")]
+    cases += [("zero0", "adamw", "fp32"), ("zero2", "adamw", "bf16"), ("zero3", "lion", "fp32")]
     if sys.argv[3:]:
         cases = [("ddp", "adamw", "fp32"), ("fsdp", "adamw", "fp32")]
     results: dict[str, Any] = {}
@@ -146,5 +168,9 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
 
 if __name__ == "__main__":
     import torch.multiprocessing as mp
+
+    # Imported once: the ranks are forked.
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed  # noqa: F401
 
     mp.start_processes(one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS, start_method="fork")

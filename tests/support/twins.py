@@ -27,6 +27,7 @@ assets:
   gpt2-bare: {model: acme/gpt2-bare}
   still-bert: {model: acme/still-bert}
   tiny-vit: {model: acme/tiny-vit}
+  tiny-resnet: {model: acme/tiny-resnet}
   reference: {dataset: DATASET, config: topics}
   chats: {dataset: acme/chats}
   prompts: {path: ./midjourney_prompt_dataset.csv, convert: csv}
@@ -40,16 +41,27 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 def model_files(folder: Path, kind: str) -> dict[str, bytes]:
-    """A model repository without dropout: `chat` (Llama with a chat template), `still` (BERT) or `vit`."""
+    """A model repository without dropout: `chat` (Llama with a chat template), `still` (BERT), `vit` or `resnet`."""
     import torch
-    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        ResNetConfig,
+        ResNetForImageClassification,
+        ViTConfig,
+    )
     from transformers import ViTForImageClassification as ViT
 
     torch.manual_seed(0)
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     tokenizer: Any = None
     model: Any
-    if kind == "vit":
+    if kind == "resnet":
+        shape: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
+        model = ResNetForImageClassification(ResNetConfig(**shape, layer_type="basic", num_labels=3))
+    elif kind == "vit":
         model = ViT(ViTConfig(**small, image_size=32, patch_size=8, num_labels=3))
     elif kind == "chat":
         special = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -75,7 +87,8 @@ def stage_twins(laptop: Path) -> None:
         web.files["/~kriz/cifar-10-python.tar.gz"] = cifar_tarball()
         manifest = MANIFEST.replace("DATASET", DATASET).replace("TARBALL", web.url("/~kriz/cifar-10-python.tar.gz"))
         (laptop / "twins.yaml").write_text(manifest)
-        for name, kind in (("tiny-chat", "chat"), ("still-bert", "still"), ("tiny-vit", "vit")):
+        for kind in ("chat", "still", "vit", "resnet"):
+            name = "still-bert" if kind == "still" else f"tiny-{kind}"
             hub.repositories.commit("models", f"acme/{name}", model_files(laptop / kind, kind))
         hub.repositories.commit("models", "acme/gpt2-bare", tiny_model_files(laptop / "gpt2", "gpt2"))
         hub.repositories.commit("datasets", DATASET, dataset_files())

@@ -1,4 +1,4 @@
-"""The six methods the loop knows of an engine: it neither knows nor asks which one it has."""
+"""The seven methods the loop knows of an engine: it neither knows nor asks which one it has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -41,6 +42,19 @@ class Engine(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer state. All ranks call it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
+        """Copies what `save` would write; the function that comes back writes the copy, in another thread.
+
+        All ranks call both, and write before they stage again.
+
+        Args:
+            group: of gloo, which only that thread uses meanwhile.
 
         Raises:
             OSError: it cannot be written.

@@ -13,21 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 
-def save(folder: Path, state: dict[str, Any]) -> None:
+def save(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
     """Writes `state` into `folder`. All ranks call it.
+
+    Args:
+        group: over which the ranks agree; None: the one they have joined.
 
     Raises:
         OSError: any rank could not write.
     """
     # Checkpoints syncs every file itself, on the rank that hashes it.
     with _as_os_error(folder):
-        state_dict_saver.save(state, storage_writer=FileSystemWriter(folder, sync_files=False))
+        writer = FileSystemWriter(folder, sync_files=False)
+        state_dict_saver.save(state, storage_writer=writer, process_group=group)
 
 
 def load(folder: Path, state: dict[str, Any]) -> None:

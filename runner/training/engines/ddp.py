@@ -24,7 +24,10 @@ class DDPEngine(NativeEngine):
             module.compile()
         on_gpu = device.type == "cuda"
         wrapped = DistributedDataParallel(
-            module, device_ids=[device.index] if on_gpu else None, gradient_as_bucket_view=True
+            module,
+            device_ids=[device.index] if on_gpu else None,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # the loop averages them, for every engine
         )
         super().__init__(module, wrapped, config, plan, device, fused=on_gpu)
 

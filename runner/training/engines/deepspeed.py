@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from runner.plan import Plan
 from runner.resume import read_state
 from runner.training.engines.base import DTYPES, gathered
 from runner.training.optimizers import make_optimizer
+from runner.training.staging import Stage
 
 TAG = "engine"
 CONVERTED = "universal.tmp"
@@ -82,6 +83,7 @@ class DeepSpeedEngine:
             parameter.data = parameter.data.contiguous()  # partitioning fails on views (DeepSpeed#6571)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
+        self._stage = Stage(device)
         if plan.zero == 3:
             # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
             deepspeed.zero.Init(module=module, config_dict_or_path=settings)
@@ -124,6 +126,15 @@ class DeepSpeedEngine:
             str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._leaves_out_frozen
         )
 
+    def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
+        keeper = _Keeper(self._engine.checkpoint_engine, self._stage)
+        self._engine.checkpoint_engine = keeper
+        try:
+            self.save(folder)
+        finally:
+            self._engine.checkpoint_engine = keeper.real
+        return keeper.write
+
     def load(self, folder: Path) -> None:
         saved = read_state(folder)
         # At stage 0 every rank holds everything: any number of ranks can read it.
@@ -143,19 +154,10 @@ class DeepSpeedEngine:
         return self._config.lora is not None and self._plan.zero < 3
 
     def _load_converted(self, folder: Path, saved_ranks: int) -> None:
-        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint)."""
-        if self._config.lora is not None:
-            raise UsageError(
-                f"{folder}: DeepSpeed does not convert a checkpoint of LoRA for other ranks or another stage; it was "
-                f"written by {saved_ranks} ranks.",
-                f"Go on with {saved_ranks} ranks and the same stage, or begin anew with engine.name: ddp.",
-            )
-        if self._config.optimizer.name != "adamw":
-            raise UsageError(
-                f"{folder}: DeepSpeed can read a checkpoint of {saved_ranks} ranks on {self._plan.world_size} with "
-                f"AdamW only, not with {self._config.optimizer.name}.",
-                f"Go on with {saved_ranks} ranks, or use engine.name: fsdp.",
-            )
+        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint).
+
+        It knows AdamW on a whole model only: anything else has been refused (runner.resume).
+        """
         converted = folder.parent / CONVERTED  # beside it: a checkpoint holds what its list names and nothing else
         said: list[str | None] = [None]
         if dist.get_rank() == 0:
@@ -195,6 +197,28 @@ class DeepSpeedEngine:
 
         dtype, is_first = DTYPES[self._plan.precision], dist.get_rank() == 0
         return gathered(self._engine.module, dtype, whole, is_first=is_first, frozen=frozen)
+
+
+class _Keeper:
+    """Stands in for what DeepSpeed saves files with: keeps copies of their content, to be written later.
+
+    DeepSpeed's own decoupled engine needs libaio and a compiler, and starts a process for each rank.
+    """
+
+    def __init__(self, real: Any, stage: Stage) -> None:
+        self.real, self._stage = real, stage
+        self._files: list[tuple[Any, str]] = []
+
+    def save(self, state_dict: Any, path: str) -> None:
+        self._files.append((self._stage.stage(state_dict), path))
+
+    def write(self) -> None:
+        """Writes all files."""
+        for content, path in self._files:
+            self.real.save(content, path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
 
 def deepspeed_gathered(parameter: nn.Parameter) -> Any:

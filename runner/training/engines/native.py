@@ -7,7 +7,7 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from runner.plan import Plan
 from runner.training.engines import dcp
 from runner.training.engines.base import DTYPES, gathered
 from runner.training.optimizers import make_optimizer
+from runner.training.staging import Stage
 
 FOLDER = "engine"
 
@@ -43,6 +44,7 @@ class NativeEngine:
         # Taken once: between forward and backward FSDP2 registers the gathered weights under the same names.
         self._parameters = dict(module.named_parameters())
         self._optimizer = make_optimizer(module, config.optimizer, fused=fused)
+        self._stage = Stage(device)
         self._scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "fp16")
 
     def forward(self, batch: Mapping[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
@@ -70,6 +72,10 @@ class NativeEngine:
     def save(self, folder: Path) -> None:
         dcp.save(folder / FOLDER, self._state())
 
+    def stage(self, folder: Path, group: torch.distributed.ProcessGroup) -> Callable[[], None]:
+        copied = self._stage.stage(self._share(self._state()))
+        return lambda: dcp.save(folder / FOLDER, copied, group)
+
     def load(self, folder: Path) -> None:
         state = self._state()
         names = [name for name, p in self._parameters.items() if p.requires_grad]
@@ -91,6 +97,22 @@ class NativeEngine:
         moments = {name: dict(self._optimizer.state[p]) for name, p in self._parameters.items() if p.requires_grad}
         state: dict[str, Any] = {"model": weights | buffers, "optimizer": moments}
         return {**state, "scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else state
+
+    def _share(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What this rank writes of a state: its shards, and its part of what all hold whole, which DCP writes once.
+
+        Otherwise every rank of a node would copy all of it.
+        """
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        load, mine = [0] * ranks, set()
+        # The same on every rank: the largest first, to whom has least.
+        for name, weight in sorted(state["model"].items(), key=lambda item: (-item[1].numel(), item[0])):
+            least = load.index(min(load))
+            load[least] += weight.numel()
+            if least == rank or isinstance(weight, DTensor):
+                mine.add(name)
+        kept = {section: {n: v for n, v in state[section].items() if n in mine} for section in ("model", "optimizer")}
+        return {**kept, "scaler": state["scaler"]} if "scaler" in state and rank == 0 else kept
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:
         def whole(name: str, _: nn.Parameter) -> torch.Tensor:

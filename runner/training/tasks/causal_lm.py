@@ -51,14 +51,6 @@ class _NextToken(language.Language):
     def __init__(self, model: Any) -> None:
         super().__init__(model, causal=True)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        documents: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        told = self.told(documents, position_ids, attention_mask)
+    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
         logits = self.model(input_ids=input_ids, use_cache=False, **told).logits[:, :-1]
         return cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100)

@@ -59,11 +59,30 @@ def metrics(sums: list[float], count: float) -> dict[str, float]:
 
 
 class Language(nn.Module):
-    """A transformers model that is told where documents are."""
+    """A transformers model that is told where documents are; a subclass says what is learned."""
 
     def __init__(self, model: Any, *, causal: bool) -> None:
         super().__init__()
         self.model, self._causal = model, causal
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The summed loss of a batch: int64 tensors of shape (rows, longest) -> a float32 scalar."""
+        return self.loss(input_ids, labels, self.told(documents, position_ids, attention_mask))
+
+    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
+        """The loss summed over all labels that are not -100.
+
+        Args:
+            told: the model's keyword arguments beside `input_ids`.
+        """
+        raise NotImplementedError
 
     def told(
         self,

@@ -87,15 +87,7 @@ class _AtMaskedPlaces(language.Language):
         super().__init__(model, causal=False)
         self._head = head
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        documents: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        told = self.told(documents, position_ids, attention_mask)
+    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
         hidden = getattr(self.model, self.model.base_model_prefix)(input_ids=input_ids, **told)[0]
         guessed = labels != -100
         logits = getattr(self.model, self._head)(hidden[guessed])
@@ -106,13 +98,6 @@ class _Everywhere(language.Language):
     def __init__(self, model: Any) -> None:
         super().__init__(model, causal=False)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        documents: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        logits = self.model(input_ids=input_ids, **self.told(documents, position_ids, attention_mask)).logits
+    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
+        logits = self.model(input_ids=input_ids, **told).logits
         return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
