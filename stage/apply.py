@@ -21,26 +21,30 @@ from stage import bundle as layout
 from stage.applystore import CHUNK, Store
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
-from stage.disk import human_size, read_file, require_writable, sync_folder, write_atomically
+from stage.disk import human_count, human_size, read_file, require_writable, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
 from stage.lockfile import LockedFile, Lockfile
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 from stage.patchfile import Content, Plan, check_pieces, find_volumes
 from stage.progress import Reporter
+from stage.told import is_for_a_patch, lines, what_to_do
 from stage.verify import verify
 from stage.workfolder import WorkFolder, alone_in
+
+_SHOWN = 20  # lines on what is left
 
 
 @dataclass(frozen=True)
 class ApplyOutcome:
-    """What an apply changed: payload files put in place and removed; the bundle id it has now."""
+    """What an apply changed: payload files put in place and removed, files beside them; the bundle id it has now."""
 
     bundle: Path
     kind: str
     bundle_id: str
     changed: tuple[str, ...]
     removed: tuple[str, ...]
+    beside: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -50,6 +54,7 @@ class ApplyOutcome:
             "bundle_id": self.bundle_id,
             "changed": list(self.changed),
             "removed": list(self.removed),
+            "beside": list(self.beside),
         }
 
 
@@ -163,11 +168,11 @@ class _Apply:
             folder.remove([*stale, *folder.stale_blocks(layout.tag_paths(self.lock))])
         for file in todo:
             self._put_in_place(file)
-        self._write_tags()
+        beside = self._write_tags()
         (self.root / layout.JOURNAL).unlink(missing_ok=True)
         self._require_sound()
         return ApplyOutcome(
-            self.root, self.plan.kind, self.lock.id, tuple(file.path for file in todo), tuple(sorted(stale))
+            self.root, self.plan.kind, self.lock.id, tuple(file.path for file in todo), tuple(sorted(stale)), beside
         )
 
     def _is_sealed_target(self) -> bool:
@@ -257,35 +262,45 @@ class _Apply:
         self.store.built(file.path).replace(target)
         sync_folder(target.parent)
 
-    def _write_tags(self) -> None:
-        """The files beside the payload; the tag manifest last, and no signature that is not of it."""
+    def _write_tags(self) -> tuple[str, ...]:
+        """The files beside the payload; the tag manifest last, and no signature that is not of it.
+
+        Returns:
+            Those that were not so before.
+        """
         tags = self.plan.tags
         last = (layout.LOCK, layout.SIGNATURE, layout.TAG_MANIFEST)
         unsigned = layout.TAG_MANIFEST in tags and layout.SIGNATURE not in tags
         if unsigned and not self._is_sealed_target():
             (self.root / layout.SIGNATURE).unlink(missing_ok=True)
+        changed = []
         for path in [*sorted(set(tags) - set(last)), *(path for path in last if path in tags)]:
+            if not _is_regular(self.root / path) or sha256_of_bytes(read_file(self.root / path)) != tags[path]:
+                changed.append(path)
             _make_real_folder(self.root, (self.root / path).parent)
             write_atomically(self.root / path, self.store.tag(path))
             for left in (self.root / path).parent.glob(f"{Path(path).name}.*{PARTIAL_SUFFIX}"):
                 left.unlink()  # of an apply that was killed just here
+        return tuple(changed)
 
     def _require_sound(self) -> None:
         with self.reporter.bytes_bar("verify", self.lock.size) as progress:
             report = verify(self.root, "full", progress=progress)
         if report.ok and report.bundle_id == self.plan.target:
             return
-        told = "; ".join(str(finding) for finding in report.findings[:3])
-        if report.bundle_id == self.plan.target and all(finding.problem == "extra" for finding in report.findings):
+        told = list(lines(report))
+        more = f"\n  and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        listed = "".join(f"\n  {line}" for line in told[:_SHOWN]) + more
+        advice = "\n     ".join([*what_to_do(report, None), f"Then: stage verify {self.root}"])
+        if report.bundle_id == self.plan.target and not is_for_a_patch(report):
             self.store.remove()
             raise DamageError(
-                f"{self.root}: all of the bundle is sound with the patch; what is extra is not of it: {told}.",
-                f"Move that out of the folder. Then: stage verify {self.root}",
+                f"{self.root}: every byte of the bundle is there and sound with the patch; no patch mends what is "
+                f"left:{listed}",
+                advice,
             )
-        raise DamageError(
-            f"{self.root}: the patch is in place, but {len(report.findings)} findings are left: {told}.",
-            f"stage verify {self.root} --report FILE, and stage patch with that; move out what is extra.",
-        )
+        left = human_count(len(report.findings), "finding")
+        raise DamageError(f"{self.root}: the patch is in place; {left} left:{listed}", advice)
 
 
 def _is_regular(path: Path) -> bool:

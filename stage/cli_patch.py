@@ -98,6 +98,8 @@ def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -
     if as_json:
         click.echo(json.dumps(outcome.to_json(), indent=1))
     elif not quiet:
-        changed, removed = human_count(len(outcome.changed), "file"), human_count(len(outcome.removed), "file")
-        say(f"{bundle}: sound: {changed} put in place, {removed} removed, every byte verified")
+        changed = human_count(len(outcome.changed) + len(outcome.beside), "file")
+        beside = f" ({len(outcome.beside)} of them beside the payload)" if outcome.beside else ""
+        removed = human_count(len(outcome.removed), "file")
+        say(f"{bundle}: sound: {changed} put in place{beside}, {removed} removed, every byte verified")
         click.echo(f"bundle id {outcome.bundle_id}")

@@ -165,7 +165,8 @@ class _Fetch:
         self.sharing.keep(self.digests)
         remade = [file for name in to_make for file in self.lock.assets[name].files if file.made_by]
         fetched = [file for _, file in absent if not file.made_by] + remade
-        size, count = sum(file.size for file in fetched), len(self.lock.files)
+        size = max(0, sum(file.size for file in fetched) - self.sources.taken_over)
+        count = len(self.lock.files)
         self.reporter.note(
             f"{self.root}: {human_count(count, 'file')}, {human_size(self.lock.size)}, {human_size(size)} fetched"
         )

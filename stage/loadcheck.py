@@ -86,10 +86,19 @@ def require_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
         more = f"\n  and {len(report.findings) - 20} more" if len(report.findings) > 20 else ""
         raise DamageError(
             f"{root}: what was fetched will not load ({len(report.findings)} found):\n  {listed}{more}",
-            "Try another revision, or `exclude` what you do not need. To take it as it is: --no-offline-check",
+            f"{_way_out(lock, report)} To take it as it is: --no-offline-check",
         )
     if any(_is_loaded(asset) for asset in lock.assets.values()):
         reporter.note(f"{root}: everything that could be checked loads without network")
+
+
+def _way_out(lock: Lockfile, report: LoadReport) -> str:
+    """Where the manifest's own patterns left a missing file out, no other revision helps."""
+    left = {f"{asset.folder}/{left.path}": left.path for asset in lock.assets.values() for left in asset.left_out}
+    missing = [f'"{left[finding.path]}"' for finding in report.findings if finding.path in left]
+    if missing:
+        return f"Add to `include` (or take out of `exclude`): {', '.join(missing[:4])}."
+    return "Try another revision, or `exclude` what you do not need."
 
 
 def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[str, ...]]:

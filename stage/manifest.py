@@ -79,6 +79,8 @@ class Manifest:
             UsageError: with file:line, for anything that is not as design says.
         """
         path = Path(path)
+        if path.suffix == ".lock":
+            raise UsageError(f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name}).")
         data, lines = load_yaml_with_lines(path)
         entry = _Entry(data, (), lines)
         check_keys(data, ("format", "name", "assets", "policy"), (), lines)
@@ -220,8 +222,14 @@ def _dataset(entry: _Entry) -> DatasetRequest:
 
 
 def _path(entry: _Entry) -> PathRequest:
+    path = entry.text("path")
+    if path.startswith(("http://", "https://", "ftp://")):
+        raise UsageError(
+            f"{entry.lines.place(*entry.where, 'path')}: `path` names what lies on this machine; this is an address.",
+            f"Write `url: {path}`.",
+        )
     return PathRequest(
-        path=entry.text("path"),
+        path=path,
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
@@ -283,6 +291,23 @@ def _is_local(value: str, folder: Path) -> bool:
     return names.names_a_local_path(value) or is_data or (folder / value).is_file()
 
 
+def _shown(found: object) -> str:
+    """A value as YAML has it: Python's own words mean nothing to who writes one."""
+    match found:
+        case None:
+            return "nothing"
+        case bool():
+            return str(found).lower()
+        case dict():
+            return "a mapping"
+        case list() if not all(type(item) in (str, int, float) for item in found):
+            return "a list"
+        case int() | float():
+            return f"the number {found}"
+        case _:
+            return repr(found)
+
+
 @dataclass(frozen=True)
 class _Entry:
     """Typed access to one YAML mapping; mistakes come with file:line."""
@@ -292,7 +317,7 @@ class _Entry:
     lines: Lines
 
     def wrong(self, key: str, problem: str, found: object) -> UsageError:
-        shown = repr(found)
+        shown = _shown(found)
         return UsageError(
             f"{self.lines.place(*self.where, key)}: `{key}` {problem}, "
             f"found {shown if len(shown) <= 200 else shown[:200] + '...'}.",
@@ -305,7 +330,7 @@ class _Entry:
             return value
         if isinstance(value, int | float | bool):
             raise UsageError(
-                f"{self.lines.place(*self.where, key)}: `{key}` should be text, found {type(value).__name__} {value}.",
+                f"{self.lines.place(*self.where, key)}: `{key}` should be text, found {_shown(value)}.",
                 f'Put it in quotes, as you mean it: {key}: "..."',
             )
         raise self.wrong(key, "should be text", value)

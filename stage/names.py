@@ -68,11 +68,15 @@ def _is_forbidden(character: str) -> bool:
     return is_deceptive(character) or unicodedata.category(character) in _FORBIDDEN_CATEGORIES
 
 
-def check_path(path: str, what: str) -> None:
+_EXCLUDE = "add it to `exclude` in the manifest."
+
+
+def check_path(path: str, what: str, remedy: str = f"If you need the rest, leave this file out: {_EXCLUDE}") -> None:
     """Refuses a path that may not be in a bundle.
 
     Args:
         what: who brought the path, for the message ("model bert", "stage.lock").
+        remedy: how to do without it.
 
     Raises:
         PolicyError: with the reason.
@@ -80,7 +84,7 @@ def check_path(path: str, what: str) -> None:
     if problem := problem_with_path(path):
         raise PolicyError(
             f"{what}: the path {printable(path)} may not be in a bundle: {problem}.",
-            "If you need the rest, leave this file out: add it to `exclude` in the manifest.",
+            remedy,
         )
 
 
@@ -192,7 +196,7 @@ def _stand_apart(paths: Collection[str]) -> bool:
     return len(files) == len(paths) and len(folded_folders) == len(folders) and not files & folded_folders
 
 
-def check_collisions(paths: Iterable[str], what: str) -> None:
+def check_collisions(paths: Iterable[str], what: str, remedy: str = f"Leave one of them out: {_EXCLUDE}") -> None:
     """Refuses paths that would be one file on some disk a bundle travels over.
 
     Raises:
@@ -204,7 +208,7 @@ def check_collisions(paths: Iterable[str], what: str) -> None:
         raise PolicyError(
             f"{what}: {printable(first)} and {printable(second)} would be the same file on a disk that ignores case "
             f"or normalises Unicode{more}.",
-            "Leave one of them out: add it to `exclude` in the manifest.",
+            remedy,
         )
 
 

@@ -60,8 +60,7 @@ def what_to_do(report: VerificationReport, written: Path | None) -> list[str]:
         return [
             "Every byte is as it was fetched: no copy mends that. Fetch another revision where the bundle was made."
         ]
-    moved = {path for pair in report.renamed for path in pair}
-    kinds = {_kind(finding) for finding in report.findings if finding.path not in moved}
+    moved, kinds = bool(report.renamed), _kinds(report)
     to_move = list(moves(report.root, report.renamed))
     advice = [f"Give it its name again: {_mv(report.root, *pair)}" for pair in to_move[:_COMMANDS]]
     if len(to_move) > _COMMANDS:
@@ -69,7 +68,7 @@ def what_to_do(report: VerificationReport, written: Path | None) -> list[str]:
     if "closed" in kinds:
         chmod = f"chmod -R u+rX {shlex.quote(str(report.root))}"
         advice.append(f"No right to read: {chmod} (its owner can); then verify again.")
-    if kinds - {"extra", "closed"}:
+    if is_for_a_patch(report):
         carry = written or "FILE"
         advice.append(
             f"Carry only what is damaged: {'' if written else f'stage verify {report.root} --report {carry}; '}"
@@ -77,9 +76,20 @@ def what_to_do(report: VerificationReport, written: Path | None) -> list[str]:
         )
     elif kinds == {"extra"} and not moved:
         advice.append("Nothing of the bundle is damaged. What is extra is not of it: move that out of the folder.")
-    elif "extra" in kinds:
+        return advice
+    if "extra" in kinds:
         advice.append("What is extra is not of the bundle: move it out of the folder.")
     return advice
+
+
+def is_for_a_patch(report: VerificationReport) -> bool:
+    """Whether anything of it has to be carried: not what is only moved, or extra, or closed to whoever verified."""
+    return bool(_kinds(report) - {"extra", "closed"})
+
+
+def _kinds(report: VerificationReport) -> set[str]:
+    moved = {path for pair in report.renamed for path in pair}
+    return {_kind(finding) for finding in report.findings if finding.path not in moved}
 
 
 def is_closed(finding: Finding) -> bool:
@@ -88,6 +98,9 @@ def is_closed(finding: Finding) -> bool:
 
 
 def _kind(finding: Finding) -> str:
+    """A link is as good as extra: where it stands in a file's place, that file is missing and has a finding too."""
+    if finding.problem == "unsafe":
+        return "extra"
     return "closed" if is_closed(finding) else finding.problem
 
 

@@ -133,8 +133,8 @@ class _Out:
         if len(names) > self.limits.entries:
             raise PolicyError(f"{self.what}: the archive has more than {self.limits.entries:,} files.", _BOMB)
         for name in names:
-            check_path(name, self.what)
-        check_collisions(names, self.what)
+            check_path(name, self.what, _UNPACK)
+        check_collisions(names, self.what, _UNPACK)
 
     def refuse(self, name: str, problem: str) -> PolicyError:
         return PolicyError(f"{self.what}: the archive's {printable(name)} is {problem}; nothing was kept.", _UNPACK)
@@ -189,7 +189,7 @@ def _unpack_zip(archive: Path, out: _Out) -> None:
         out.judge([entry.filename for entry in entries])
         for folder in opened.infolist():
             if folder.filename.endswith("/"):
-                check_path(folder.filename.rstrip("/"), out.what)
+                check_path(folder.filename.rstrip("/"), out.what, _UNPACK)
         out.check(sum(entry.file_size for entry in entries))
         for entry in entries:
             with opened.open(entry) as source:
@@ -204,7 +204,7 @@ def _unpack_tar(archive: Path, out: _Out) -> None:
             name = _name(entry)
             if entry.isdir():
                 if name not in ("", "."):
-                    check_path(name, out.what)
+                    check_path(name, out.what, _UNPACK)
                 continue
             if not entry.isreg() or entry.issparse() or entry.size < 0:
                 kind = "a link" if entry.issym() or entry.islnk() else "a special or sparse file"

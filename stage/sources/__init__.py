@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage.digest import Digest, FileDigests, hash_file, is_hex
-from stage.errors import UsageError
+from stage.errors import IncompleteError, UsageError
 from stage.lockfile import Code, Ingredient, LockedAsset, LockedFile
 from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
 from stage.progress import Reporter
@@ -65,6 +65,11 @@ class Sources:
         """The Hub asked, without credentials."""
         return self._hub.name
 
+    @property
+    def taken_over(self) -> int:
+        """Bytes of what was brought that an earlier run had downloaded."""
+        return self._downloader.taken_over
+
     def stop(self) -> None:
         """Ends all work under way soon; what came is kept for the next run."""
         self._downloader.stop.set()
@@ -78,13 +83,26 @@ class Sources:
         Raises:
             StageError: of the kind that fits; see `sources.hub`, `sources.selection`, `sources.local`.
         """
+        if what is not None:
+            return self._resolve(name, request, manifest, what)
+        try:
+            return self._resolve(name, request, manifest, f"{manifest.place(name)}: `{name}`")
+        except (UsageError, IncompleteError) as error:
+            if not isinstance(request, ModelRequest | DatasetRequest):
+                raise
+            id = request.repository
+            if not (manifest.path.parent / id).is_dir():
+                raise
+            hint = f"A folder {id} lies beside the manifest: if that is meant, write `path: {id}`."
+            raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
+
+    def _resolve(self, name: str, request: Request, manifest: Manifest, what: str) -> LockedAsset:
         from stage.sources.datasets import resolve_dataset
         from stage.sources.local import resolve_path
         from stage.sources.models import resolve_model
         from stage.sources.smallfiles import SmallFiles
         from stage.sources.web import resolve_url
 
-        what = what or f"{manifest.place(name)}: `{name}`"
         match request:
             case ModelRequest():
                 small = SmallFiles(self._hub, self._downloader)
@@ -166,11 +184,13 @@ class Sources:
                 )
             )
             if now != then:
-                path = sorted(now ^ then)[0][0].removeprefix(f"{asset.folder}/")
+                first = sorted(now ^ then)[0][0]
+                path, names = first.removeprefix(f"{asset.folder}/"), [{name for name, _ in s} for s in (now, then)]
+                how = "changed" if first in names[0] & names[1] else "is new" if first in names[0] else "is gone"
                 raise UsageError(
-                    f"{manifest.place(asset.name)}: `{asset.name}`: {path} changed since "
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {path} {how} since "
                     f"{manifest.lock_path.name} was written.",
-                    f"To take it as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
+                    f"To take it all as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
                 )
 
     def bring(

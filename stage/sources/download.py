@@ -19,6 +19,7 @@ from urllib.parse import urljoin
 import urllib3
 
 from stage.digest import PIECE, Digest, FileDigests
+from stage.disk import human_size
 from stage.errors import DamageError, IncompleteError, PolicyError
 from stage.names import problem_with_address
 from stage.progress import Reporter
@@ -79,6 +80,8 @@ class Downloader:
         self._connections, self._reporter, self._policy = connections, reporter, policy
         self._limit = limit or RateLimit(None)
         self.stop = threading.Event()
+        self.taken_over = 0  # bytes of complete files that an earlier run had brought
+        self._counting = threading.Lock()
 
     def fetch(self, download: Download, target: Path, progress: Callable[[int], None]) -> FileDigests:
         """Gets one file into place, whatever of it is there already.
@@ -94,9 +97,11 @@ class Downloader:
         if not download.evidence and not download.version:
             partial.unlink(missing_ok=True)
         for last_chance in (False, True):
-            digests, at_once = self._complete(download, partial, progress)
+            digests, at_once, taken_over = self._complete(download, partial, progress)
             problem = _mismatch(download, digests)
             if problem is None:
+                with self._counting:
+                    self.taken_over += taken_over
                 partial.replace(target)
                 return digests
             partial.unlink()
@@ -136,12 +141,21 @@ class Downloader:
             except _Again as again:
                 patience.wait(download.what, again.problem, again.asked_s)
 
-    def _complete(self, download: Download, path: Path, progress: Callable[[int], None]) -> tuple[FileDigests, bool]:
-        """Brings the partial file to its full size, over as many connections as it takes; and whether it took one."""
+    def _complete(
+        self, download: Download, path: Path, progress: Callable[[int], None]
+    ) -> tuple[FileDigests, bool, int]:
+        """Brings the partial file to its full size, over as many connections as it takes.
+
+        Returns:
+            Its digests, whether it took one connection, and how many bytes were here before.
+        """
         patience = Patience(self._policy, self.stop, self._reporter)
         git = any(evidence.algorithm == "git-sha1" for evidence in download.evidence)
         with Partial(path, download.size, git, progress) as partial:
             connections = 1 if partial.size else 0
+            if partial.size:
+                of = f" of {human_size(download.size)}" if download.size else ""
+                self._reporter.note(f"{download.what}: going on at {human_size(partial.size)}{of}")
             while not partial.is_whole:
                 before, connections = partial.size, connections + 1
                 try:
@@ -153,7 +167,7 @@ class Downloader:
                     if partial.size > before:
                         patience.progress()
                     patience.wait(download.what, again.problem, again.asked_s, unreached=again.unreached)
-            return partial.finish(), connections == 1
+            return partial.finish(), connections == 1, partial.taken_over
 
     def _is_unreached(self, error: urllib3.exceptions.HTTPError) -> bool:
         cause = error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error

@@ -50,6 +50,7 @@ class Partial:
         self._syncer = _Syncer(self._file.fileno())
         self._digester = Digester(size or 0, git=git)
         self.has_ended = False
+        self.taken_over = 0  # bytes in it that an earlier run left
 
     def __enter__(self) -> Partial:
         here = os.fstat(self._file.fileno()).st_size
@@ -58,6 +59,7 @@ class Partial:
         elif here:
             self._file.seek(0)
             feed(self._digester, self._file.read, progress=self._progress)
+        self.taken_over = self.size
         return self
 
     def __exit__(
@@ -81,6 +83,7 @@ class Partial:
         """Forgets everything: the server sends the file from its beginning."""
         self._file.truncate(0)
         self._progress(-self.size)
+        self.taken_over = 0
         self._digester.close()
         self._digester = Digester(self._size or 0, git=self._git)
 

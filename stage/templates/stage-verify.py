@@ -860,13 +860,14 @@ def lines(report):
             yield "%s: %s: expected %s, found %s" % words
 
 
-def what_to_do(report):
-    """What mends it, a line each."""
+def what_to_do(report, written):
+    """What mends it, a line each. `written`: where the report lies; None: nowhere."""
     renamed, kinds = report.get("renamed", {}), set()
     for finding in report["findings"]:
         is_closed = finding["problem"] == "unreadable" and finding["found"].startswith(os.strerror(errno.EACCES))
         if finding["path"] not in renamed and finding["path"] not in renamed.values():
-            kinds.add("closed" if is_closed else finding["problem"])
+            is_link = finding["problem"] == "unsafe"  # where it stands in a file's place, that is missing too
+            kinds.add("closed" if is_closed else "extra" if is_link else finding["problem"])
     to_move = list(moves(report["bundle"], renamed))
     for right, wrong in to_move[:5]:
         right, wrong = (os.path.join(report["bundle"], path) for path in (right, wrong))
@@ -878,9 +879,10 @@ def what_to_do(report):
     if "closed" in kinds:
         yield "No right to read: chmod -R u+rX %s (its owner can); then verify again." % quote(report["bundle"])
     if kinds - {"extra", "closed"}:
-        mend = "stage-verify.py --report FILE BUNDLE; where it was made: stage patch BUNDLE --report FILE -o PATCH"
-        yield "Carry only what is damaged: %s. Or copy again: rsync -c." % mend
-    elif "extra" in kinds:
+        first = "" if written else "stage-verify.py --report FILE %s; " % quote(report["bundle"])
+        mend = "stage patch BUNDLE --report %s -o PATCH" % (quote(str(written)) if written else "FILE")
+        yield "Carry only what is damaged: %swhere it was made: %s. Or copy again: rsync -c." % (first, mend)
+    if "extra" in kinds:
         yield "What is extra is not of the bundle: move it out of the folder."
 
 
@@ -906,8 +908,9 @@ def run(arguments, out, err):
     for line in lines(report):
         say(line, out)
     if not report["ok"]:
-        say("error: %s: %d findings." % (report["bundle"], len(report["findings"])), err)
-        for advice in what_to_do(report):
+        count = len(report["findings"])
+        say("error: %s: %d finding%s." % (report["bundle"], count, "" if count == 1 else "s"), err)
+        for advice in what_to_do(report, arguments.report):
             say("  -> %s" % advice, err)
         return 1
     if not arguments.quiet:
