@@ -9,6 +9,14 @@ payload, stage.lock for the payload, blocks/<sha256> for the 16 MiB blocks of a 
 `stage patch BUNDLE --report FILE` reads where the bundle was made.
 """
 
+# Older Pythons read as far as this, so nothing below may be a syntax error to them.
+import sys
+
+if sys.version_info < (3, 6):
+    sys.stderr.write("error: needs Python 3.6 or newer, this is %d.%d.\n" % sys.version_info[:2])
+    sys.stderr.write("  -> module load python, or: cd BUNDLE && sha256sum -c manifest-sha256.txt\n")
+    sys.exit(2)
+
 import argparse
 import collections
 import errno
@@ -22,7 +30,6 @@ import re
 import signal
 import stat
 import struct
-import sys
 import unicodedata
 from pathlib import Path
 from shlex import quote
@@ -251,7 +258,7 @@ def dumps(value):
 def entry_text(entry):
     if len(entry) == 4 and isinstance(entry.get("origin"), str) and isinstance(entry["sha256"], str):
         quoted = tuple(map(json.encoder.encode_basestring, (entry["origin"], entry["path"], entry["sha256"])))
-        return ENTRY % (*quoted, entry["size"])
+        return ENTRY % (quoted + (entry["size"],))  # noqa: RUF005 - Python 2.7 has to read this file
     return "\n    " + dumps(entry).replace("\n", "\n    ")
 
 
@@ -943,7 +950,7 @@ def parse_arguments():
     if arguments.jobs < 1:
         parser.error("--jobs: at least 1")
     report = arguments.report
-    if report is not None and arguments.bundle.resolve() in (report.resolve().parent, *report.resolve().parents):
+    if report is not None and arguments.bundle.resolve() in report.resolve().parents:
         parser.error("--report: inside the bundle it would itself be an extra file")
     return arguments
 

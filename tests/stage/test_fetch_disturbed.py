@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
-from tests.support.staging import Laptop, payload
+from stage.digest import Digest
+from stage.sources.partial import partial_path
+from tests.support.staging import MANIFEST, MODEL, Laptop, payload
 
 pytestmark = pytest.mark.usefixtures("impatient")
 INFO, LISTING = r"^/api/(models|datasets)/acme/[^/]+(/revision/.*)?$", "/tree/"
@@ -73,6 +76,23 @@ def test_what_came_before_a_cut_is_not_asked_for_again(laptop: Laptop, undisturb
     assert laptop.fetched() == undisturbed_id
     ranges = [r.range for r in laptop.hub.requests(WEIGHTS, side="cdn")]
     assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
+
+
+def test_going_on_is_told_and_only_what_came_over_the_network_is_counted(laptop: Laptop) -> None:
+    laptop.fetched(AIRLIFT_STORE="none")
+    weights = laptop.bundle / "data/models/tiny-bert/model.safetensors"
+    data = weights.read_bytes()
+    weights.unlink()
+    partial_path(weights, Digest("sha256", sha256(data).hexdigest())).write_bytes(data[:2_000_000])
+    done = laptop.fetch(AIRLIFT_STORE="none")
+    assert "model.safetensors: going on at 2 MB of 3 MB" in done.stderr, done.stderr
+    assert ", 1 MB fetched" in done.stderr, done.stderr
+
+
+def test_a_folder_beside_the_manifest_is_named_where_the_hub_has_no_such_model(laptop: Laptop) -> None:
+    (laptop.folder / "src/tiny").mkdir(parents=True)
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", "model: src/tiny"))
+    assert "write `path: src/tiny`" in laptop.refused(2)
 
 
 def test_a_server_is_left_in_peace_as_long_as_it_asks_and_the_person_is_told(laptop: Laptop) -> None:

@@ -127,6 +127,10 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("dataset: rows.csv"), 4, "is a local file or folder; `dataset` names a repository on the Hub"),
         (asset("model: 'a b'"), 4, "should be a repository"),
         (asset("model: [a/b]"), 4, "`model` should be text"),
+        (asset("path: http://h/x.csv"), 4, "this is an address|Write `url: http://h/x.csv`"),
+        (asset("model: a/b\ninclude: [{x: y}]"), 5, "should be a list of texts, found a list"),
+        (asset("model:"), 4, "`model` should be text, found nothing"),
+        ("format: 1\nassets:\n", 2, "`assets` should be a mapping, found nothing"),
         (asset("model: a/b\nrevision: 1234567"), 5, "`revision` should be text, found the number 1234567|quotes"),
         (asset("model: a/b\nrevision: 1e4567"), 5, "`revision` should be text|quotes"),
         (asset("model: a/b\nrevision: ''"), 5, "`revision` should be text"),
@@ -207,3 +211,8 @@ def test_any_entry_is_read_or_refused_with_file_and_line(
         assert len(Manifest.load(path).requests) == 1
     except UsageError as refusal:
         assert re.match(rf"{re.escape(str(path))}:3: ", refusal.message)
+
+
+def test_a_lock_in_place_of_its_manifest_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"my\.lock: this is a lock; give its manifest \(my\.yaml\)"):
+        Manifest.load(tmp_path / "my.lock")

@@ -441,3 +441,26 @@ def test_a_shards_report_makes_no_patch(sound: Path, copy: Path, tmp_path: Path)
     report = replace(verify(copy), shard=Shard(1, 2))
     with pytest.raises(UsageError, match="one shard"):
         patch_damage(sound, report, tmp_path / "patch", None, QUIET)
+
+
+def test_after_a_patch_what_no_patch_mends_is_all_told_with_what_does(sound: Path, copy: Path, tmp_path: Path) -> None:
+    bert = copy / "data/models/bert"
+    (bert / "config.json").unlink()
+    patch = mended(sound, copy, tmp_path)
+    (bert / "vocab.txt").rename(bert / "words.txt")
+    (bert / "link").symlink_to("words.txt")
+    for name in "abcd":
+        (copy / f"data/{name}").write_text("mine")
+    with pytest.raises(DamageError) as caught:
+        apply(copy, [patch], QUIET)
+    told = str(caught.value)
+    assert all(f"`data/{name}`" in told for name in ("a", "b", "c", "d", "models/bert/link")), told
+    assert f"mv {bert}/words.txt {bert}/vocab.txt" in told and "stage patch" not in told and "move it out" in told
+    verified = stage("verify", copy).stderr
+    assert "stage patch" not in verified and "mv " in verified and "move it out" in verified
+
+
+def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / layout.LOCK).write_text("{}")
+    done = stage("apply", copy, mended(sound, copy, tmp_path))
+    assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, done.stdout + done.stderr

@@ -154,6 +154,24 @@ def test_a_renamed_file_is_told_as_renamed_and_the_move_that_is_printed_mends_it
     assert verify(copy).ok
 
 
+def test_the_report_that_was_written_is_the_one_the_advice_names(small: Path, tmp_path: Path) -> None:
+    copy, report = tmp_path / "copy", tmp_path / "my report.json"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").write_text("x")
+    said = standalone(pythons()[0], copy, "--report", str(report)).stderr
+    assert f"stage patch BUNDLE --report '{report}'" in said and "1 finding." in said and "FILE" not in said
+
+
+def test_a_python_too_old_is_told_so_and_that_is_no_damage() -> None:
+    old = "import sys; sys.version_info = (2, 7); exec(compile(sys.stdin.read(), 'stage-verify.py', 'exec'))"
+    command = [sys.executable, "-c", old]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    real = [[str(python), "-"] for python in pyenv.glob("2.7*/bin/python2.7")]
+    for interpreter in (command, *real):
+        done = subprocess.run(interpreter, input=TEMPLATE.read_text(), capture_output=True, text=True)
+        assert done.returncode == 2 and "needs Python 3.6 or newer, this is 2.7" in done.stderr, done.stderr
+
+
 def test_a_folder_of_extra_files_is_one_line_and_each_is_in_the_report(small: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(small, copy)

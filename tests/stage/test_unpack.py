@@ -210,3 +210,10 @@ def test_any_change_of_an_archive_gives_its_files_or_words(
     with suppress(StageError):
         tried(folder, bytes(changed))
     assert sorted(p.name for p in folder.iterdir()) in (["archive"], ["archive", "out"])
+
+
+def test_an_archive_with_a_forbidden_name_is_not_told_to_exclude_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(tar([("../evil", b"x")]))
+    with pytest.raises(PolicyError) as caught:
+        unpack(tmp_path / "a", tmp_path / "out", "evil")
+    assert "exclude" not in str(caught.value) and "`path:`" in caught.value.remedy

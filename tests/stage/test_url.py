@@ -417,3 +417,16 @@ def test_parquet_bytes_name_the_library_that_made_them(stage: Callable[..., Resu
     stage("fetch", "m.yaml", "-o", "b")
     (shard,) = Path("b").rglob("*.parquet")
     assert pa.__version__ in pq.ParquetFile(shard).metadata.created_by
+
+
+def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(stage: Callable[..., Result]) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("a")
+    manifest(path="notes")
+    stage("lock", "m.yaml")
+    Path("notes/b.txt").write_text("b")
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "b.txt is new since m.lock was written" in said and "--update x" in said
+    Path("notes/b.txt").unlink()
+    Path("notes/a.txt").rename("notes/c.txt")
+    assert "a.txt is gone since m.lock was written" in stage("fetch", "m.yaml", "-o", "b", code=2).output

@@ -1,0 +1,54 @@
+"""What patterns leave out is judged by the folder that the weights lie in."""
+
+from __future__ import annotations
+
+import pytest
+
+from stage.findings import Finding
+from stage.lacking import Lacking, lacking
+from stage.loadcheck import LoadReport, _way_out
+from stage.lockfile import LeftOut, LockedAsset, LockedFile, Lockfile, Source
+
+SENTENCES = "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt onnx/config.json onnx/vocab.txt"
+
+
+def model(taken: str, left: str) -> LockedAsset:
+    return LockedAsset(
+        name="m",
+        kind="model",
+        request={"model": "a/b", "include": ["*.safetensors"]},
+        source=Source("hub", "a/b"),
+        files=tuple(LockedFile(f"data/models/m/{path}", 1, None, None, path) for path in taken.split()),
+        left_out=tuple(LeftOut(path, 1, "not in `include`") for path in left.split()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("taken", "left", "needed"),
+    [
+        ("model.safetensors", SENTENCES, ["config.json"]),
+        ("model.safetensors config.json", "modules.json 2_Dense/config.json", []),
+        ("2_Dense/model.safetensors config.json", "modules.json 2_Dense/config.json", ["2_Dense/config.json"]),
+        ("vae/model.safetensors", "model_index.json vae/config.json unet/config.json", ["vae/config.json"]),
+        (
+            "x/model-00001-of-00002.safetensors x/config.json",
+            "x/model-00002-of-00002.safetensors x/model.safetensors.index.json model-00002-of-00002.safetensors",
+            ["x/model.safetensors.index.json", "x/model-00002-of-00002.safetensors"],
+        ),
+    ],
+)
+def test_the_config_left_out_is_told_whatever_else_the_repository_has(taken: str, left: str, needed: list[str]) -> None:
+    assert list(lacking(model(taken, left)).needed) == needed
+
+
+def test_a_tokenizer_left_out_is_told_in_a_repository_of_modules_too() -> None:
+    assert lacking(model("model.safetensors", SENTENCES)).notes == ("its tokenizer (tokenizer.json, vocab.txt)",)
+    pipeline = lacking(model("unet/config.json", "model_index.json tokenizer/vocab.json"))
+    assert pipeline == Lacking((), ("its tokenizer (tokenizer/vocab.json)",))
+
+
+def test_what_does_not_load_for_a_file_left_out_is_not_mended_by_another_revision() -> None:
+    lock = Lockfile("x", {"m": model("model.safetensors", SENTENCES)})
+    finding = Finding("data/models/m/config.json", "unloadable", "a config beside the weights", "nothing")
+    assert _way_out(lock, LoadReport((finding,), ())) == 'Add to `include` (or take out of `exclude`): "config.json".'
+    assert "another revision" in _way_out(lock, LoadReport((Finding("data/x", "unloadable", "a", "b"),), ()))
