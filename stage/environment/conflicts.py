@@ -138,6 +138,31 @@ def absent(message: str, spec: EnvironmentSpec) -> tuple[str, str, str] | None:
     return (name, asked, place) if place else None
 
 
+def twice(conda: str, has: str, asked: str, place: str, spec: EnvironmentSpec) -> UsageError:
+    """A pip requirement on what conda has in another version.
+
+    Args:
+        conda: name of the conda package.
+        has: "six 1.16.0", what is in it.
+    """
+    where = next((d.place.rpartition(":")[2] for d in spec.conda if d.name == conda), None)
+    where = f"line {where}" if where else f"in its `{conda}`, which another package brings"
+    return UsageError(
+        f"{place}: `{asked}` cannot be had: conda already gives {has} ({where}).",
+        "Drop one of the two." if where.startswith("line") else "Drop this line, or ask conda for that version.",
+    )
+
+
+def index_lacking(asked: str, spec: EnvironmentSpec) -> str | None:
+    """Of a build that only PyTorch's own index has ("torch==2.6.0+cu118"), that index, if the spec does not name it."""
+    build = re.search(r"\+(cu\d+|cpu|rocm[\d.]+)$", asked)
+    if build is None or not canonicalize_name(re.split(r"[=\[]", asked)[0]).startswith("torch"):
+        return None
+    index = f"https://download.pytorch.org/whl/{build[1]}"
+    named = (spec.pip.index_url or "", *spec.pip.extra_index_urls)
+    return None if index in (url.rstrip("/") for url in named) else index
+
+
 def uv_conflict(
     message: str, spec: EnvironmentSpec, provided: Mapping[str, str], own_requirements: Iterable[str], python: str
 ) -> UsageError:
@@ -155,7 +180,7 @@ def uv_conflict(
     own = {r: Requirement(r) for r in own_requirements}
     own = {text: r for text, r in own.items() if canonicalize_name(r.name) in named}
     ours = [token for token in _requirements_in(proof) if any(_is_same(token, r) for r in own.values())]
-    words = [_as_airlifts(proof, ours)]
+    words = [_as_airlifts(proof, ours).rstrip(".") + "."]
     words += [f"{name} {provided[name]} comes from conda." for name in sorted(named & set(provided))]
     if ours or any(canonicalize_name(r.name) not in asked for r in own.values()):
         words.append(f"airlift itself, which is in every environment, needs {', '.join(own)}.")

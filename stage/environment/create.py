@@ -230,7 +230,7 @@ def _as_venv(creation: Creation) -> None:
             f"Load the module that has it (module load python/{minor}), or use --route image.",
         )
     others = [package.name for package in locked.conda if package.name != "python"]
-    not_in_it = human_count(len(others), "conda package")
+    not_in_it = human_count(len(others), "conda package") + (f" ({', '.join(sorted(others))})" if others else "")
     creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; not in it: {not_in_it}")
     _bootstrap(creation, "--place")
     with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):

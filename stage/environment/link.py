@@ -28,6 +28,7 @@ from installer.sources import WheelFile
 from installer.utils import parse_entrypoints
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
+from rattler.exceptions import InstallerError, LinkError, TransactionError
 
 _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
 _PYTHON_SHEBANG = re.compile(rb"#![ \t]*(?P<prefix>/\S*)/bin/(?P<python>python[0-9.]*)(?P<options>[ \t][^\n]*)?\n")
@@ -82,16 +83,35 @@ class Linking:
 
     async def _link_conda(self) -> dict[str, RepoDataRecord]:
         records = {Path(path).name: await RepoDataRecord.from_package_archive(Path(path)) for path in self.conda}
-        await link_packages(
-            list(records.values()),
-            self.root,
-            cache_dir=self.cache,
-            platform=Subdir(self.platform),
-            show_progress=False,
-            execute_link_scripts=False,
-            alternative_target_prefix=self.placeholder,
-        )
+        try:
+            await link_packages(
+                list(records.values()),
+                self.root,
+                cache_dir=self.cache,
+                platform=Subdir(self.platform),
+                show_progress=False,
+                execute_link_scripts=False,
+                alternative_target_prefix=self.placeholder,
+            )
+        except (InstallerError, LinkError, TransactionError) as error:
+            if "longer than the placeholder" in str(error) and (short := self._with_too_little_room()):
+                raise Refused(
+                    f"{', '.join(short)}: built with room for a shorter prefix than the {len(self.placeholder)} bytes"
+                    " that an environment needs"
+                ) from None
+            raise
         return records
+
+    def _with_too_little_room(self) -> list[str]:
+        """The conda packages in whose programs the placeholder does not fit: py-rattler does not say which."""
+        found = []
+        for paths in sorted(self.cache.glob("*/info/paths.json")):
+            entries = json.loads(paths.read_text(encoding="utf-8"))["paths"]
+            binaries = [entry for entry in entries if entry.get("file_mode") == "binary"]
+            has = (len(entry.get("prefix_placeholder") or self.placeholder) for entry in binaries)
+            if any(length < len(self.placeholder) for length in has):
+                found.append(paths.parents[1].name)
+        return found
 
     def _canonical_record(self, record: RepoDataRecord) -> dict[str, Any]:
         """Rewrites what `conda-meta` says of a package without this machine; returns the package's own `index.json`."""

@@ -145,7 +145,10 @@ class _Reader:
         if text.startswith("-"):
             self._option(text, place, folder)
         else:
-            (self._constraints if constraint else self._requirements).append(_requirement(text, place))
+            requirement = _requirement(text, place)
+            if requirement.name == "airlift" and not constraint:  # PyPI has another package of that name
+                raise UsageError(f"{place}: `{text}`: airlift is always included.", "Remove this line.")
+            (self._constraints if constraint else self._requirements).append(requirement)
 
     def _option(self, text: str, place: str, folder: Path) -> None:
         flag, value = _split_option(text, place)

@@ -1,7 +1,14 @@
 # Source it:  . @PREFIX@/activate      Undo it:  airlift_deactivate
 # For sh, dash and bash. Needs no conda; runs the activate.d scripts that conda packages bring, as conda does.
 
-if [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
+# Only bash says where this file lies. The last command of this `if` is what `.` returns.
+# shellcheck disable=SC3013,SC3028,SC2128
+if [ ! -f '@PREFIX@/activate' ] || {
+  [ -n "${BASH_SOURCE-}" ] && [ -d "${BASH_SOURCE%/*}/.airlift" ] && [ ! "$BASH_SOURCE" -ef '@PREFIX@/activate' ]
+}; then
+  printf '%s\n' 'This environment was made for @PREFIX@, and cannot be moved. Create it anew where it shall be.' >&2
+  false
+elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
   if [ -n "${AIRLIFT_PREFIX:-}" ] && command -v airlift_deactivate >/dev/null 2>&1; then airlift_deactivate; fi
   AIRLIFT_OLD_PATH=${PATH-} AIRLIFT_OLD_CONDA_PREFIX=${CONDA_PREFIX-}
   AIRLIFT_PREFIX='@PREFIX@' CONDA_PREFIX='@PREFIX@'

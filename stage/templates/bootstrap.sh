@@ -30,7 +30,7 @@ find_tools() {
   # An empty PATH is met in batch jobs and cron; the user's own comes last, for systems that keep tools elsewhere.
   PATH="/usr/bin:/bin:/usr/sbin:/sbin${PATH:+:$PATH}"
   export PATH
-  for tool in tar gzip sha256sum df uname mkdir rm tr; do
+  for tool in tar gzip sha256sum df uname mkdir chmod rm sleep tr; do
     command -v "$tool" >/dev/null 2>&1 || stop 2 "\`$tool\` is not here, neither in /usr/bin nor on PATH." \
       "Run this on a login node, or ask the site for it."
   done
@@ -59,6 +59,7 @@ check_prefix() {
       ;;
   esac
   if [ -e "$prefix" ] || [ -L "$prefix" ]; then
+    if [ "$only" != --check ]; then clear_leftovers; fi
     if [ -f "$prefix/.airlift/tree.txt" ] && [ "$(sha256_of "$prefix/.airlift/tree.txt")" = "$tree" ]; then
       stop 2 "$prefix is this very environment already." "Use it: . '$prefix/activate'"
     fi
@@ -136,6 +137,17 @@ check_bundle() { # this script could be the damaged one: the bundle's own list s
   done
 }
 
+remove() { # the tar of a run that was killed alone lives on, and writes
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    rm -rf "$1" 2>/dev/null
+    [ -e "$1" ] || return 0
+    sleep 1
+  done
+  # rm took the owner's name first; without it, nobody would dare to remove the rest.
+  mkdir -p "$1/.airlift" && uname -n >"$1/.airlift/owner"
+  say "something still writes in $1: the next run removes it"
+}
+
 clear_leftovers() { # what runs that were killed on this machine left beside PREFIX
   for old in "$prefix".part.*; do
     [ -d "$old" ] || continue
@@ -143,11 +155,20 @@ clear_leftovers() { # what runs that were killed on this machine left beside PRE
     [ -f "$old/.airlift/owner" ] && read -r owner <"$old/.airlift/owner"
     if [ "$owner" = "$(uname -n)" ] && ! kill -0 "${old##*.}" 2>/dev/null; then
       say "removing what an interrupted run left: $old"
-      rm -rf "$old"
+      remove "$old"
     else
       say "left alone: $old, of another run, perhaps on ${owner:-another machine}. If it has ended: rm -rf '$old'"
     fi
   done
+}
+
+try_out() { # what `noexec` refuses is best learned by asking, and before much is written
+  trial=$part/.airlift/trial
+  printf '#!/bin/sh\nexit 0\n' >"$trial" || stop 5 "$trial cannot be written." "Look for a full disk or a quota."
+  chmod 755 "$trial"
+  "$trial" 2>/dev/null || stop 1 "programs on $parent cannot be run (mounted noexec). Nothing was unpacked." \
+    "Choose another disk."
+  rm -f "$trial"
 }
 
 unpack() {
@@ -157,6 +178,7 @@ unpack() {
   trap 'exit 143' TERM HUP
   mkdir -p "$part/.airlift" || stop 5 "$part cannot be made."
   uname -n >"$part/.airlift/owner" || stop 5 "$part cannot be written."
+  try_out
   tar -xzof "$here/image.tar.gz" -C "$part" || stop 5 "unpacking stopped (tar's words are above); nothing is left of it." \
     "Look for a full disk or a quota, then run it again."
   unset LD_LIBRARY_PATH LD_PRELOAD # of loaded modules: the environment brings its own
@@ -184,8 +206,16 @@ main() {
       shift
       ;;
   esac
-  case ${1:-} in '' | -*) stop 2 "where to?" "sh bootstrap.sh [--check] PREFIX" ;; esac
-  [ $# -eq 1 ] || stop 2 "one PREFIX, without spaces." "sh bootstrap.sh [--check] PREFIX"
+  usage="sh bootstrap.sh [--check] PREFIX"
+  case ${1:-} in
+    '') stop 2 "where to?" "$usage" ;;
+    -h | --help)
+      say "usage: $usage"
+      exit 0
+      ;;
+    -*) stop 2 "unknown option $1" "$usage" ;;
+  esac
+  [ $# -eq 1 ] || stop 2 "one PREFIX, without spaces." "$usage"
   case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
   here=$(cd "$here" && pwd)
   find_tools

@@ -13,8 +13,20 @@ if [ "${1:-}" = --environment ]; then
     shift 2
 fi
 wanted=${1:-}
+usage="usage: sh env-check.sh [--environment FOLDER] [PREFIX]"
+case $wanted in
+    -h | --help)
+        echo "$usage"
+        exit 0
+        ;;
+    -*)
+        echo "env-check: unknown option $wanted" >&2
+        echo "  -> $usage" >&2
+        exit 2
+        ;;
+esac
 if [ $# -gt 1 ] || [ ! -f "$environment/env.json" ]; then
-    echo "usage: sh env-check.sh [--environment FOLDER] [PREFIX]   (FOLDER: where env.json is; $environment has none)" >&2
+    echo "$usage   (FOLDER: where env.json is; $environment has none)" >&2
     exit 2
 fi
 env_probe_functions=1
@@ -135,10 +147,21 @@ nearest() {
     printf '%s' "$folder"
 }
 
+# Made on the login node, checked on a GPU node: the natural order.
+is_this_environment() {
+    tree=$(field tree)
+    [ -n "$tree" ] && [ -f "$1/.airlift/tree.txt" ] || return 1
+    found=$(sha256sum <"$1/.airlift/tree.txt" 2>/dev/null) || return 1
+    [ "${found%% *}" = "$tree" ]
+}
+
 check_prefix() {
     case $wanted in /*) prefix=$wanted ;; *) prefix=$PWD/$wanted ;; esac
     longest=$(field placeholder)
-    if [ -e "$prefix" ] || [ -L "$prefix" ]; then
+    if is_this_environment "$prefix"; then
+        ok "$prefix is this very environment already: space is not checked"
+        return 0
+    elif [ -e "$prefix" ] || [ -L "$prefix" ]; then
         bad "$prefix is there already" "Choose another path, or remove it first."
     elif [ "${#prefix}" -gt "${#longest}" ]; then
         bad "$prefix is ${#prefix} bytes long; programs have room for ${#longest}" "Choose a shorter path."

@@ -166,7 +166,15 @@ unpack() {
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
 here=$(cd "$here" && pwd) || exit 2
-[ $# -eq 1 ] || stop 2 "where to?" "sh node-local.sh ROOT    (a folder on this node's own disk)"
+usage="sh node-local.sh ROOT    (a folder on this node's own disk)"
+case ${1:-} in
+    -h | --help)
+        printf 'usage: %s\n' "$usage"
+        exit 0
+        ;;
+    -*) stop 2 "unknown option $1" "$usage" ;;
+esac
+[ $# -eq 1 ] || stop 2 "where to?" "$usage"
 root=${1%/}
 if [ ! -d "$root" ] || [ ! -w "$root" ]; then
     stop 5 "$root is not a folder that you can write." "Set AIRLIFT_NODE_ROOT to a folder on the nodes' own disks."

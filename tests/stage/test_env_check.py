@@ -213,6 +213,18 @@ def test_a_prefix_that_cannot_be_is_said(node: Node) -> None:
     assert "programs have room for 123" in output
 
 
+def test_an_environment_that_is_made_already_is_checked_where_it_is(node: Node) -> None:
+    kept = node.folder / "there" / ".airlift"
+    kept.mkdir(parents=True)
+    (kept / "tree.txt").write_bytes(b"- 00 bin/python\n")
+    node.add("df", df(1, 1))
+    node.add("sha256sum", f"exec {shutil.which('sha256sum')}")
+    code, output = check(node, kept.parent, tree=sha256_of_bytes(b"- 00 bin/python\n"))
+    assert (code, "ok    " + f"{kept.parent} is this very environment already" in output) == (0, True), output
+    code, output = check(node, kept.parent, tree="0" * 64)
+    assert (code, "is there already" in output) == (1, True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_noexec_disk_is_said(node: Node) -> None:
     mounted = node.folder / "noexec"
@@ -257,6 +269,10 @@ def test_a_wrong_call_is_wrong_usage(node: Node) -> None:
     done = node.run("env-check.sh", "a", "b")
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: sh env-check.sh" in done.stderr
+    done = node.run("env-check.sh", "--force")
+    assert (done.returncode, "unknown option --force" in done.stderr) == (2, True)
+    done = node.run("env-check.sh", "--help")
+    assert (done.returncode, "usage: sh env-check.sh" in done.stdout) == (0, True)
 
 
 # --- stage env check

@@ -216,6 +216,12 @@ def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> N
     assert "environment.yml:10" in desk.refused(3) and desk.index.requests == []
 
 
+def test_a_folder_for_the_lock_that_is_not_there_is_told_at_the_start(desk: Desk) -> None:
+    desk.index.requests.clear()
+    assert "there is no folder missing" in desk.refused(2, "-o", "missing/conda-lock.yml")
+    assert desk.index.requests == []
+
+
 def test_a_file_for_other_platforms_and_variables_that_stay_behind(desk: Desk) -> None:
     text = (desk.folder / "environment.yml").read_text()
     (desk.folder / "environment.yml").write_text(f"platforms: [osx-arm64]\n{text}")

@@ -96,6 +96,23 @@ def test_a_wheel_that_wants_another_version_than_condas(tmp_path: Path, index: I
     assert "environment.yml:6)" in words
 
 
+def test_another_version_than_condas_is_not_called_missing(tmp_path: Path, index: Index) -> None:
+    """The index has the very version that is asked for: conda is what is in the way."""
+    index.add(wheel("greeter", "9"))
+    words = refusal(UsageError, replace(asked(tmp_path, "greeter==9", index=index), provided=(GREETER,)))
+    assert "environment.yml:6: `greeter==9` cannot be had: conda already gives greeter 1.1 (in its `python-g" in words
+    in_spec = replace(GREETER, conda="python")
+    words = refusal(UsageError, replace(asked(tmp_path, "greeter==9", index=index), provided=(in_spec,)))
+    assert "conda already gives greeter 1.1 (line 3)" in words and "Drop one" in words and "newest" not in words
+
+
+def test_a_build_of_pytorchs_own_index_names_the_line_that_is_lacking(tmp_path: Path, index: Index) -> None:
+    index.add(wheel("torch", "2.6.0"))
+    words = refusal(UsageError, asked(tmp_path, "torch==2.6.0+cu118", index=index))
+    assert "environment.yml:6: there is no `torch==2.6.0+cu118`" in words
+    assert "`--extra-index-url https://download.pytorch.org/whl/cu118`" in words
+
+
 def test_an_extra_of_what_conda_provides_brings_its_packages(tmp_path: Path, index: Index) -> None:
     """conda knows no extras: `fsspec[http]` with conda's fsspec needs aiohttp all the same."""
     metadata = "Metadata-Version: 2.1\nName: Fsspec\nVersion: 2026.1\nProvides-Extra: http\n"

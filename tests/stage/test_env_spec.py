@@ -67,6 +67,7 @@ dependencies:
         ("x @ git+ssh://git@g.example/x", PolicyError, "a repository is no package"),
         ("https://me:s3cret@g.example/x.whl", UsageError, "Write NAME @ URL"),
         ("torch=2.5", UsageError, "pip wants two: torch==2.5"),
+        ("airlift==2026.11", UsageError, "airlift is always included"),
         ("--no-binary :all:", PolicyError, "would have every package built from source"),
         ("--no-such-option", UsageError, "`--no-such-option` cannot be honoured"),
         ("torch==2 --config-settings a=b", UsageError, "`--config-settings` cannot be honoured"),

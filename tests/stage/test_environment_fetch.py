@@ -103,6 +103,22 @@ def test_killed_then_made_by_another_shell_at_a_longer_prefix_it_is_the_same_tre
     assert run(prefix, "greet") == "hello from the environment 1.1"
 
 
+def test_what_was_left_and_is_still_written_to_goes_in_the_end_though_the_prefix_is_made(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """`kill -9` of the shell alone: its tar lives on, and rm meets a folder that is not empty."""
+    prefix, left = tmp_path / "env", tmp_path / "env.part.999999999"
+    prefix.mkdir()
+    (left / ".airlift").mkdir(parents=True)
+    (left / ".airlift/owner").write_text(f"{os.uname().nodename}\n")
+    writes = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); mkdir -p lib/$i; : >lib/$i/file; done 2>/dev/null"
+    writer = subprocess.Popen(["/bin/sh", "-c", f"cd '{left}' && {writes}"])
+    done = bootstrap(environment_laptop.asset, prefix)
+    writer.wait()
+    assert (done.returncode, f"removing what an interrupted run left: {left}" in done.stdout) == (2, True)
+    assert list(tmp_path.iterdir()) == [prefix]
+
+
 def test_interrupted_it_leaves_nothing(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:
     running = start_bootstrap(environment_laptop.asset, tmp_path / "env")
     os.kill(running.pid, signal.SIGTERM)
@@ -139,3 +155,20 @@ def test_activate_sets_the_path_and_takes_it_back(created: Path) -> None:
         command = [f"/usr/bin/{shell}", "-euc", script]
         done = subprocess.run(command, env={"PATH": "/bin"}, capture_output=True, text=True)
         assert done.stdout.splitlines() == [f"{created}/bin/greet", str(created), "/bin", "none"], done.stderr
+
+
+def test_a_moved_prefix_says_so_and_changes_nothing(created: Path, tmp_path: Path) -> None:
+    """In bash even where the place it was made for is still there, with another copy in it."""
+    moved, gone = tmp_path / "moved", tmp_path / "gone"
+    for copy in (moved, gone):
+        (copy / ".airlift").mkdir(parents=True)
+        (copy / "activate").write_text((created / "activate").read_text())
+    text = (created / "activate").read_text().replace(str(created), "/no/longer/there")
+    (gone / "activate").write_text(text)
+    for shell, place, made_for in (("bash", moved, created), ("bash", gone, "/no/l"), ("dash", gone, "/no/l")):
+        script = f"cd '{place}'; . ./activate; echo $? $PATH ${{AIRLIFT_PREFIX-none}}"
+        done = subprocess.run(
+            [f"/usr/bin/{shell}", "-uc", script], env={"PATH": "/bin"}, capture_output=True, text=True
+        )
+        assert done.stdout == "1 /bin none\n", done
+        assert f"made for {made_for}" in done.stderr and "Create it anew" in done.stderr

@@ -54,6 +54,14 @@ def test_it_does_not_say_that_it_could_be_made_before_a_bad_finding(
     assert "bad   TMPDIR=" in done.stdout and "can be made" not in done.stdout
 
 
+@pytest.mark.parametrize("script", ["bootstrap.sh", "env-check.sh", "node-local.sh"])
+def test_help_and_options_that_are_not_there(environment_laptop: EnvironmentLaptop, script: str) -> None:
+    for option, code, words in (("--help", 0, f"usage: sh {script}"), ("--force", 2, "unknown option --force")):
+        command = ["sh", environment_laptop.asset / script, option]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_prefix_that_cannot_be_is_refused(environment_laptop: EnvironmentLaptop, tmp_path: Path, shell: str) -> None:
     (tmp_path / "there").mkdir()
@@ -91,7 +99,7 @@ def test_a_prefix_may_be_as_long_as_the_placeholder_and_have_letters_of_any_lang
         ("size=20m", "", "MiB are needed in"),
         ("size=500m,nr_inodes=1000", "", "files are needed in"),
         ("size=500m", 'mount -o remount,ro "$1"', "cannot be written by you"),
-        ("size=500m,noexec", "", "Is the disk mounted noexec?"),
+        ("size=500m,noexec", "", "cannot be run (mounted noexec). Nothing was unpacked"),
     ],
 )
 def test_a_disk_that_will_not_do_is_named_and_left_empty(
@@ -99,7 +107,7 @@ def test_a_disk_that_will_not_do_is_named_and_left_empty(
 ) -> None:
     done = on_a_disk(environment_laptop.asset, options, after)
     assert words in done.stderr
-    assert done.returncode == (2 if "cannot be written" in words else 5)
+    assert done.returncode == (2 if "cannot be written" in words else 1 if "noexec" in words else 5)
     assert done.stdout.endswith("left: \n")
 
 

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import stage
+from scripts.lib import conda_channel
+from stage.environment import image
 from stage.environment.packages import Package, read_packages
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
@@ -163,7 +165,7 @@ def test_a_venv_on_a_python_of_the_cluster(environment_laptop: EnvironmentLaptop
     prefix = tmp_path / "env"
     done = environment_laptop.stage("env", "create", "bundle", "small-env", prefix, "--route", "venv", PATH=path)
     assert done.returncode == 0, done.stderr
-    assert "not in it: " in done.stdout
+    assert "not in it: " in done.stdout and "greeter" in done.stdout
     assert "what conda would have brought is lacking:" in done.stdout
     assert run(prefix, "python", "-c", "import click; print(click.__file__)").startswith(str(prefix))
     assert [path.name for path in tmp_path.iterdir()] == ["env"]
@@ -191,3 +193,14 @@ def test_deepspeed_built_twice_is_the_same_wheel_without_torch_or_a_compiler(tmp
         first, second = (build_wheel(path, locked, tmp_path / name, reporter) for name in "12")
     assert first.name == "deepspeed-0.19.8-py3-none-any.whl"
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_conda_package_with_too_little_room_for_the_prefix_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its builder's placeholder was a short one; py-rattler says that one is too short, and not whose."""
+    monkeypatch.setattr(conda_channel, "PLACEHOLDER", "/short/placeholder")
+    payload = {"bin/x": conda_channel.File(b"\x7fELF\0/short/placeholder/lib\0tail")}
+    tight = conda_channel.write_package(tmp_path, conda_channel.Package(name="tight", version="1", payload=payload))
+    with pytest.raises(UsageError, match="tight-1-0: built with room for a shorter prefix than the 200 bytes"):
+        image.lay_out(tmp_path / "root", conda={tight: "https://x.example/tight"}, wheels=[], platform="linux-64")

@@ -70,7 +70,7 @@ def _configured(environment: Mapping[str, str]) -> tuple[dict[str, str], str | N
             kept[key] = " ".join(words)
     shown = [f"{key} {' '.join(map(without_secrets, value.split()))}" for key, value in kept.items()]
     if left_out:
-        shown.append(f"but not its folders of this machine ({', '.join(left_out)})")
+        shown.append(f"{'but ' if shown else ''}not its folders of this machine ({', '.join(left_out)})")
     return kept, f"pip's configuration: {', '.join(shown)}" if shown else None
 
 

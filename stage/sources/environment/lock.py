@@ -122,6 +122,8 @@ def lock_environment(
     """
     spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
     path, solver = output or spec.lock_path, choose_solver(conda, os.environ)
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}.", f"mkdir -p {path.parent}")
     before = EnvironmentLock.load(path) if path.exists() else None
     if spec.platforms and profile.platform not in spec.platforms:
         raise UsageError(

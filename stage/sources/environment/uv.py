@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from stage.environment.addresses import without_secrets
-from stage.environment.conflicts import absent, is_network_problem, names_without_fitting_wheel, uv_conflict
+from stage.environment.conflicts import (
+    absent,
+    index_lacking,
+    is_network_problem,
+    names_without_fitting_wheel,
+    twice,
+    uv_conflict,
+)
 from stage.environment.fit import torch_that_fits
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec
@@ -173,6 +180,15 @@ class Uv:
         return uv_conflict(said, spec, provided, self._request.own_requirements, self._request.python)
 
     def _absent(self, name: str, asked: str, place: str, target: str) -> StageError:
+        if name in self.stubbed:  # to uv, conda's version is the only one there is
+            return twice(
+                self.stubbed[name].conda, f"{name} {self.stubbed[name].version}", asked, place, self._request.spec
+            )
+        if index := index_lacking(asked, self._request.spec):
+            return UsageError(
+                f"{place}: there is no `{asked}`: such builds are in PyTorch's own index alone.",
+                f"One more line in the pip section: `--extra-index-url {index}`",
+            )
         if newest := self.newest_fitting(name):
             problem, remedy = f"there is no `{asked}`", f"The newest that fits {target}: {name}=={newest}."
             if name == "torch" and self._request.profile.cuda:
