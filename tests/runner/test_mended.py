@@ -110,16 +110,16 @@ def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal:
 def test_a_model_that_was_staged_by_path_is_a_model(terminal: Terminal, tmp_path: Path) -> None:
     there = Bundle.open(terminal.cluster.bundle)
     shutil.copytree(there.asset_path("tiny-bert"), tmp_path / "mine")
-    shutil.copytree(there.asset_path("numbers"), tmp_path / "numbers")
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence number {n}"}}\n' for n in range(40)))
     (tmp_path / "mine.yaml").write_text(
-        "format: 1\nname: mine\nassets:\n  mine: {path: mine}\n  numbers: {dataset: {path: numbers}}\n"
+        "format: 1\nname: mine\nassets:\n  mine: {path: mine}\n  texts: {path: texts.jsonl, convert: jsonl}\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "stage", "fetch", "mine.yaml", "-o", "by-path"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    terminal.cluster.write(model={"asset": "mine"}, dataset={"asset": "numbers"}, engine={"name": "ddp"})
+    terminal.cluster.write(model={"asset": "mine"}, dataset={"asset": "texts"}, engine={"name": "ddp"})
     code, said, err = terminal.run("check", "tiny.yaml", bundle=tmp_path / "by-path")
     assert code == 0, err
     assert "model mine: bert, " in said
