@@ -1,6 +1,6 @@
 """Who trains in a run folder: one launcher at a time, for two would write each other's checkpoints.
 
-`holding` takes the place (`<run folder>/running`, made with O_EXCL), touches it while it lasts and leaves it at the end.
+`holding` takes the place (`<run folder>/running`, made with O_EXCL), touches it while it lasts, leaves it at the end.
 A holder that was killed leaves the file behind; `holder_of` sees that it is gone, and its place is taken. No flock: on
 some Lustre mounts it does nothing.
 """

@@ -20,10 +20,14 @@ from runner.inputs import refuse_inside
 from runner.preflight import disk_still_needed
 from runner.records import RunFolder
 from runner.resume import TrainingState, check_before_launch
+from runner.status import status
 from runner.training.start import cannot_write
 from runner.vitals import Vitals
 from stage.bundle import Bundle
+from stage.serve.catalogue import Catalogue
+from stage.serve.hub import _no_repository
 from tests.runner.conftest import Cluster
+from tests.runner.folders import line, run_folder
 from tests.runner.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
@@ -179,3 +183,16 @@ def test_a_value_of_another_kind_is_told_by_what_to_write(
     with pytest.raises(UsageError) as refused:
         RunConfig.load(cluster.write(**changes))
     assert words in str(refused.value)
+
+
+def test_an_asset_asked_for_by_its_bare_name_is_told_as_what_it_is_here(bundle: Path) -> None:
+    said = _no_repository(Catalogue.of(Bundle.open(bundle)), "datasets", "notes").missing
+    assert said == "dataset notes: not in this bundle; it is here as `bundle/notes`"
+
+
+def test_a_run_that_ended_by_a_loss_that_is_no_number_is_not_advised_to_do_the_same_again(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "made", steps=30)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line(31, loss=None)) + "\n")
+    said = "\n".join(status(folder).lines())
+    assert "its loss was no number at step 31" in said and "run the same command again" not in said
