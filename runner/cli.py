@@ -70,6 +70,8 @@ def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ..
     device = device_of_job(loaded.config, processes, os.environ)
     loaded.check(processes or slurm.nodes * ranks_on_node(slurm), click.echo, device)
     click.echo(check_request(request(loaded.config, bundle, loaded.folder.root, overrides)))
+    for line in loaded.held(os.environ):
+        click.echo(line)
     click.echo("nothing found that would fail")
 
 
@@ -142,6 +144,8 @@ def submit(
 ) -> None:
     """Write the sbatch script into the run folder and submit it."""
     from runner import offline
+    from runner.holder import refuse_held
+    from runner.plan import check_batch
     from runner.sbatch import sbatch_script
     from runner.submit import device_of_job, request
     from runner.submit import submit as submit_job
@@ -155,14 +159,18 @@ def submit(
         Run.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides)) for member in sweep
     ]
     wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
+    ranks = wanted.nodes * wanted.tasks_per_node
     if only_print:
+        for checked in runs or [loaded]:
+            check_batch(checked.config, ranks)
         click.echo(sbatch_script(wanted), nl=False)
         return
     for checked in runs or [loaded]:
         if sweep:
             click.echo(f"{checked.folder.root.name}:")
         device = device_of_job(checked.config, None, os.environ)
-        checked.check(wanted.nodes * wanted.tasks_per_node, click.echo, device)
+        checked.check(ranks, click.echo, device)
+        refuse_held(checked.folder, os.environ)
     job = submit_job(wanted)
     click.echo(f"submitted job {job}; follow it: squeue -j {job}")
     click.echo(f"  script: {wanted.script}")

@@ -64,6 +64,9 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     click.echo(as_shown(f"{path}:"), err=True)
     shown, position = reading.last_lines(path, lines)
     click.echo(as_shown("".join(f"{line.expandtabs()}\n" for line in shown)), nl=False)
+    if rank is None and not path.name.startswith("slurm-"):
+        steps = path.parent.parent / "metrics.jsonl"
+        click.echo(as_shown(f"the steps of a run on one machine are in {steps}: runner status {run}"), err=True)
     if not follow:
         return
     asked, over = 0.0, False

@@ -9,7 +9,7 @@ from stage import __version__
 from stage.disk import human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError, as_shown
 from stage.fence import wall
-from stage.terminal import Group as CommandGroup
+from stage.terminal import Group
 from stage.yamlfile import Lines, check_keys, load_yaml_with_lines, read_value
 
 __all__ = [
@@ -32,6 +32,12 @@ __all__ = [
     "wall",
     "write_atomically",
 ]
+
+
+class CommandGroup(Group):
+    """The commands of `runner`: what fills the disk is a run, not the store of bundles."""
+
+    make_room = "Make room there (older runs, checkpoints), or choose another --output"
 
 
 class LostPeerError(IncompleteError):

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from runner.errors import Lines, UsageError, check_keys
+from runner.errors import Lines, UsageError, check_keys, read_value
 
 T = TypeVar("T")
 REQUIRED: Any = object()
@@ -182,7 +182,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
             _check_bounds(converted, field, where, lines)
             return converted
     expected = " or ".join(_describe(option) for option in _options(hint))
-    raise UsageError(f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}")
+    lists = any(typing.get_origin(option) is tuple for option in _options(hint))
+    like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
+    raise UsageError(f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}", like)
 
 
 def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
@@ -238,5 +240,14 @@ def _describe(hint: Any) -> str:
     return names[hint]
 
 
+def _is_a_text_by_its_quotes(text: str) -> bool:
+    try:
+        return not isinstance(read_value(text), (str, type(None)))
+    except ValueError:
+        return False
+
+
 def _show(value: Any) -> str:
+    if isinstance(value, str) and _is_a_text_by_its_quotes(value):
+        return f'the text `"{value}"` (take the quotes away)'
     return f"`{str(value).lower()}`" if isinstance(value, bool) else "nothing" if value is None else f"`{value}`"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import StageError, UsageError, load_yaml_with_lines
+from runner.config import RunConfig
+from runner.errors import StageError, UsageError, load_yaml_with_lines, read_value
 from runner.records import RunFolder
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a config.yaml or environment.json above it is none of ours
@@ -91,6 +92,16 @@ class History:
             jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
             warnings=tuple(warnings),
         )
+
+
+def earlier_settings(folder: RunFolder) -> dict[str, Any]:
+    """Dotted key -> value of the config.yaml in a run folder; empty where there is none to be read."""
+    return dict(_flat(_document(folder.config, [])))
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """The same of a run file that was read."""
+    return dict(_flat(read_value(config.to_yaml())))
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:

@@ -136,6 +136,22 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     )
 
 
+def refuse_inside(folder: Path, bundle: Path) -> None:
+    """Refuses to write into a bundle: with a file more, nobody's `stage verify` finds it sound.
+
+    Args:
+        folder: to be written; need not be there yet.
+
+    Raises:
+        UsageError: it is the bundle, or inside it.
+    """
+    if folder.resolve().is_relative_to(bundle.resolve()):
+        raise UsageError(
+            f"{folder}: inside the bundle {bundle}, which would be spoilt by it.",
+            "Give an --output outside the bundle.",
+        )
+
+
 def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
     """The environment that the run file names; None: it names none.
 
@@ -174,9 +190,13 @@ def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
     asset = bundle.asset(config.model.asset)
-    if asset.kind != "model":
-        raise UsageError(f"{config.path}: `model.asset: {asset.name}` is a {asset.kind}, not a model.")
     folder = bundle.asset_path(asset.name).resolve()
+    if asset.kind != "model" and not (asset.kind == "files" and (folder / "config.json").is_file()):
+        what = "is plain files without a config.json" if asset.kind == "files" else f"is a {asset.kind}"
+        raise UsageError(
+            f"{config.path}: `model.asset: {asset.name}` {what}, not a model.",
+            "Name an asset that was staged with `model:`, or with `path:` from a folder that `save_pretrained` wrote.",
+        )
     preprocessing = folder / "preprocessor_config.json"
     return ModelInput(
         asset=asset.name,

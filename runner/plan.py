@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runner.config import RunConfig
-from runner.errors import UsageError, human_size
+from runner.errors import UsageError, human_count, human_size
 from runner.fields import Choice
 from runner.memory import SHARE_FOR_STATE, check_fits, model_state, state_in_words, state_needed, too_large
 from runner.shapes import Device, ModelShape
@@ -105,7 +105,8 @@ def check_batch(config: RunConfig, world_size: int) -> None:
     if isinstance(total, int) and total % unit:
         below, above = total - total % unit, total + unit - total % unit
         nearest = f"{below} or {above}" if below else str(above)
-        what = f"{world_size} ranks x micro {micro}" if isinstance(micro, int) else f"{world_size} ranks"
+        ranks = human_count(world_size, "rank")
+        what = f"{ranks} x micro {micro}" if isinstance(micro, int) else ranks
         remedy = f"Set batch.global: {nearest}"
         if isinstance(micro, int) and total % world_size == 0:
             share = total // world_size
@@ -205,10 +206,14 @@ def _batch(
         times = f" x {theirs} of accumulation (from your ds_config.json)" if theirs != 1 else ""
         # Their accumulation is kept: with a micro batch of theirs too, nothing is left to round up to.
         total = unit if theirs != 1 and isinstance(micro, int) else math.ceil(DEFAULT_GLOBAL / unit) * unit
-        choices.append(Choice("batch.global", total, f"{DEFAULT_GLOBAL}, to a multiple of {world_size} ranks{times}"))
+        choices.append(
+            Choice(
+                "batch.global", total, f"{DEFAULT_GLOBAL}, to a multiple of {human_count(world_size, 'rank')}{times}"
+            )
+        )
         if theirs != 1 and micro == "auto":
             micro = total // (world_size * theirs)
-            choices.append(Choice("batch.micro", micro, f"{total} / {world_size} ranks{times}"))
+            choices.append(Choice("batch.micro", micro, f"{total} / {human_count(world_size, 'rank')}{times}"))
     share = total // world_size
     if micro == "auto":
         state = model_state(config, shape, zero, world_size, offload)
@@ -216,7 +221,9 @@ def _batch(
         micro = max(size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits))
         choices.append(Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}"))
     accumulation = share // int(micro)
-    choices.append(Choice("accumulation", accumulation, f"{total} = {world_size} ranks x {micro} x {accumulation}"))
+    choices.append(
+        Choice("accumulation", accumulation, f"{total} = {human_count(world_size, 'rank')} x {micro} x {accumulation}")
+    )
     return total, int(micro), accumulation, choices
 
 

@@ -17,7 +17,8 @@ from runner.config import RunConfig
 from runner.data.instruction import Writer
 from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizing import frame, load_tokenizer
-from runner.errors import IncompleteError, PolicyError, UsageError, human_size
+from runner.errors import IncompleteError, PolicyError, UsageError, human_count, human_size
+from runner.history import earlier_settings, settings_of
 from runner.inputs import DatasetInput, Inputs, ModelInput, verification
 from runner.lora import with_lora
 from runner.memory import state_in_words, state_needed
@@ -69,9 +70,17 @@ def check(
     now = signature(
         config, inputs, data_key(recipes(config, inputs, length)["train"]), total if isinstance(total, int) else None
     )
-    resumed = check_before_launch(folder.checkpoints, now, world_size, config.steps, config.engine.name)
+    resumed = check_before_launch(
+        folder.checkpoints,
+        now,
+        world_size,
+        config.steps,
+        config.engine.name,
+        config.precision,
+        _changed(config, folder),
+    )
     needed = disk_needed(config, shape)
-    _check_disk(folder.root, needed)
+    _check_disk(config, folder, needed)
     lines = [
         verified,
         f"model {model.asset}: {model.settings.get('model_type')}, {shape.num_parameters / 1e6:.1f} M parameters, "
@@ -85,11 +94,22 @@ def check(
         state = state_needed(config, shape, world_size)
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         words = state_in_words(config, shape)
-        lines.append(f"model state a rank, by ZeRO stage, on {world_size} ranks ({words}): {sizes}")
+        lines.append(f"model state a rank, by ZeRO stage, on {human_count(world_size, 'rank')} ({words}): {sizes}")
     if plan is not None and device is not None:
         lines.append(f"it fits: {device.name}, {human_size(device.memory)} a rank; {_decided(config, plan)}")
     lines += [layers] if layers else []
     return [*lines, resumed] if resumed else lines
+
+
+def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
+    """The keys of which the training data depends, where the run that is gone on from had others; with both values."""
+    before, after = earlier_settings(folder), settings_of(config)
+    same = ("sequence_length", "packing", "dataset", "datasets")
+    return [
+        f"{key} {before.get(key)} (now {after.get(key)})"
+        for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "sequence_length", key))
+        if before and before.get(key) != after.get(key) and key.split(".")[0] in same
+    ]
 
 
 def _decided(config: RunConfig, plan: Plan) -> str:
@@ -267,13 +287,25 @@ def _check_vocabulary(config: RunConfig, model: ModelInput, num_tokens: int, sha
         )
 
 
-def _check_disk(folder: Path, needed: int) -> None:
-    place = folder.absolute()
+def _check_disk(config: RunConfig, folder: RunFolder, needed: int) -> None:
+    place = folder.root.absolute()
     while not place.exists():
         place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < needed:
+    free, more = shutil.disk_usage(place).free, disk_still_needed(config, folder.checkpoints, needed)
+    if free < more:
+        there = f" beside the checkpoints that are there ({human_size(needed)} in all)" if more < needed else ""
+        fewer = ", or keep fewer: --set checkpoint.keep=1" if config.checkpoint.keep > 1 else ""
         raise IncompleteError(
-            f"{folder}: checkpoints and model need up to {human_size(needed)}; {human_size(free)} are free.",
-            "Free space there, choose another --output, or keep fewer: --set checkpoint.keep=1",
+            f"{folder.root}: checkpoints and model need up to {human_size(more)}{there}; {human_size(free)} are free.",
+            f"Free space there{',' if fewer else ' or'} choose another --output{fewer}",
         )
+
+
+def disk_still_needed(config: RunConfig, checkpoints: Path, needed: int) -> int:
+    """Of the bytes that a run needs at most, those that its own checkpoints do not take already.
+
+    A newer checkpoint takes an older one's place, but only once it is whole: room for one is always needed.
+    """
+    there = sum(p.stat().st_size for p in checkpoints.glob("step-*/**/*") if p.is_file())
+    one = needed // (config.checkpoint.keep + 1 + config.checkpoint.best)
+    return max(needed - there, one)

@@ -76,6 +76,11 @@ class RunFolder:
         return self.root / "model"
 
     @property
+    def holder(self) -> Path:
+        """Who trains here, while somebody does (`runner.holder`)."""
+        return self.root / "running"
+
+    @property
     def stores(self) -> Path:
         """Tokenised data, shared by the runs beside this one."""
         return self.root.parent / ".stores"

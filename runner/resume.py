@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.config import RunConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, human_count
 from runner.inputs import Inputs
 
 STATE = "state.json"
@@ -134,20 +134,28 @@ def _check_ranks(found: TrainingState, engine: str, world_size: int | None, zero
     what = f"a checkpoint of {optimizer}" if optimizer != "adamw" else "a checkpoint of LoRA"
     raise UsageError(
         f"{folder}: DeepSpeed does not convert {what} for other ranks or another stage; it was written by "
-        f"{found.world_size} ranks at stage {found.zero}.",
-        f"Go on with {found.world_size} ranks and `engine.zero: {found.zero}`; or begin anew with engine.name: fsdp or "
-        "ddp, which go on on any number.",
+        f"{human_count(found.world_size, 'rank')} at stage {found.zero}.",
+        f"Go on with {human_count(found.world_size, 'rank')} and `engine.zero: {found.zero}`; or begin anew with "
+        "engine.name: fsdp or ddp, which go on on any number.",
     )
 
 
 def check_before_launch(
-    checkpoints: Path, now: dict[str, Any], world_size: int | None, steps: int | None, engine: str = "deepspeed"
+    checkpoints: Path,
+    now: dict[str, Any],
+    world_size: int | None,
+    steps: int | None,
+    engine: str = "deepspeed",
+    precision: str = "auto",
+    data: Sequence[str] = (),
 ) -> str | None:
     """What the launcher can refuse of the above in a second, instead of the ranks in half a minute.
 
     Args:
         now: the run's `signature`, as far as it is known.
         world_size, steps: None where they are not known.
+        precision: `auto` where only the ranks will know.
+        data: what of the data the earlier run had otherwise, in words: its store's key is a hash, which tells nobody.
 
     Returns:
         What will be gone on from, for printing; None where there is no checkpoint to be read.
@@ -156,8 +164,12 @@ def check_before_launch(
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
     for folder, found in _readable(checkpoints):
+        if precision not in ("auto", found.precision):
+            raise _not_this_run(folder, "precision", found.precision, precision)
         for key, value in now.items():
             if found.signature.get(key, value) != value:
+                if key == "data" and data:
+                    raise _other_data(folder, data)
                 raise _not_this_run(folder, key, found.signature.get(key), value)
         for key in MAY_BE_ABSENT:
             if found.signature.get(key) != now.get(key):
@@ -166,7 +178,11 @@ def check_before_launch(
         _check_ranks(found, engine, world_size, None, folder)
         if steps is not None:
             check_not_past_the_end(found.step, steps, folder)
-        ranks = f", written by {found.world_size} ranks" if world_size not in (None, found.world_size) else ""
+        ranks = (
+            f", written by {human_count(found.world_size, 'rank')}"
+            if world_size not in (None, found.world_size)
+            else ""
+        )
         return f"goes on from {folder.name} of {checkpoints}{ranks}, if it is whole"
     return None
 
@@ -190,6 +206,13 @@ def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
             yield folder, read_state(folder)
         except (OSError, ValueError):  # the ranks name it and pass it over
             continue
+
+
+def _other_data(folder: Path, changed: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"{folder}: this checkpoint was made with {'; '.join(changed)}.",
+        "Go on with what it was, or begin anew: give the run another name or another --output.",
+    )
 
 
 def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:

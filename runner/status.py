@@ -18,6 +18,7 @@ from runner import jobs
 from runner.config import RunConfig
 from runner.errors import UsageError
 from runner.history import History, number
+from runner.holder import Holder, holder_of
 from runner.jobs import Job
 
 QUIET_S = 600
@@ -141,6 +142,8 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         return "new", words or ["submitted once; no job of it is in the queue"]
     if job is None and last_job is not None:
         words.append(f"job {last_job} is no longer in the queue, and this cluster keeps no accounts of ended jobs")
+    if holder := holder_of(history.folder, Holder.me({})):
+        return "running", [*words, holder.in_words]
     if _runs_here(history):
         return "running", [*words, f"process {history.facts['pid']} on this machine"]
     done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
@@ -148,6 +151,11 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         return "finished", [*words, f"its model: {history.folder.model}"]
     if not history.steps and not history.checkpoints:
         return "stopped", [*words, "it has not made a step; `runner logs` may say why"]
+    if history.steps and number(history.steps[-1], "loss") is None:
+        return "stopped", [
+            *words,
+            f"its loss was no number at step {done}: `runner logs` says what to change; then run it again",
+        ]
     return "stopped", [*words, "run the same command again: it goes on from its last checkpoint"]
 
 

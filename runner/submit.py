@@ -17,7 +17,7 @@ from pathlib import Path
 from runner import devices
 from runner.config import RunConfig, SlurmConfig
 from runner.devices import NodeShape
-from runner.errors import IncompleteError, UsageError, write_atomically
+from runner.errors import IncompleteError, UsageError, human_count, write_atomically
 from runner.launch import runner_command
 from runner.sbatch import SbatchRequest, sbatch_script, time_limit_s
 from runner.shapes import Device
@@ -181,7 +181,8 @@ def check(wanted: SbatchRequest) -> str:
             _sbatch("--test-only", str(script))
         except NoClusterError as error:
             return f"Slurm request: not checked: {error.message}"
-    return f"Slurm request: {wanted.nodes} nodes x {wanted.tasks_per_node} ranks: sbatch --test-only accepts it"
+    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    return f"Slurm request: {shape}: sbatch --test-only accepts it"
 
 
 def _refuse_time(wanted: SbatchRequest) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ from runner.config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import Recipe, recipes
 from runner.errors import LostPeerError, StageError, UsageError
+from runner.holder import Holder, holder_of, holding
 from runner.inputs import Inputs
 from runner.plan import sequence_length
 from runner.ranks import RANK_FLAG
@@ -47,11 +49,12 @@ class Run:
         """Reads the run file and resolves its assets.
 
         Raises:
-            UsageError, DamageError: as for `RunConfig.load` and `inputs.resolve`.
+            UsageError, DamageError: as for `RunConfig.load` and `inputs.resolve`; a run folder inside the bundle.
         """
         config = RunConfig.load(run_file, overrides)
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())
+        inputs_module.refuse_inside(folder.root, inputs.bundle)
         return Run(config, inputs, folder, bundle, tuple(overrides))
 
     def check(self, world_size: int | None, say: Callable[[str], None], device: Device | None = None) -> None:
@@ -60,6 +63,11 @@ class Run:
             say(line)
         if self.config.environment is not None and self.inputs.environment is not None:
             say(node_local.foresee(self.config.environment.node_local, self.inputs.environment))
+
+    def held(self, environ: Mapping[str, str]) -> list[str]:
+        """A line on who trains in the run folder now; empty where nobody does."""
+        holder = holder_of(self.folder, Holder.me(environ))
+        return [f"{self.folder.root}: {holder.in_words} trains there now; `train` would be refused"] if holder else []
 
     def write_config(self) -> None:
         """The run file as it was understood, into the run folder."""
@@ -80,9 +88,20 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     _explain(run)
     run.check(world_size(role, num_local, environ), print, _device(run, role, num_local, environ))
     if dry_run:
+        _tell_holder(run, environ)
         print("dry run: nothing was started")
         return 0
     run.folder.make()
+    with holding(run.folder, environ):
+        return _launch(run, role, num_local, environ)
+
+
+def _tell_holder(run: Run, environ: Mapping[str, str]) -> None:
+    for line in run.held(environ):
+        print(line)
+
+
+def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> int:
     prepare_behind_wall(run)
     run.write_config()
     offline.set_cache_folders(os.environ)
@@ -184,14 +203,19 @@ def take_place(folder: RunFolder, environ: Mapping[str, str]) -> tuple[launch.Ra
 
 def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
     place, vitals = take_place(run.folder, environ)
+    # Ranks of somebody else's launcher (torchrun, srun): the first of them stands for all.
+    alone = environ.get(RANK_FLAG) != "1" and place.rank == 0
     try:
         from runner.training.start import train as train_rank
 
-        if not run.folder.config.exists():
+        if alone:
             run.folder.make()
-            if place.rank == 0:
-                run.write_config()
-        train_rank(run.config, run.inputs, run.folder, place, vitals)
+        with holding(run.folder, environ) if alone else nullcontext():
+            if not run.folder.config.exists():
+                run.folder.make()
+                if place.rank == 0:
+                    run.write_config()
+            train_rank(run.config, run.inputs, run.folder, place, vitals)
     except StageError as error:
         _give_up(run.folder, place.rank, vitals, f"error: {error}", error)
     except Exception as error:  # noqa: BLE001 - written down, told by the launcher, and the end of this process
@@ -205,10 +229,15 @@ def _give_up(folder: RunFolder, rank: int, vitals: Vitals, text: str, error: Exc
     With other ranks waiting or gone, tearing down their C++ threads can hang or abort, and lose the exit code.
     """
     code = error.exit_code if isinstance(error, StageError) else 1
-    vitals.fail(text, code, consequence=isinstance(error, LostPeerError))
-    sys.stdout.flush()
-    if os.environ.get(RANK_FLAG) == "1":
-        with open(folder.logs / f"rank-{rank}.log", "a", encoding="utf-8") as log:
+    launched = os.environ.get(RANK_FLAG) == "1"
+    try:
+        vitals.fail(text, code, consequence=isinstance(error, LostPeerError))
+    except OSError:  # the disk that is full is often this one: the launcher finds the words in our output then
+        launched = False
+    with suppress(OSError):
+        sys.stdout.flush()
+    if launched:
+        with suppress(OSError), open(folder.logs / f"rank-{rank}.log", "a", encoding="utf-8") as log:
             print(text, file=log)
     else:
         print(f"rank {rank}: {text}", file=sys.stderr, flush=True)

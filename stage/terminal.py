@@ -25,6 +25,9 @@ class Group(click.Group):
         elsewhere: commands that are imported when they are asked for: name -> the module that has one of that name.
     """
 
+    make_room = "Make room there (`stage gc` drops what no bundle uses from the shared store)"
+    """What to do where the disk is full."""
+
     def __init__(self, *args: Any, elsewhere: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._elsewhere = elsewhere or {}
@@ -65,7 +68,7 @@ class Group(click.Group):
         except StageError as error:
             fail(error)
         except OSError as error:
-            fail(_from_os_error(error))
+            fail(_from_os_error(error, self.make_room))
         sys.exit(0)
 
 
@@ -99,14 +102,14 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(as_shown(text), err=err)
 
 
-def _from_os_error(error: OSError) -> StageError:
+def _from_os_error(error: OSError, make_room: str) -> StageError:
     """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # running it again would end the same
         may = "That disk is mounted read-only" if error.errno == errno.EROFS else "You have no right to do that there"
         return UsageError(f"{what}.", f"{may}: use a folder of yours (`ls -ld` and `id` tell who may).")
     remedies = {
-        errno.ENOSPC: "The disk is full. Make room there (`stage gc` drops what no bundle uses from the shared store)",
+        errno.ENOSPC: f"The disk is full. {make_room}",
         errno.EDQUOT: "Your quota is used up (of bytes, or of files). Make room there, or use another folder",
     }
     remedy = remedies.get(error.errno or 0, "Mend that (space, quota, permissions)")

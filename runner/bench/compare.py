@@ -13,6 +13,7 @@ from runner.bench.trial import Bench, be_a_rank, launch_trial, refusal, run_tria
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, write_atomically
+from runner.inputs import refuse_inside
 from runner.plan import sequence_length
 from runner.records import RunFolder, write_json
 from runner.shapes import ModelShape
@@ -46,6 +47,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     """
     run = Run.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
     folder = (wanted.output or Path("output") / f"{run.config.name}-bench").absolute()
+    refuse_inside(folder, run.inputs.bundle)
     run = Run(run.config, run.inputs, RunFolder(folder), run.bundle, run.overrides)
     ranks = world_size(launch.role(environ, wanted.processes), wanted.processes or 1, environ)
     run.check(None, say)

@@ -15,6 +15,7 @@ import torch
 from runner.card import model_card
 from runner.config import RunConfig
 from runner.data.store import Stores
+from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.launch import SENTINEL
 from runner.plan import Plan
@@ -81,8 +82,8 @@ class Trainer:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
         for note in (self.task.note, *self.engine.notes):
             self.observer.say(f"  {note}")
-        ranks = self.ranks.world_size
-        self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks} ranks")
+        ranks = human_count(self.ranks.world_size, "rank")
+        self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks}")
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""

@@ -20,6 +20,7 @@ from runner.node_local import running_tree
 from runner.plan import Plan, decide, num_steps
 from runner.preflight import shape_of
 from runner.records import RunFolder, environment_record, write_json
+from runner.resume import newest_first
 from runner.shapes import Device
 from runner.training.agreement import Standpoint, check_agreement
 from runner.training.batches import Order, Part
@@ -50,6 +51,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
     stop = StopRequest()
     stop.listen()
     log = folder.logs / f"rank-{place.rank}.log"
+    trainer: Trainer | None = None
     with open_console(log) as console:
         try:
             trainer = start(config, inputs, folder, place, stop, console, vitals)
@@ -60,10 +62,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
             finally:
                 trainer.observer.close()
         except OSError as error:
-            raise IncompleteError(
-                f"{folder.root}: {error.strerror or error}.",
-                "Free space or quota there; the last checkpoint is whole. Then run the same command again.",
-            ) from None
+            raise cannot_write(error, folder, trainer.step if trainer else 0) from None
         except RuntimeError as error:
             if not is_lost_peer(error):
                 raise
@@ -128,6 +127,21 @@ def start(
         device=device,
         num_steps=steps,
         clock=StepClock.of(config, shape, plan, facts),
+    )
+
+
+def cannot_write(error: OSError, folder: RunFolder, step: int) -> IncompleteError:
+    """A disk that takes no more, in words: where, after which step, and what is safe.
+
+    Args:
+        step: steps done.
+    """
+    whole = next(iter(newest_first(folder.checkpoints)), None)
+    safe = f"{whole} was written before and is whole" if whole else "no checkpoint had been written"
+    return IncompleteError(
+        f"{error.filename or folder.root}: {error.strerror or error}, after step {step}; {safe}.",
+        "Free space or quota there (older runs, checkpoints), then run the same command again"
+        + (f": it goes on from {whole.name}." if whole else "."),
     )
 
 

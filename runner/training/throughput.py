@@ -138,7 +138,7 @@ def refuse_loss(step: int, loss: float, by_rank: Sequence[float], checkpoints: P
         f"step {step}: the loss is {loss} {where}. Nothing was saved after it; the checkpoints before it in "
         f"{checkpoints} are whole.",
         "Lower optimizer.lr, set precision: bf16 or fp32 instead of fp16, or look at that step's data; then run "
-        "the same command again: it goes on from the last checkpoint.",
+        "the command again with that change: it goes on from the last checkpoint.",
         exit_code=1,
     )
 

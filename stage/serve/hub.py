@@ -36,7 +36,7 @@ def answer(question: Question, catalogue: Catalogue) -> Answer | None:
         return refusal(404, "This Hub serves a bundle: no such address.")
     found = catalogue.repositories.get((match[1], match[2]))
     if found is None:
-        return _no_repository(match[1], match[2])
+        return _no_repository(catalogue, match[1], match[2])
     return _about(question, found, match[3], match[4])
 
 
@@ -134,7 +134,7 @@ def _paths(question: Question) -> list[str]:
 def _resolve(catalogue: Catalogue, kind: str, name: str, rest: str) -> Answer:
     found = catalogue.repositories.get((kind, name))
     if found is None:
-        return _no_repository(kind, name)
+        return _no_repository(catalogue, kind, name)
     revision, path = _split(found, rest)
     version = found.version(revision)
     if version is None:
@@ -152,13 +152,14 @@ def _resolve(catalogue: Catalogue, kind: str, name: str, rest: str) -> Answer:
     return Answer(200, body, headers)
 
 
-def _no_repository(kind: str, name: str) -> Answer:
+def _no_repository(catalogue: Catalogue, kind: str, name: str) -> Answer:
     singular = kind.removesuffix("s")
-    advice = (
-        "no asset of it has that name"
-        if name.startswith(f"{OWN}/")
-        else f"add it to the manifest: `{singular}: {name}`"
-    )
+    if (kind, f"{OWN}/{name}") in catalogue.repositories:
+        advice = f"it is here as `{OWN}/{name}`"
+    elif name.startswith(f"{OWN}/"):
+        advice = "no asset of it has that name"
+    else:
+        advice = f"add it to the manifest: `{singular}: {name}`"
     missing = f"{singular} {name}: not in this bundle; {advice}"
     return refusal(404, f"The {singular} {name} is not in this bundle.", "RepoNotFound", missing=missing)
 
