@@ -53,4 +53,4 @@ def test_a_rank_gets_its_share_of_what_the_nodes_have(site: Site) -> None:
     code = "from runner.submit import *; s = node_shapes(None); print(cpus_per_task(s, 2, 2)); print(s)"
     said = site.python("-c", code).stdout
     assert said.startswith("(2, ")
-    assert said.count("NodeShape(cpus=4, gpus=2)") == 2
+    assert said.count("NodeShape(cpus=4, gpus=2, memory=") == 2
