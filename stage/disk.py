@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from pathlib import Path
 
-from stage.errors import IncompleteError
+from stage.errors import IncompleteError, UsageError
 
 MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
@@ -69,6 +70,36 @@ def require_writable(folder: Path) -> None:
         flags = os.statvfs(folder).f_flag
         code = errno.EROFS if flags & os.ST_RDONLY else errno.EACCES
         raise OSError(code, os.strerror(code), str(folder))
+
+
+def require_folder_of(file: Path, what: str = "") -> None:
+    """Whether a file that is to be written has a folder to lie in: asked before hours of work, not after.
+
+    Args:
+        what: the option that names the file, and a space.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not file.absolute().parent.is_dir():
+        raise UsageError(
+            f"{what}{file}: there is no folder {file.parent}.", f"mkdir -p {shlex.quote(str(file.parent))}"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that a person named, and those above it.
+
+    Raises:
+        UsageError: no folder can be there at all: in /proc, behind a link to nowhere.
+        OSError: the file system refuses; `strerror` says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:
+        raise UsageError(
+            f"{folder}: no folder can be made there ({error.strerror}).", "Choose another place, on a disk of yours."
+        ) from None
 
 
 def sync_folder(folder: Path) -> None:

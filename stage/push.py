@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
+from stage.asset import LockedFile
 from stage.bundle import Bundle
 from stage.digest import hash_file
 from stage.disk import human_count, human_size
 from stage.errors import DamageError, UsageError
 from stage.farend import Facts, probe, verified_there
-from stage.lockfile import LockedFile
 from stage.names import printable
 from stage.progress import Reporter, human_time
 from stage.receipts import Receipt
@@ -39,6 +39,7 @@ from stage.rsync import LAST, Transfer, require_rsync
 from stage.verify import verify
 
 _READERS = 4  # files read at a time: more do not make one disk faster
+_SHOWN = 10  # names in one line
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class PushOutcome:
     Attributes:
         verified_with: `stage`, `stage-verify.py` or `sha256sum`.
         repaired: files that had to be sent again although they looked right.
+        removed: what `--delete` removed there, relative to the bundle; a folder's path ends in `/`.
         report: the last report of the other end, as `stage verify --json` prints it.
     """
 
@@ -56,6 +58,7 @@ class PushOutcome:
     verified_with: str
     repaired: int
     report: dict[str, Any]
+    removed: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -64,6 +67,7 @@ class PushOutcome:
             "bundle_id": self.bundle_id,
             "verified_with": self.verified_with,
             "repaired": self.repaired,
+            "removed": list(self.removed),
             "report": self.report,
         }
 
@@ -101,7 +105,7 @@ def push(
         reporter.note(f"{target}: {facts.in_words()}; to verify there: {facts.verifier}")
         if facts.state in ("absent", "empty"):
             _require_sound_bundle(bundle, state, reporter)
-        transfer = Transfer(place, root, delete=delete, quiet=quiet)
+        transfer = Transfer(place, root, quiet=quiet)
         place.run(f"mkdir -p {shlex.quote(place.folder)}", f"{target}: cannot make the folder")
         if facts.state in ("finished", "begun"):
             _require_sound_here(bundle, transfer.replaced(), target, reporter)
@@ -109,6 +113,11 @@ def push(
             place.run(f"rm -f {place.inside(layout.TAG_MANIFEST)} {place.inside(layout.SIGNATURE)}", f"{target}")
         transfer.append()
         transfer.update()
+        removed = transfer.remove_extra() if delete else []
+        if removed:
+            shown = ", ".join(map(printable, removed[:_SHOWN]))
+            more = f" and {len(removed) - _SHOWN} more" if len(removed) > _SHOWN else ""
+            reporter.note(f"{target}: removed there, as not of this bundle: {shown}{more}")
         transfer.finish()
         reporter.note(f"{target}: all of it is sent; reading every byte there, which takes its time")
         report = verified_there(place, facts, bundle)
@@ -119,7 +128,7 @@ def push(
             reporter.warn(f"{target}: {human_count(len(damaged), 'file')} not as sent; sending again with checksums")
             transfer.repair(damaged)
             report = verified_there(place, facts, bundle)
-    return PushOutcome(target, bundle.id, facts.verifier, len(damaged), report)
+    return PushOutcome(target, bundle.id, facts.verifier, len(damaged), report, tuple(removed))
 
 
 def _require_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None:

@@ -31,7 +31,6 @@ class Transfer:
 
     place: Place
     root: Path
-    delete: bool
     quiet: bool
 
     def replaced(self) -> list[str]:
@@ -46,7 +45,14 @@ class Transfer:
 
     def update(self) -> None:
         """Brings what is of another size or time, which appending leaves alone."""
-        self._run(*self._but_the_last(), *(["--delete"] if self.delete else []))
+        self._run(*self._but_the_last())
+
+    def remove_extra(self) -> list[str]:
+        """Removes what is there and not here, and brings nothing; a folder's path ends in `/`."""
+        brings_nothing = ("--existing", "--ignore-existing")
+        said = self._run("--delete", *brings_nothing, "-8", "--out-format=%i|%n", *self._but_the_last(), hear=True)
+        changes = (line.partition("|")[::2] for line in said.split("\n"))
+        return sorted(name for what, name in changes if what.startswith("*deleting"))
 
     def finish(self) -> None:
         """Brings the tag manifest and the signature: now it is a bundle."""

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
+from stage.asset import LockedFile
+from stage.disk import make_folder
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.lockfile import LockedFile, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.manifest import Manifest
 from stage.names import PARTIAL_SUFFIX, printable
@@ -41,7 +43,7 @@ def alone_in(root: Path) -> Iterator[None]:
     if root.exists() and not root.is_dir():
         yield  # `WorkFolder.inspect` has the words
         return
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
         _lock(descriptor, root)

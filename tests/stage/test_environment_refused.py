@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stage.asset import LockedFile
 from stage.digest import sha256_of_bytes
 from stage.environment.create import create
 from stage.errors import DamageError, UsageError
-from stage.lockfile import LockedFile
 from stage.sources.local import bring_local
 from tests.support.environments import EnvironmentLaptop, alone, bootstrap
 
@@ -70,7 +70,7 @@ def test_a_prefix_that_cannot_be_is_refused(environment_laptop: EnvironmentLapto
     for prefix, words in {
         "there": "exists",
         "link": "exists",
-        "no/such/folder": "is not a folder",
+        "no/such/folder": "there is no folder",
         "x" * (longest + 1): "is 201 bytes long; the environment's programs have room for 200",
         "ü" * (longest // 2 + 1): "have room for 200",
         "with space": "has ' ' in it",
