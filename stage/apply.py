@@ -19,11 +19,12 @@ from typing import Any
 
 from stage import bundle as layout
 from stage.applystore import CHUNK, Store
+from stage.asset import LockedFile
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
 from stage.disk import human_count, human_size, read_file, require_writable, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
-from stage.lockfile import LockedFile, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 from stage.patchfile import Content, Plan, check_pieces, find_volumes

@@ -20,7 +20,8 @@ from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
-    from stage.lockfile import LockedAsset, Lockfile
+    from stage.asset import LockedAsset
+    from stage.lockfile import Lockfile
 
 BAGIT = "bagit.txt"
 BAG_INFO = "bag-info.txt"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stage.asset import Column
 from stage.errors import DamageError
-from stage.lockfile import Column
 from stage.lockreader import each_key_once
 
 

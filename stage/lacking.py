@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stage.lockfile import LockedAsset
+from stage.asset import LockedAsset
 
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors")
 TOKENIZER = re.compile(

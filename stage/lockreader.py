@@ -16,12 +16,8 @@ from operator import itemgetter
 from typing import Any, NoReturn, TypeVar
 
 from stage import names
-from stage.digest import Digest, is_hex
-from stage.disk import MAX_NUMBER
-from stage.errors import PolicyError, UsageError
-from stage.lockfile import (
+from stage.asset import (
     FOLDERS,
-    FORMAT,
     Base,
     Code,
     Column,
@@ -31,12 +27,14 @@ from stage.lockfile import (
     LockedEnvironment,
     LockedFile,
     LockedSplit,
-    Lockfile,
     PackageEntry,
     Part,
     Source,
-    newer_format,
 )
+from stage.digest import Digest, is_hex
+from stage.disk import MAX_NUMBER
+from stage.errors import PolicyError, UsageError
+from stage.lockfile import FORMAT, Lockfile, newer_format
 from stage.lockskim import Skimmed, skim
 
 T = TypeVar("T")
@@ -86,7 +84,7 @@ def read_lock(data: bytes, where: str, known: Skimmed | None = None) -> Lockfile
             assets={name: reader.asset(name, assets[name]) for name in sorted(assets)},
         )
     paths = [file.path for file in lock.files]
-    names.check_collisions(paths, where)
+    names.check_collisions(paths, where, _REMEDY)
     reader.check_named_files(lock, set(paths))
     return lock
 
@@ -104,7 +102,7 @@ def _from_skimmed(data: bytes, skimmed: Skimmed, reader: _Reader) -> Lockfile | 
             return None
         assets = {}
         for asset, files in zip(bare.values(), skimmed.lists, strict=True):
-            names.check_paths(files.paths, reader.where)
+            names.check_paths(files.paths, reader.where, _REMEDY)
             folder = f"{asset.folder}/"
             if not all(path.startswith(folder) for path in files.paths):
                 return None
@@ -280,7 +278,7 @@ class _Reader:
 
     def files(self, values: list[Any], place: str, folder: str) -> tuple[LockedFile, ...]:
         files = tuple(_ordinary_file(v) or self.file(v, f"{place}[{i}]") for i, v in enumerate(values))
-        names.check_paths([file.path for file in files], self.where)
+        names.check_paths([file.path for file in files], self.where, _REMEDY)
         for index, file in enumerate(files):
             if not file.path.startswith(folder):
                 where = f"{self.where}: `{place}[{index}].path` {names.printable(file.path)}"

@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stage.asset import Ingredient, LockedAsset, LockedFile, LockedSplit
 from stage.convert import CONFIG, Split, convert, convert_splits
 from stage.digest import FileDigests, hash_file, sha256_of_bytes
 from stage.disk import human_count
 from stage.errors import DamageError, PolicyError, UsageError
 from stage.inspect import parquet_footer
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, LockedSplit
-from stage.manifest import Manifest, PathRequest, UrlRequest
+from stage.manifest import Manifest
 from stage.names import check_path
 from stage.progress import Reporter
+from stage.request import PathRequest, UrlRequest, way_without
 from stage.sources import Sources
 from stage.sources.code import made_local
 from stage.sources.parquet_layout import natural, splits_of_names
@@ -130,7 +131,7 @@ def _workshop_name(asset: LockedAsset, ingredient: Ingredient) -> str:
         endings = re.search(r"(\.[A-Za-z0-9]{1,10}){0,2}$", ingredient.origin)
         return sha256_of_bytes(ingredient.origin.encode())[:24] + (endings[0] if endings else "")
     name = file_name(ingredient.origin, asset.name) if asset.source.type == "url" else ingredient.origin
-    check_path(name, asset.name)
+    check_path(name, asset.name, way_without(asset.request))
     return name
 
 
@@ -204,7 +205,7 @@ def _model_files(asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what
     ]
     for origin in inputs.keys() - pickles.keys():
         target = out / origin
-        check_path(f"{asset.folder}/{origin}", what)
+        check_path(f"{asset.folder}/{origin}", what, way_without(asset.request))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
         made.append((LockedFile(f"{asset.folder}/{origin}", 0, None, None, origin, "auto_map"), target))
@@ -219,7 +220,7 @@ def _from_parts(
     parts = [(ingredient.origin, part) for ingredient in asset.made_from if (part := ingredient.part)]
     splits: dict[str, list[str]] = {}
     for origin, part in sorted(parts, key=lambda pair: natural(pair[0])):
-        check_path(f"{asset.folder}/{config}/{part.split}.parquet", what)
+        check_path(f"{asset.folder}/{config}/{part.split}.parquet", what, way_without(asset.request))
         splits.setdefault(part.split, []).append(origin)
     how = parts[0][1]
     return _as_config(asset, config, how.convert, convert_splits(how.convert, inputs, splits, out, what, how.separator))

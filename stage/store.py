@@ -23,10 +23,10 @@ from enum import Enum
 from pathlib import Path
 
 from stage import bundle as layout
+from stage.asset import LockedFile
 from stage.digest import FileDigests, hash_file
 from stage.disk import human_count, sync_folder, write_atomically
 from stage.errors import UsageError
-from stage.lockfile import LockedFile
 from stage.names import PARTIAL_SUFFIX
 
 SHARED_FROM = 2**20  # bytes: sharing less saves nothing, and small files (config.json) are the ones people edit

@@ -48,7 +48,7 @@ def convert(
     """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
 
     Args:
-        how: one of `manifest.CONVERSIONS`.
+        how: one of `request.CONVERSIONS`.
         files: relative POSIX path -> where it lies.
         splits_of: the splits that names tell; used by every format but `cifar`, which knows its own.
         separator: between the cells of a CSV; None: as the files' endings say.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage.asset import CARD as STAGED_CARD
+from stage.asset import LockedAsset, LockedFile
 from stage.bundle import Bundle
-from stage.lockfile import CARD as STAGED_CARD
-from stage.lockfile import LockedAsset, LockedFile
 from stage.serve.card import CARD, card_of
 
 CONVERTED = "refs/convert/parquet"

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stage.asset import Code, Ingredient, LockedAsset, LockedFile
 from stage.digest import Digest, FileDigests, hash_file, is_hex
 from stage.errors import IncompleteError, UsageError
-from stage.lockfile import Code, Ingredient, LockedAsset, LockedFile
-from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
+from stage.manifest import Manifest
 from stage.progress import Reporter
+from stage.request import DatasetRequest, EnvironmentRequest, ModelRequest, PathRequest, Request, UrlRequest
 from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
+from stage.asset import LeftOut
 from stage.convert import chosen
 from stage.errors import PolicyError, StageError, UsageError, all_at_once
-from stage.lockfile import LeftOut
-from stage.manifest import Manifest, PathRequest
+from stage.manifest import Manifest
 from stage.names import printable
+from stage.request import PathRequest
 from stage.sources import credentials
 from stage.sources.selection import matches
 

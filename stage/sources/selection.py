@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from stage.asset import Ingredient, LeftOut, LockedFile
 from stage.digest import Digest
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import Ingredient, LeftOut, LockedFile
 from stage.names import printable
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from stage.asset import LeftOut, LockedAsset, LockedFile, Source
 from stage.findings import Finding
 from stage.lacking import Lacking, lacking
 from stage.loadcheck import LoadReport, _way_out
-from stage.lockfile import LeftOut, LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 
 SENTENCES = "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt onnx/config.json onnx/vocab.txt"
 
