@@ -182,7 +182,7 @@ def test_a_signature_for_another_use_is_refused(bundle: Path, keys: Path, signer
     assert "a signature for `git`" in _verified(run, bundle, signers, 4)[1]
 
 
-def test_damage_of_the_payload_alone_stays_exit_1_and_the_good_signature_is_said(
+def test_damage_of_the_payload_alone_stays_exit_1_beside_a_good_signature(
     signed: Path, signers: Path, run: Run
 ) -> None:
     (signed / "data/models/bert/config.json").write_bytes(b"{}")
