@@ -6,15 +6,14 @@ which splits and features there must be (github.com/huggingface/datasets, `utils
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-CARD = "README.md"
-_FRONT_MATTER = re.compile(r"\A(?:﻿)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
+from stage.frontmatter import split_card
 
+CARD = "README.md"
 Configs = Mapping[str, Mapping[str, list[str]]]
 
 
@@ -25,7 +24,7 @@ def card_of(original: str, configs: Configs) -> bytes:
         original: the card as it was published; empty if there was none.
         configs: config -> split -> files, as they are served.
     """
-    metadata, text = _parts(original)
+    metadata, text = split_card(original)
     published = {entry.get("config_name", "default"): entry for entry in _entries(metadata.get("configs"))}
     metadata["configs"] = [
         {
@@ -43,17 +42,6 @@ def card_of(original: str, configs: Configs) -> bytes:
     if infos:
         metadata["dataset_info"] = infos
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{text}".encode()
-
-
-def _parts(card: str) -> tuple[dict[str, Any], str]:
-    match = _FRONT_MATTER.match(card)
-    if not match:
-        return {}, card
-    try:
-        metadata = yaml.safe_load(match[1])
-    except yaml.YAMLError:
-        metadata = None
-    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :]
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:
