@@ -159,7 +159,8 @@ def _card(assets: list[LockedAsset], original: ServedFile | None) -> ServedFile:
         for config, splits in asset.configs.items():
             mine = configs.setdefault(config, {})
             mine |= {split: [names[shard] for shard in locked.shards] for split, locked in splits.items()}
-    card = card_of(text.decode("utf-8", "replace"), configs)
+    made = {config for asset in assets if asset.made_from for config in asset.configs}
+    card = card_of(text.decode("utf-8", "replace"), configs, made)
     return ServedFile(card, len(card), _git_sha1(card), None)
 
 

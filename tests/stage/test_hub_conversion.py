@@ -23,6 +23,7 @@ from click.testing import Result
 
 from stage.bundle import Bundle
 from stage.digest import sha256_of_bytes
+from stage.serve.catalogue import Catalogue
 from tests.support.hubs import TestHub
 
 ID = "acme/raw"
@@ -311,6 +312,8 @@ def test_folders_name_the_classes_of_images_whatever_the_card_says(hub: TestHub,
     said = stage("fetch", "m.yaml", "-o", "b", "--no-offline-check").output
     assert "`label` are not taken: its folders are cat, dog, and `datasets` goes by that" in said
     assert [row["label"] for row in rows("train")] == [0, 1]
+    served = Catalogue.of(Bundle.open(Path("b"))).repositories["datasets", ID].versions[0].files["README.md"]
+    assert b"dog" not in bytes(served.content), "a client would call the cat a dog"
 
 
 TWO = card(
