@@ -417,6 +417,23 @@ def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
 
 
 @on_our_hub
+def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    evil = card(configs=[{"config_name": "a%", "data_files": "a.csv"}])
+    hub.commit("datasets", ID, {"README.md": evil, "a.csv": b"a\n1\n"})
+    manifest()
+    said = stage("lock", "m.yaml", code=3).output
+    assert "Choose another `config`" in said and "with `path:`" in said and "add it to `exclude`" not in said
+    documents = {"LICENSE": b"MIT", "License": b"MIT", "NOTICE%.md": b"x"}  # what nobody asked for stops nothing
+    hub.commit("datasets", ID, {"a.csv": b"a\n1\n", "README.md": b"", **documents})
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("raw")
+    assert len({"LICENSE", "License"} & {file.origin for file in asset.files}) == 1
+    assert "NOTICE%.md" in {left.path for left in asset.left_out}
+
+
+@on_our_hub
 def test_rows_that_do_not_fit_together_are_named_by_file(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit("datasets", ID, {**LINES, "train-2.jsonl": b'{"t": ["b"]}\n'})
     manifest()

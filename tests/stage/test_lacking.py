@@ -48,8 +48,13 @@ def test_a_tokenizer_left_out_is_told_in_a_repository_of_modules_too() -> None:
     assert pipeline == Lacking((), ("its tokenizer (tokenizer/vocab.json)",))
 
 
+PATHS = ("data/models/m/model.safetensors", "data/datasets/d/c/train.parquet")
+
+
 def test_what_does_not_load_for_a_file_left_out_is_not_mended_by_another_revision() -> None:
     lock = Lockfile("x", {"m": model("model.safetensors", SENTENCES)})
     finding = Finding("data/models/m/config.json", "unloadable", "a config beside the weights", "nothing")
     assert _way_out(lock, LoadReport((finding,), ())) == 'Add to `include` (or take out of `exclude`): "config.json".'
-    assert "another revision" in _way_out(lock, LoadReport((Finding("data/x", "unloadable", "a", "b"),), ()))
+    advice = {path: _way_out(lock, LoadReport((Finding(path, "unloadable", "a", "b"),), ())) for path in PATHS}
+    assert all("another revision" in said for said in advice.values())
+    assert ["`exclude`" in said for said in advice.values()] == [True, False], "advice for an entry that takes none"
