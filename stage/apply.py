@@ -92,7 +92,7 @@ def _refuse_swapped(root: Path, paths: list[Path]) -> None:
     Raises:
         UsageError: they are.
     """
-    bundles = [path for path in paths if (path / layout.BAGIT).is_file() and (path / layout.LOCK).is_file()]
+    bundles = [path for path in paths if layout.holds_bundle(path)]
     if not bundles:
         return
     if (root / layout.PATCH_PLAN).is_file() or any(root.glob(f"*/{layout.PATCH_PLAN}")):
@@ -155,7 +155,7 @@ class _Apply:
     def run(self) -> ApplyOutcome:
         """Builds, puts in place, verifies."""
         for path in self.plan.tags:
-            if path not in layout.tag_paths(self.lock) | {layout.TAG_MANIFEST, layout.SIGNATURE}:
+            if path not in layout.tag_paths(self.lock) | {*layout.SEAL}:
                 raise UsageError(f"{printable(path)}: the patch has a file that no bundle has.", "Make it anew.")
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []

@@ -122,6 +122,10 @@ class Code:
     files: tuple[str, ...]
 
 
+EXCLUDED, NOT_INCLUDED = "excluded by the manifest", "not in the manifest's `include`"
+"""Why a file does not travel that a person's own patterns leave behind."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A file of the source that does not travel, and why."""

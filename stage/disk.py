@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from stage.errors import IncompleteError, UsageError
@@ -154,6 +155,12 @@ def human_size(size: int | float) -> str:
 def human_count(number: int, noun: str) -> str:
     """`1 file`, `1,234 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def some_of(things: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first of a list that may be long."""
+    shown = ", ".join(things[:most])
+    return f"{shown} and {len(things) - most:,} more" if len(things) > most else shown
 
 
 def age_in_words(seconds: float) -> str:

@@ -26,7 +26,7 @@ def refuse_nesting(root: Path, manifest: Manifest) -> None:
     """
     here = root.resolve()
     for outer in here.parents:
-        if (outer / layout.LOCK).is_file() and (outer / layout.BAGIT).is_file():
+        if layout.holds_bundle(outer):
             raise UsageError(
                 f"{root}: lies inside the bundle {outer}, which would have files then that are not of it.",
                 f"Give another folder with -o, for instance {outer.parent / manifest.name}.",

@@ -134,13 +134,13 @@ def _tags_to_mend(bundle: Bundle, paths: set[str]) -> list[str]:
     """The files beside the payload to carry: block lists one by one; of the others all, that they fit each other."""
     covered = layout.tag_paths(bundle.lock)
     blocks = sorted(p for p in paths & covered if p.startswith(f"{layout.BLOCKS}/"))
-    if paths & {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}:
+    if paths & {*layout.TAG_FILES, *layout.SEAL}:
         return [*blocks, *_seal_files(bundle)]
     return blocks
 
 
 def _seal_files(bundle: Bundle) -> list[str]:
-    names = (*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE)
+    names = (*layout.TAG_FILES, *layout.SEAL)
     return [name for name in names if (bundle.root / name).is_file()]
 
 
@@ -214,7 +214,7 @@ class _Maker:
 
     def _sound_tag(self, path: str) -> bytes:
         text = layout.read_tag(self._bundle.root, path)
-        vouched = path in (layout.TAG_MANIFEST, layout.SIGNATURE) or self._recorded.get(path) == sha256_of_bytes(text)
+        vouched = path in layout.SEAL or self._recorded.get(path) == sha256_of_bytes(text)
         if not vouched:
             raise _damaged_here(self._bundle.root / path)
         return text

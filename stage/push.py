@@ -26,7 +26,7 @@ from stage import bundle as layout
 from stage.asset import LockedFile
 from stage.bundle import Bundle
 from stage.digest import hash_file
-from stage.disk import human_count, human_size
+from stage.disk import human_count, human_size, some_of
 from stage.errors import DamageError, UsageError
 from stage.farend import Facts, probe, verified_there
 from stage.names import printable
@@ -35,7 +35,7 @@ from stage.receipts import Receipt
 from stage.receipts import find as find_receipt
 from stage.receipts import record as record_receipt
 from stage.remote import Target, connected
-from stage.rsync import LAST, Transfer, require_rsync
+from stage.rsync import Transfer, require_rsync
 from stage.verify import verify
 
 _READERS = 4  # files read at a time: more do not make one disk faster
@@ -115,13 +115,12 @@ def push(
         transfer.update()
         removed = transfer.remove_extra() if delete else []
         if removed:
-            shown = ", ".join(map(printable, removed[:_SHOWN]))
-            more = f" and {len(removed) - _SHOWN} more" if len(removed) > _SHOWN else ""
-            reporter.note(f"{target}: removed there, as not of this bundle: {shown}{more}")
+            told = some_of([printable(path) for path in removed], _SHOWN)
+            reporter.note(f"{target}: removed there, as not of this bundle: {told}")
         transfer.finish()
         reporter.note(f"{target}: all of it is sent; reading every byte there, which takes its time")
         report = verified_there(place, facts, bundle)
-        ours = {*(file.path for file in bundle.lock.files), *layout.tag_paths(bundle.lock), *LAST}
+        ours = {*(file.path for file in bundle.lock.files), *layout.tag_paths(bundle.lock), *layout.SEAL}
         damaged = [f["path"] for f in report["findings"] if f["path"] in ours and (root / f["path"]).is_file()]
         if damaged:
             _require_sound_here(bundle, damaged, target, reporter, were_sent=True)

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.bundle import SIGNATURE, TAG_MANIFEST
+from stage.bundle import SEAL
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.remote import Place
 
-LAST = (TAG_MANIFEST, SIGNATURE)
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
 _PATIENCE_S = 5.0  # with an rsync that was asked to end
 
@@ -56,7 +55,7 @@ class Transfer:
 
     def finish(self) -> None:
         """Brings the tag manifest and the signature: now it is a bundle."""
-        self._run("--checksum", names=[name for name in LAST if (self.root / name).is_file()])
+        self._run("--checksum", names=[name for name in SEAL if (self.root / name).is_file()])
 
     def repair(self, paths: Sequence[str]) -> None:
         """Compares these files by checksum, and brings what differs."""
@@ -64,7 +63,7 @@ class Transfer:
 
     @staticmethod
     def _but_the_last() -> list[str]:
-        return [f"--exclude=/{name}" for name in LAST]
+        return [f"--exclude=/{name}" for name in SEAL]
 
     def _run(self, *options: str, names: Sequence[str] | None = None, hear: bool = False) -> str:
         """Runs rsync; `hear`: returns what it says in place of showing it."""

@@ -99,12 +99,12 @@ def convert_splits(
     def rows(group: list[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
         return readers.rows_of(how, group, schema, what, separator)
 
-    classes = labels.fitting(schema, classes, lambda: chain.from_iterable(map(rows, groups.values())), tell)
-    final = labels.labelled_schema(schema, classes) if classes else schema
+    fitting = labels.fitting(schema, classes, lambda: chain.from_iterable(map(rows, groups.values())), tell)
+    final = labels.labelled_schema(schema, fitting) if fitting else schema
     parts = {
         split: (
             final,
-            labels.labelled(rows(group), final, classes) if classes else rows(group),
+            labels.labelled(rows(group), final, fitting) if fitting else rows(group),
             [name for name, _ in group],
         )
         for split, group in groups.items()

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stage.disk import some_of
+
 Classes = Mapping[str, Sequence[str]]  # column -> the names of its classes, in order
 _HUGGINGFACE = b"huggingface"
 _SHOWN = 5  # names
@@ -86,7 +88,7 @@ def fitting(
         if problem:
             tell(f"{_not_taken(column)}: {problem}")
         else:
-            tell(f"`{column}` has the class names of the card: {_some(classes[column])}")
+            tell(f"`{column}` has the class names of the card: {some_of(classes[column], _SHOWN)}")
     return {column: names for column, names in classes.items() if not problems[column]}
 
 
@@ -107,12 +109,8 @@ def _is_text(type_: pa.DataType) -> bool:
 def _problem_with_values(values: pa.Array, names: Sequence[str]) -> str | None:
     for value in pc.unique(values).to_pylist():
         if value is not None and _number(value, names) is None:
-            return f"it holds {value!r}, and the {len(names)} names are {_some(names)}"
+            return f"it holds {value!r}, and the {len(names)} names are {some_of(names, _SHOWN)}"
     return None
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}"
 
 
 def _number(value: int | str, names: Sequence[str]) -> int | None:
@@ -134,8 +132,8 @@ def tell_of_images(schema: pa.Schema, classes: Classes, tell: Callable[[str], No
     for column, names in classes.items():
         found = features.get(column, {}).get("names")
         if found != list(names):
-            has = f"its folders are {_some(found)}" if found else "nothing but folders names the classes of images"
-            tell(f"{_not_taken(column)}: {has}, and `datasets` goes by that")
+            folders = f"its folders are {some_of(found, _SHOWN)}" if found else "no folders name them"
+            tell(f"{_not_taken(column)}: {folders}, and `datasets` goes by that")
 
 
 def labelled_schema(schema: pa.Schema, classes: Classes) -> pa.Schema:

@@ -12,7 +12,7 @@ from stage.progress import Reporter
 from stage.request import ModelRequest
 from stage.sources.code import Reference, relative_imports
 from stage.sources.hub import DEFAULT_ENDPOINT, Hub, Repository
-from stage.sources.selection import RemoteFile, matches
+from stage.sources.selection import RemoteFile, why_left
 from stage.sources.smallfiles import SmallFiles
 
 
@@ -49,7 +49,7 @@ def needed_references(
             reporter.detail(f"{what}: {reference.config} names {reference}, which {repository.id} has no file for")
         elif request.tokenizer_only and reference.role not in roles:
             continue
-        elif _is_declined(reference.path, request):
+        elif why_left(reference.path, request.include, request.exclude):
             reporter.note(f"{what}: goes without its code {reference} ({reference.role}), as the manifest says")
         else:
             needed.append(reference)
@@ -123,12 +123,6 @@ def _check_same(one: CodeFile, other: CodeFile, request: ModelRequest, what: str
 def _or_without(request: ModelRequest) -> str:
     """A tokenizer's entry takes no `exclude`."""
     return "" if request.tokenizer_only else '; or leave the code: `exclude: ["*.py"]`'
-
-
-def _is_declined(path: str, request: ModelRequest) -> bool:
-    if any(matches(path, pattern) for pattern in request.exclude):
-        return True
-    return bool(request.include) and not any(matches(path, pattern) for pattern in request.include)
 
 
 def _refused(needed: Sequence[Reference], own: Repository, request: ModelRequest, what: str) -> PolicyError:

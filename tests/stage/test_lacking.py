@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage.asset import LeftOut, LockedAsset, LockedFile, Source
+from stage.asset import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
 from stage.findings import Finding
 from stage.lacking import Lacking, lacking
 from stage.loadcheck import LoadReport, _way_out
@@ -20,7 +20,7 @@ def model(taken: str, left: str) -> LockedAsset:
         request={"model": "a/b", "include": ["*.safetensors"]},
         source=Source("hub", "a/b"),
         files=tuple(LockedFile(f"data/models/m/{path}", 1, None, None, path) for path in taken.split()),
-        left_out=tuple(LeftOut(path, 1, "not in `include`") for path in left.split()),
+        left_out=tuple(LeftOut(path, 1, NOT_INCLUDED) for path in left.split()),
     )
 
 
