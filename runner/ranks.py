@@ -156,8 +156,12 @@ def _popen(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | 
     )
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A function for the child, between fork and exec, that ties its life to ours (Linux `prctl(2)`)."""
+def die_with_parent(ended_by: int = signal.SIGKILL) -> Callable[[], None] | None:
+    """A function for the child, between fork and exec, that ties its life to ours (Linux `prctl(2)`).
+
+    Args:
+        ended_by: the signal it gets when we are gone.
+    """
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -165,7 +169,7 @@ def die_with_parent() -> Callable[[], None] | None:
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
 
     def tie() -> None:
-        libc.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

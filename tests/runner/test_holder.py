@@ -123,6 +123,44 @@ def test_a_job_elsewhere_holds_the_folder_as_long_as_slurm_says_it_lives(
     assert (holder_of(folder, ME) is None) == gone
 
 
+KILLED = replace(ME, born="1", job=17, since=time.time())
+"""A launcher that srun was started from, on this machine."""
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "gone"),
+    [
+        ("RUNNING", f"17.3|runner-{platform.node()}-{KILLED.pid}", False),  # srun was killed too, its ranks train on
+        ("RUNNING", "17.3|bash", True),
+        ("RUNNING", f"17.3|runner-{platform.node()}-{KILLED.pid}0", True),
+        ("COMPLETING", "", False),  # Slurm no longer tells of steps that still end
+        ("COMPLETED", "", True),
+    ],
+)
+def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
+    folder: RunFolder, squeue: Callable[[str], None], state: str, step: str, gone: bool
+) -> None:
+    squeue(f"case \"$*\" in *--steps*) echo '{step}' ;; *) echo {state} ;; esac")
+    held_by(folder, KILLED, age_s=10 * GONE_AFTER_S)
+    if gone:
+        with holding(folder, {"SLURM_JOB_ID": "17"}):
+            return
+    with pytest.raises(UsageError) as refused:
+        refuse_held(folder, {"SLURM_JOB_ID": "17"})
+    said = str(refused.value)
+    assert ("was killed, and its ranks still run (step 17.3)" in said and "scancel 17.3" in said) == (step != "")
+
+
+def test_a_killed_launcher_of_a_job_of_whose_ranks_nobody_says_anything_is_given_time(
+    folder: RunFolder, squeue: Callable[[str], None]
+) -> None:
+    squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
+    held_by(folder, KILLED, age_s=GONE_AFTER_S - 60)
+    assert holder_of(folder, ME) == KILLED
+    held_by(folder, KILLED, age_s=GONE_AFTER_S + 60)
+    assert holder_of(folder, ME) is None
+
+
 def test_where_slurm_does_not_answer_the_signs_of_life_decide(folder: RunFolder, squeue: Callable[[str], None]) -> None:
     squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
     held_by(folder, ELSEWHERE, age_s=GONE_AFTER_S - 60)
