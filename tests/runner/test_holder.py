@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from runner import holder as holder_module
 from runner.errors import IncompleteError, UsageError
 from runner.holder import GONE_AFTER_S, Holder, holder_of, holding, refuse_held
 from runner.records import RunFolder
-from tests.runner.conftest import Cluster
+from tests.runner.conftest import Cluster, rank_pids
 
 ME = Holder.me({})
 ELSEWHERE = replace(ME, host="gpu7", machine="another boot", pid=4711, job=17, since=time.time())
@@ -235,3 +237,44 @@ def test_train_is_refused_beside_another_while_check_and_dry_run_only_tell_and_s
     assert sorted(p.name for p in folder.root.iterdir()) == ["checkpoints", "logs", "running"]
     dry = cluster.run("train", "tiny.yaml", "--processes", "1", "--dry-run")
     assert dry.returncode == 0 and f"process {other.pid} on " in dry.stdout
+
+
+@pytest.mark.slow
+def test_ranks_of_a_killed_torchrun_hold_the_folder_as_long_as_they_train_and_end_with_the_first_of_them(
+    cluster: Cluster,
+) -> None:
+    """Nobody ties them to torchrun: they train on, and the second training is refused."""
+    cluster.write(steps=100_000, checkpoint={"every": 50_000})
+    assert cluster.run("prepare", "tiny.yaml").returncode == 0
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
+        + cluster.command("train", "tiny.yaml")[2:],
+        cwd=cluster.folder,
+        env=cluster.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    folder = RunFolder(cluster.output())
+    ranks: list[int] = []
+    try:
+        _until(lambda: folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 2)
+        ranks = rank_pids(agent.pid)
+        agent.kill()
+        agent.wait()
+        told = len(folder.metrics.read_text().splitlines())
+        _until(lambda: len(folder.metrics.read_text().splitlines()) > told)
+        assert f"process {ranks[0]} on " in cluster.refused("train", "tiny.yaml", "--processes", "1")
+        os.kill(ranks[0], signal.SIGKILL)
+        _until(lambda: all(holder_module._born(pid) in ("gone", None) for pid in ranks))
+        assert holder_of(folder, ME) is None
+    finally:
+        for pid in [agent.pid, *ranks]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

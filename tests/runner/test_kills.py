@@ -50,7 +50,7 @@ def hook(name, arguments):
 sys.addaudithook(hook)
 """
 VICTIMS = ("everything", "everything", "launcher", "rank 0", "rank 1")
-STEPS = 12
+STEPS, EVERY_BESIDE = 12, 3
 TOLD = ("step", "loss", "lr", "grad_norm", "validation_loss")
 MOST_LIVES = 40
 
@@ -141,8 +141,9 @@ class Story:
         return False
 
     def _wait_for_write(self, process: subprocess.Popen[str]) -> bool:
-        """Until training is beyond a checkpoint that is still being written: one of the first three at random."""
-        passed = self.random.randint(0, 2)
+        """Until training is beyond a checkpoint that is still being written: one at random of those to come."""
+        to_come = (STEPS - 1) // EVERY_BESIDE - (newest_whole(self.folder) or 0) // EVERY_BESIDE
+        passed = self.random.randrange(max(1, to_come))
         seen: set[int] = set()
         while process.poll() is None:
             step = self._left_behind()
@@ -150,7 +151,7 @@ class Story:
                 seen.add(step)
                 if len(seen) > passed:
                     return True
-            time.sleep(0.001)
+            time.sleep(0.003)
         return False
 
     def _left_behind(self) -> int | None:
@@ -226,7 +227,7 @@ def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
 def test_a_run_killed_while_it_trains_beyond_a_checkpoint_being_written_goes_on_from_the_newest_whole_one(
     tmp_path: Path, bundle: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = {"every": 3, "keep": 2, "asynchronous": True}
+    checkpoint = {"every": EVERY_BESIDE, "keep": 2, "asynchronous": True}
     changes = {"engine": ENGINES[engine], "steps": STEPS, "checkpoint": checkpoint, "evaluation": {"every": STEPS}}
     with capsys.disabled():
         hit = killed_again_and_again(tmp_path, bundle, changes, AIMS_BESIDE, engine, SLOW_DISK)
