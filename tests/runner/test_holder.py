@@ -246,9 +246,9 @@ def test_ranks_of_a_killed_torchrun_hold_the_folder_as_long_as_they_train_and_en
     """Nobody ties them to torchrun: they train on, and the second training is refused."""
     cluster.write(steps=100_000, checkpoint={"every": 50_000})
     assert cluster.run("prepare", "tiny.yaml").returncode == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
     agent = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
-        + cluster.command("train", "tiny.yaml")[2:],
+        [*torchrun, *cluster.command("train", "tiny.yaml")[2:]],
         cwd=cluster.folder,
         env=cluster.environment(),
         stdout=subprocess.DEVNULL,
