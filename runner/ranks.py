@@ -164,16 +164,21 @@ def die_with_parent(ended_by: int = signal.SIGKILL) -> Callable[[], None] | None
     """
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    parent = os.getpid()
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    return lambda: _tie(libc, parent, ended_by)
+
+
+def die_with(parent: int) -> None:
+    """Ties this process's life to that of its parent: for what is started by others, as by multiprocessing."""
+    if sys.platform == "linux":
+        _tie(ctypes.CDLL(None), parent, signal.SIGKILL)
+
+
+def _tie(libc: ctypes.CDLL, parent: int, ended_by: int) -> None:
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-
-    def tie() -> None:
-        libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return tie
+    libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextmanager

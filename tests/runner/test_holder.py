@@ -22,6 +22,7 @@ from runner.errors import IncompleteError, UsageError
 from runner.holder import GONE_AFTER_S, Holder, holder_of, holding, refuse_held
 from runner.records import RunFolder
 from tests.runner.conftest import Cluster, rank_pids
+from tests.runner.test_resume import site_folder
 
 ME = Holder.me({})
 ELSEWHERE = replace(ME, host="gpu7", machine="another boot", pid=4711, job=17, since=time.time())
@@ -237,6 +238,26 @@ def test_train_is_refused_beside_another_while_check_and_dry_run_only_tell_and_s
     assert sorted(p.name for p in folder.root.iterdir()) == ["checkpoints", "logs", "running"]
     dry = cluster.run("train", "tiny.yaml", "--processes", "1", "--dry-run")
     assert dry.returncode == 0 and f"process {other.pid} on " in dry.stdout
+
+
+# The process that prepares kills the launcher as soon as it writes, and would go on for long.
+KILLS_ITS_LAUNCHER = """
+import os, signal, sys, time
+def hook(name, arguments):
+    if name == "os.mkdir" and "/.stores/" in str(arguments[0]) and str(arguments[0]).endswith(".tmp"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(300)
+sys.addaudithook(hook)
+"""
+
+
+def test_a_preparation_does_not_outlive_its_killed_launcher_and_the_next_one_prepares(cluster: Cluster) -> None:
+    cluster.write()
+    killed = cluster.start("train", "tiny.yaml", "--processes", "1", **site_folder(cluster, KILLS_ITS_LAUNCHER))
+    _, said = killed.communicate(timeout=120)  # it has the same stderr: this is its end
+    assert (killed.returncode, "Traceback" in said) == (-signal.SIGKILL, False), said
+    assert cluster.run("prepare", "tiny.yaml").returncode == 0
+    assert not list((cluster.folder / "output/.stores").glob("*.tmp"))
 
 
 @pytest.mark.slow
