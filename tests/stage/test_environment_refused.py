@@ -20,6 +20,13 @@ from tests.support.environments import EnvironmentLaptop, alone, bootstrap
 SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]
 
 
+# What a killed run left, with most of the files that the disk has room for.
+LEFTOVER = (
+    'mkdir -p "$1"/env.part.999999999/.airlift && cd "$1"/env.part.999999999 && uname -n >.airlift/owner && '
+    "seq 4500 | xargs touch && cd /"
+)
+
+
 def on_a_disk(asset: Path, options: str, after: str = "") -> subprocess.CompletedProcess[str]:
     """Runs `bootstrap.sh` for a prefix on a disk of its own, mounted with the given options."""
     script = (
@@ -100,6 +107,7 @@ def test_a_prefix_may_be_as_long_as_the_placeholder_and_have_letters_of_any_lang
         ("size=500m,nr_inodes=1000", "", "files are needed in"),
         ("size=500m", 'mount -o remount,ro "$1"', "cannot be written by you"),
         ("size=500m,noexec", "", "cannot be run (mounted noexec). Nothing was unpacked"),
+        ("size=500m,nr_inodes=5000,noexec", LEFTOVER, "cannot be run (mounted noexec). Nothing was unpacked"),
     ],
 )
 def test_a_disk_that_will_not_do_is_named_and_left_empty(
