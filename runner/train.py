@@ -110,7 +110,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     num_local = processes or 1
     print(f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, run folder {run.folder.root}")
     run.check(world_size(role, num_local, environ), print, _device(run, role, num_local, environ))
-    _explain(run)
+    _explain(run, "" if dry_run else f" (one a line in {run.folder.config})")
     if dry_run:
         _tell_holder(run, environ)
         print("dry run: nothing was started")
@@ -289,8 +289,8 @@ def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     return devices.here(tasks_per_node(job) if job else num_local, environ, own_torch=not elsewhere)
 
 
-def _explain(run: Run) -> None:
+def _explain(run: Run, where: str) -> None:
     if lines := told(run.config.explain()):
-        print(f"what {run.config.path.name} leaves open, and why it is so (one a line in {run.folder.config}):")
+        print(f"what {run.config.path.name} leaves open, and why it is so{where}:")
         print("\n".join(lines))
     sys.stdout.flush()
