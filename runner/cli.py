@@ -70,7 +70,7 @@ def check(run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ..
     device = device_of_job(loaded.config, processes, os.environ)
     loaded.check(processes or slurm.nodes * ranks_on_node(slurm), click.echo, device)
     click.echo(check_request(request(loaded.config, bundle, loaded.folder.root, overrides)))
-    for line in loaded.held(os.environ):
+    for line in (*loaded.held(os.environ), *loaded.finished()):
         click.echo(line)
     click.echo("nothing found that would fail")
 
@@ -150,7 +150,7 @@ def submit(
     from runner.submit import device_of_job, request
     from runner.submit import submit as submit_job
     from runner.sweep import members
-    from runner.train import Run
+    from runner.train import Run, refuse_finished
 
     offline.set_variables(os.environ)
     loaded = Run.load(run, bundle, output, overrides)
@@ -171,6 +171,9 @@ def submit(
         device = device_of_job(checked.config, None, os.environ)
         checked.check(ranks, click.echo, device)
         refuse_held(checked.folder, os.environ)
+        for line in checked.finished() if sweep else ():
+            click.echo(line)
+    refuse_finished(runs or [loaded])
     job = submit_job(wanted)
     click.echo(f"submitted job {job}; follow it: squeue -j {job}")
     click.echo(f"  script: {wanted.script}")

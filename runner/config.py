@@ -110,6 +110,7 @@ class RunConfig:
     Attributes:
         path: the run file.
         given: dotted keys that were chosen by the user, in the run file, with `--set`, or in their ds_config.json.
+        theirs: those of them that their ds_config.json decided.
         deepspeed: what their ds_config.json says beyond the keys of the run file; handed to DeepSpeed.
         notes: what reading their ds_config.json decided.
     """
@@ -142,6 +143,7 @@ class RunConfig:
     slurm: SlurmConfig = setting(SlurmConfig)
     path: Path = field(default=Path("run.yaml"))
     given: frozenset[str] = field(default=frozenset())
+    theirs: frozenset[str] = field(default=frozenset())
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Choice, ...] = field(default=())
 
@@ -194,6 +196,11 @@ class RunConfig:
         )
         choices = [c for c in defaults(self, (), self.given) if c.key not in skip and not c.key.startswith("slurm.")]
         return [*choices, *self.notes]
+
+    def as_said(self, key: str) -> str:
+        """Where the user chose the value of a key, in words."""
+        theirs = Path(self.engine.config or "").name
+        return f"as {theirs} says" if key in self.theirs else "as the run file says"
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain YAML data, defaults filled in: a run file again."""
@@ -271,6 +278,20 @@ def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
         config = replaced(config, key.split("."), value, (key, Lines(theirs)))
     config = replace(config, engine=replace(config.engine, config=str(theirs)))
     explained = {key for key, _, _ in merged.notes}
-    taken = [Choice(k, v, f"from {theirs.name}") for k, v in merged.values.items() if k not in explained]
-    notes = (*config.notes, *taken, *(Choice(*note) for note in merged.notes))
-    return replace(config, given=config.given | frozenset(merged.values), deepspeed=merged.rest, notes=notes)
+    name = theirs.name
+    taken = [Choice(k, v, f"from {name}", name) for k, v in merged.values.items() if k not in explained]
+    filled = _filled(config, merged.autos, name)
+    kept = [note for note in config.notes if note.key not in merged.autos]
+    notes = (*kept, *taken, *(Choice(*note, name) for note in merged.notes), *filled)
+    given, said = config.given | frozenset(merged.values), frozenset(merged.values)
+    return replace(config, given=given, theirs=said, deepspeed=merged.rest, notes=notes)
+
+
+def _filled(config: RunConfig, autos: Sequence[str], name: str) -> list[Choice]:
+    """What each "auto" of their file became; what is `auto` in the run file too, the ranks decide and tell."""
+    reasons = {choice.key: choice.reason for choice in (*defaults(config, (), config.given), *config.notes)}
+    return [
+        Choice(key, value, reasons.get(key, "as the run file says"), f'"auto" in {name}')
+        for key in autos
+        if (value := lookup(config, key)) != "auto"
+    ]

@@ -1,7 +1,8 @@
 """Their ds_config.json: read as DeepSpeed reads it, then made one with the run file.
 
 (their file, keys given in the run file) -> values for the run file's keys + what only DeepSpeed understands. `"auto"`
-means the run file's value. Where both say something and differ, both places are named and nothing starts.
+means the run file's value, its default where it names none. Where both say something and differ, both places are named
+and nothing starts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ PLAIN_KEYS = {
     "optimizer.params.weight_decay": "optimizer.weight_decay",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-RUN_FILE_KEYS = (*PLAIN_KEYS.values(), "engine.offload", "precision", "schedule.name", "schedule.warmup")
+RUN_FILE_KEYS = (
+    *PLAIN_KEYS.values(),
+    "engine.offload",
+    "optimizer.name",
+    "precision",
+    "schedule.name",
+    "schedule.warmup",
+)
+FROM_ZERO = ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio")
 REPORTERS = ("wandb", "comet")
 SECTIONS = (
     "optimizer",
@@ -48,11 +57,13 @@ class Merged:
         values: dotted run file key -> value, for keys the run file left open.
         rest: what goes to DeepSpeed as they wrote it.
         notes: (key, value, reason) of each decision worth a line.
+        autos: run file keys whose value they left to it with "auto".
     """
 
     values: Mapping[str, Any]
     rest: Mapping[str, Any]
     notes: tuple[tuple[str, object, str], ...]
+    autos: tuple[str, ...]
 
 
 def load(path: Path, place: str) -> dict[str, Any]:
@@ -101,20 +112,19 @@ def merge(theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: C
         UsageError: all contradictions at once, or something this version does not do.
     """
     _check_sections(theirs, path)
-    rest, notes = dict(theirs), list[tuple[str, object, str]]()
+    rest, notes, autos = dict(theirs), list[tuple[str, object, str]](), list[str]()
     said: dict[str, tuple[str, Any]] = {}
     _refuse_what_is_not_done(rest, path)
     for their_key, key in PLAIN_KEYS.items():
         value = _take(rest, their_key)
-        if value not in (None, "auto"):
+        if value == "auto":
+            autos.append(key)
+        elif value is not None:
             said[key] = (their_key, tuple(value) if isinstance(value, list) else value)
-    if "optimizer" in theirs and "optimizer.weight_decay" not in said and "optimizer.weight_decay" not in given:
-        said["optimizer.weight_decay"] = ("optimizer.params.weight_decay", 0.0)
-        notes.append(("optimizer.weight_decay", 0.0, f"DeepSpeed's default, since {path.name} names an optimizer"))
-    _read_offload(theirs, said)
-    _read_precision(rest, said)
-    _read_schedule(rest, said, notes)
-    rest.pop("optimizer", None)
+    _read_optimizer(rest, said, {*given, *autos}, path, notes)
+    _read_offload(rest, said, autos, notes)
+    _read_precision(rest, said, autos)
+    _read_schedule(rest, said, autos, notes)
     _read_accumulation(rest, said, given, notes)
     for reporter in REPORTERS:
         if rest.pop(reporter, None):
@@ -128,7 +138,7 @@ def merge(theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: C
     if clashes:
         raise UsageError("; ".join(clashes), f'Make them equal, or write "auto" in {path}.')
     values = {key: value for key, (_, value) in said.items() if given.get(key, "auto") == "auto"}
-    return Merged(values, rest, tuple(notes))
+    return Merged(values, rest, tuple(notes), tuple(dict.fromkeys(key for key in autos if key not in said)))
 
 
 def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
@@ -163,16 +173,54 @@ def _take(tree: dict[str, Any], dotted: str) -> Any:
     return _take(tree[first], rest)
 
 
-def _read_offload(theirs: Mapping[str, Any], said: dict[str, tuple[str, Any]]) -> None:
-    """Where they offload to; how, stays in `rest` as they wrote it."""
-    zero = theirs.get("zero_optimization") or {}
+def _read_optimizer(
+    rest: dict[str, Any],
+    said: dict[str, tuple[str, Any]],
+    elsewhere: set[str],
+    path: Path,
+    notes: list[tuple[str, object, str]],
+) -> None:
+    """What is left of their optimizer, once the numbers were taken.
+
+    Args:
+        elsewhere: keys that the run file gives, or that were left to it.
+    """
+    optimizer = rest.pop("optimizer", None)
+    if optimizer is None:
+        return
+    if optimizer.get("type", "auto") != "auto":
+        said["optimizer.name"] = ("optimizer.type", "adamw")
+    if "optimizer.weight_decay" not in {*said, *elsewhere}:
+        said["optimizer.weight_decay"] = ("optimizer.params.weight_decay", 0.0)
+        notes.append(
+            ("optimizer.weight_decay", 0.0, f"DeepSpeed's default: {path.name} names an optimizer and no weight_decay")
+        )
+    for key, value in (optimizer.get("params") or {}).items():
+        if value != "auto" and (key, value) != ("adam_w_mode", True):
+            notes.append((f"optimizer.params.{key}", "left out", "torch's AdamW is used, which has no such setting"))
+
+
+def _read_offload(
+    rest: dict[str, Any],
+    said: dict[str, tuple[str, Any]],
+    autos: list[str],
+    notes: list[tuple[str, object, str]],
+) -> None:
+    """Where they offload to; how, stays in `rest` as they wrote it, but for what they leave to the run file."""
+    zero = dict(rest.get("zero_optimization") or {})
     for key in ("offload_optimizer", "offload_param"):
         device = (zero.get(key) or {}).get("device", "none")
-        if device not in ("none", "auto"):
+        if device == "auto":
+            autos.append("engine.offload")
+            del zero[key]
+            notes.append((f"zero_optimization.{key}", "as engine.offload", 'its device is "auto"'))
+        elif device != "none":
             said.setdefault("engine.offload", (f"zero_optimization.{key}.device", device))
+    if "zero_optimization" in rest:
+        rest["zero_optimization"] = zero
 
 
-def _read_precision(rest: dict[str, Any], said: dict[str, tuple[str, Any]]) -> None:
+def _read_precision(rest: dict[str, Any], said: dict[str, tuple[str, Any]], autos: list[str]) -> None:
     enabled = {name: rest.get(name, {}).get("enabled", "auto") for name in ("bf16", "fp16") if name in rest}
     for name in enabled:
         rest[name] = {key: value for key, value in rest[name].items() if key != "enabled"}
@@ -181,26 +229,42 @@ def _read_precision(rest: dict[str, Any], said: dict[str, tuple[str, Any]]) -> N
         said["precision"] = (f"{chosen[0]}.enabled", chosen[0])
     elif enabled and all(value is False for value in enabled.values()):
         said["precision"] = (f"{'/'.join(enabled)}.enabled", "fp32")
+    elif enabled:
+        autos.append("precision")
 
 
 def _read_schedule(
-    rest: dict[str, Any], said: dict[str, tuple[str, Any]], notes: list[tuple[str, object, str]]
+    rest: dict[str, Any],
+    said: dict[str, tuple[str, Any]],
+    autos: list[str],
+    notes: list[tuple[str, object, str]],
 ) -> None:
     scheduler = rest.pop("scheduler", None)
-    if not scheduler or scheduler.get("type", "auto") == "auto":
+    if not scheduler:
         return
-    name, values = scheduler["type"], scheduler.get("params") or {}
-    if name not in SCHEDULES:
+    name, values = scheduler.get("type", "auto"), scheduler.get("params") or {}
+    if name not in (*SCHEDULES, "auto"):
         raise UsageError(f"scheduler.type {name} is not done by this version", f"Use one of {', '.join(SCHEDULES)}.")
-    said["schedule.name"] = ("scheduler.type", SCHEDULES[name])
-    if values.get("warmup_num_steps", "auto") != "auto":
-        said["schedule.warmup"] = ("scheduler.params.warmup_num_steps", float(values["warmup_num_steps"]))
-    if values.get("warmup_max_lr", "auto") != "auto" and "optimizer.lr" not in said:
-        said["optimizer.lr"] = ("scheduler.params.warmup_max_lr", float(values["warmup_max_lr"]))
-    if values.get("warmup_type", "log") != "linear":
-        notes.append(("schedule.warmup", "linear", "DeepSpeed's default, logarithmic, is not done here"))
-    if values.get("total_num_steps", "auto") != "auto":
+    if name == "auto":
+        autos.append("schedule.name")
+    else:
+        said["schedule.name"] = ("scheduler.type", SCHEDULES[name])
+    for their_key, key in (("warmup_num_steps", "schedule.warmup"), ("warmup_max_lr", "optimizer.lr")):
+        value = values.get(their_key)
+        if value == "auto":
+            autos.append(key)
+        elif value is not None:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            said.setdefault(key, (f"scheduler.params.{their_key}", float(value) if number else value))
+    if name != "auto" and values.get("warmup_type", "log") != "linear":
+        notes.append(("scheduler.warmup_type", "linear", "DeepSpeed's default, logarithmic, is not done here"))
+    if values.get("total_num_steps") is not None:
         notes.append(("scheduler.total_num_steps", "left out", "the schedule ends with the run"))
+    notes += [
+        (f"scheduler.{key}", "left out", "the rate rises from zero and falls to it")
+        for key in FROM_ZERO
+        if values.get(key, 0) not in (0, "auto")
+    ]
 
 
 def _read_accumulation(
@@ -220,7 +284,7 @@ def _without_auto(tree: dict[str, Any], where: str, notes: list[tuple[str, objec
     kept: dict[str, Any] = {}
     for key, value in tree.items():
         if value == "auto":
-            notes.append((f"{where}{key}", "auto", "DeepSpeed's own default"))
+            notes.append((f"{where}{key}", "DeepSpeed's default", '"auto", and no key of the run file'))
         elif isinstance(value, dict):
             inner = _without_auto(value, f"{where}{key}.", notes)
             if inner:

@@ -6,7 +6,7 @@ Together with `inputs`, the only room of `runner` that imports `stage`.
 from __future__ import annotations
 
 from stage import __version__
-from stage.disk import human_count, human_size, sync_folder, write_atomically
+from stage.disk import age_in_words, human_count, human_size, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError, as_shown
 from stage.fence import wall
 from stage.terminal import Group
@@ -22,6 +22,7 @@ __all__ = [
     "StageError",
     "UsageError",
     "__version__",
+    "age_in_words",
     "as_shown",
     "check_keys",
     "human_count",

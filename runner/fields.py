@@ -22,11 +22,12 @@ Where = tuple[str | int, ...]
 
 
 class Choice(NamedTuple):
-    """One automatic choice, for printing: what, the value taken, and why."""
+    """One automatic choice, for printing: what, the value taken, and why; told with its section, or with `group`."""
 
     key: str
     value: object
     reason: str
+    group: str = ""
 
 
 def setting(

@@ -94,6 +94,21 @@ class History:
         )
 
 
+def is_finished(folder: RunFolder, config: RunConfig) -> str | None:
+    """That a run has done all that its run file asks for, in words; None: it has not, or nobody can tell."""
+    try:
+        history = History.read(folder.root)
+    except UsageError:
+        return None
+    asked = settings_of(config)
+    same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
+    wanted = config.steps or (history.num_steps if same else None)
+    done = int(history.steps[-1]["step"]) if history.steps else 0
+    if wanted is None or done < wanted or not folder.model.is_dir():
+        return None
+    return f"finished already: {done} of {wanted} steps; its model: {folder.model}"
+
+
 def earlier_settings(folder: RunFolder) -> dict[str, Any]:
     """Dotted key -> value of the config.yaml in a run folder; empty where there is none to be read."""
     return dict(_flat(_document(folder.config, [])))

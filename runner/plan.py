@@ -25,7 +25,7 @@ MICRO_UNKNOWN = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, decided. `choices` are for printing.
+    """One run, decided. `choices` are for printing: what the user did not choose.
 
     Attributes:
         zero: what is partitioned among the ranks, as a ZeRO stage, whichever engine does it.
@@ -86,7 +86,8 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
         *([offload_choice] if offload_choice else []),
         *batch_choices,
     ]
-    return Plan(length, world_size, total, micro, accumulation, precision, zero, tuple(choices), offload)
+    decided = tuple(choice for choice in choices if choice.reason != config.as_said(choice.key))
+    return Plan(length, world_size, total, micro, accumulation, precision, zero, decided, offload)
 
 
 def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
@@ -127,7 +128,7 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
             f"Set precision: {'bf16, fp32' if device.has_bf16 else 'fp32'}, or auto.",
         )
     if wanted != "auto":
-        return wanted, "as the run file says"
+        return wanted, config.as_said("precision")
     if device.kind == "cpu":
         return "fp32", "on a CPU"
     if device.has_bf16:
@@ -169,7 +170,7 @@ def _zero(
         stage = max(int(wanted), lowest)
         check_fits(config, needs, shape, device, world_size, stage)
         if wanted >= lowest:
-            return stage, "as the run file says"
+            return stage, config.as_said("engine.zero")
         if config.engine.offload == "nvme":
             return stage, "DeepSpeed offloads to NVMe at stage 3 only"
         if precision == "fp32":

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from runner.records import RunFolder
+from runner.resume import newest_first
 from runner.vitals import ASK_FOR_STACKS
 from runner.watch import Watch
 
@@ -79,7 +81,7 @@ def run_local(
         say("the ranks were ended; run the same command again to resume from the last checkpoint")
         return 5
     if failed is not None:
-        return _report(failed, stopped, watch)
+        return _report(failed, stopped, watch, RunFolder(run_folder))
     if sentinel.exists():
         sentinel.unlink()
         say("stopped by a signal; run the same command again to resume")
@@ -247,10 +249,14 @@ def _end(ranks: Sequence[_LocalRank]) -> None:
             time.sleep(0.05)
 
 
-def _report(failed: _LocalRank, stopped: bool, watch: Watch) -> int:
+def _report(failed: _LocalRank, stopped: bool, watch: Watch, folder: RunFolder) -> int:
     code = failed.process.returncode
     if stopped and code <= 0:
-        say("stopped by a signal before a checkpoint was saved; run the same command again to resume from the last")
+        whole = next(iter(newest_first(folder.checkpoints)), None)
+        if whole is None:
+            say("stopped by a signal before a checkpoint was saved; the same command begins anew")
+        else:
+            say(f"stopped by a signal; {whole.name} is saved: run the same command again to resume from there")
         return 5
     told = watch.report_failure()
     for line in told or failed.tail():

@@ -7,14 +7,15 @@ with what of the environment is another one now.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner import launch
-from runner.errors import UsageError
-from runner.history import History
+from runner.errors import UsageError, age_in_words, human_count
+from runner.history import History, number
 from runner.train import Run, train, world_size
 
 _EXPLAINS = ("device", "world_size", "precision", "environment_tree", "python", "platform", "versions")
@@ -78,7 +79,7 @@ def reproduce(
             f"the run had {ranks} ranks, here are {planned}: sums in another order are other numbers.",
             "Ask for as many.",
         )
-    say(f"reproducing {recorded} in {target}: {ranks} ranks, {then.steps[-1]['step']} steps")
+    say(f"reproducing {recorded} in {target}: {human_count(ranks, 'rank')}, {_how_long(then)}")
     code = train(run, processes or (None if inside_slurm else ranks), dry_run=False, environ=environ)
     if code != 0:
         return code
@@ -87,6 +88,18 @@ def reproduce(
     for line in words(verdict, then.facts, now.facts):
         say(line)
     return 0 if verdict.ok else 1
+
+
+def _how_long(then: History) -> str:
+    """What is ahead: the steps, and what they took when they were recorded."""
+    took = [seconds for line in then.steps if (seconds := number(line, "step_s")) is not None]
+    steps = f"{then.steps[-1]['step']} steps"
+    if not took:
+        return steps
+    return (
+        f"{steps}, which took {age_in_words(sum(took))} then ({statistics.median(took):.2f} s a step; starting, "
+        "evaluations and checkpoints come on top)"
+    )
 
 
 def compare(then: History, now: History) -> Verdict:

@@ -22,7 +22,9 @@ from runner.batch import tasks_per_node
 from runner.config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import Recipe, recipes
+from runner.decisions import listed, told
 from runner.errors import LostPeerError, StageError, UsageError
+from runner.history import is_finished
 from runner.holder import Holder, holder_of, holding
 from runner.inputs import Inputs
 from runner.plan import sequence_length
@@ -69,9 +71,30 @@ class Run:
         holder = holder_of(self.folder, Holder.me(environ))
         return [f"{self.folder.root}: {holder.in_words} trains there now; `train` would be refused"] if holder else []
 
+    def finished(self) -> list[str]:
+        """A line that says so, where this run has done all that is asked of it; else empty."""
+        said = is_finished(self.folder, self.config)
+        return [f"{self.folder.root}: {said}"] if said else []
+
     def write_config(self) -> None:
-        """The run file as it was understood, into the run folder."""
-        self.folder.config.write_text(self.config.to_yaml(), encoding="utf-8")
+        """The run file as it was understood, into the run folder; in comments, what of it nobody chose."""
+        text = f"{self.config.to_yaml()}{listed(self.config.explain())}"
+        self.folder.config.write_text(text, encoding="utf-8")
+
+
+def refuse_finished(runs: Sequence[Run]) -> None:
+    """Refuses to queue what has nothing left to do.
+
+    Raises:
+        UsageError: all of them are finished; with the ways on.
+    """
+    said = [line for run in runs for line in run.finished()]
+    if len(said) == len(runs):
+        raise UsageError(
+            f"{'; '.join(said)}.",
+            "Ask for more steps or epochs, and it goes on; or begin anew: another name or --output. To have the model "
+            "exported again, remove model/ first.",
+        )
 
 
 def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
@@ -85,8 +108,9 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     if role == "rank":
         return _be_a_rank(run, environ)
     num_local = processes or 1
-    _explain(run)
+    print(f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, run folder {run.folder.root}")
     run.check(world_size(role, num_local, environ), print, _device(run, role, num_local, environ))
+    _explain(run, "" if dry_run else f" (one a line in {run.folder.config})")
     if dry_run:
         _tell_holder(run, environ)
         print("dry run: nothing was started")
@@ -266,11 +290,8 @@ def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     return devices.here(tasks_per_node(job) if job else num_local, environ, own_torch=not elsewhere)
 
 
-def _explain(run: Run) -> None:
-    print(f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, run folder {run.folder.root}")
-    for choice in run.config.explain():
-        # What is `auto` is told by the ranks, once they know what it means here; nothing was chosen where it is empty.
-        if choice.value in ("auto", None, {}, ()):
-            continue
-        print(f"  {choice.key}: {choice.value}  ({choice.reason})")
+def _explain(run: Run, where: str) -> None:
+    if lines := told(run.config.explain()):
+        print(f"what {run.config.path.name} leaves open, and why it is so{where}:")
+        print("\n".join(lines))
     sys.stdout.flush()

@@ -102,7 +102,9 @@ def layers_in(source: str, root: str) -> LayerClasses | None:
 def leave_torch_alone() -> None:
     """transformers, imported after this, does without torch: seconds less, and minutes on a slow shared disk.
 
-    For processes that only look: a launcher, and what tokenises. Where somebody has imported torch it stays.
+    For processes that only look: a launcher, and what tokenises. Where somebody has imported torch it stays. `None` in
+    sys.modules is Python's own way to say that a module cannot be imported (Language Reference, 5.3.1); transformers 5
+    has no way of its own (USE_TORCH is gone with version 4) and only looks whether torch can be found.
     """
     if "torch" in sys.modules:
         return

@@ -145,12 +145,13 @@ def _verified(
 ) -> VerificationReport:
     from stage.bundle import announced_size
     from stage.journal import Journal
-    from stage.receipts import state_folder
+    from stage.receipts import settle, state_folder
     from stage.verify import verify
 
     if level == "fast":
         with _no_collections():
             return verify(bundle, "fast", shard=shard)
+    settle(bundle, reporter.note)
     journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
     to_read = announced_size(bundle) // (shard.count if shard else 1)
     with reporter.bytes_bar("verify", to_read) as bar, _no_collections():

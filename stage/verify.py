@@ -22,7 +22,7 @@ from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
 from stage.journal import Journal, Resumed
 from stage.names import printable
 from stage.readback import PayloadFile, Reading, units
-from stage.stamp import Stamp
+from stage.stamp import Stamp, now_ns, unsure_ns
 from stage.tagfiles import (
     Payload,
     block_digests,
@@ -66,7 +66,7 @@ def verify(
         IncompleteError: a process that read was ended from outside.
     """
     require_bundle(root)
-    began = time.time()
+    began, began_ns = time.time(), now_ns()
     found = Found()
     entries = _scan(root, found)
     payload = f"{layout.PAYLOAD}/"
@@ -107,13 +107,15 @@ def verify(
         shard=shard,
         seal=seal,
         began=resumed.since or began,
-        stamp=_stamp(readback.stamp.plus(resumed.stamp), began) if level == "full" and not found.findings else None,
+        stamp=_stamp(readback.stamp.plus(resumed.stamp), root, began_ns)
+        if level == "full" and not found.findings
+        else None,
         renamed=_renamed(root, entries, expected, found.findings) if reads_all else (),
     )
 
 
-def _stamp(stamp: Stamp, began: float) -> Stamp | None:
-    return stamp if stamp.settled(int(began * 10**9)) else None
+def _stamp(stamp: Stamp, root: Path, began_ns: int) -> Stamp | None:
+    return stamp if stamp.settled(began_ns, unsure_ns(root, stamp.newest)) else None
 
 
 def _cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from runner.bench.search import Found, Trial, search
 from runner.bench.trial import Bench, be_a_rank, launch_trial, refusal, run_trial
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
-from runner.errors import StageError, write_atomically
+from runner.errors import StageError, age_in_words, human_count, write_atomically
 from runner.inputs import refuse_inside
 from runner.plan import sequence_length
 from runner.records import RunFolder, write_json
@@ -63,10 +64,17 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
         memory_gib=wanted.memory_gib,
         limit_s=wanted.limit_s,
     )
-    say(f"{ranks} ranks, {wanted.steps} steps a trial; trials and results in {folder}")
-    found = []
-    for strategy in wanted.strategies:
+    say(
+        f"{', '.join(wanted.strategies)}: for each, micro batches 1, 2, 4, ... while "
+        f"they fit, {wanted.most} at most, and then between; {wanted.steps} steps a trial on "
+        f"{human_count(ranks, 'rank')} started for it, {wanted.limit_s:.0f} s at most; trials and results in {folder}"
+    )
+    found: list[Found] = []
+    began = time.monotonic()
+    for done, strategy in enumerate(wanted.strategies, start=1):
         found.append(_search(bench, strategy, wanted.most, say))
+        spent = age_in_words(time.monotonic() - began)
+        say(f"{strategy}: {done} of {len(wanted.strategies)} done, {spent} so far")
         # After each strategy: what is known survives whatever ends the bench.
         _write(folder, run.config.name, found, num_sequences)
     say(table.text(table.rows(found, num_sequences)))
@@ -82,9 +90,11 @@ def _search(bench: Bench, strategy: str, most: int, say: Callable[[str], None]) 
         return Found(strategy, refused=f"not tried: {why_not}")
 
     def try_one(micro: int) -> Trial:
+        began = time.monotonic()
         trial = run_trial(bench, strategy, micro)
-        measured = f"{trial.tokens_per_s:,.0f} tokens/s, {trial.memory_gib:.2f} GiB a rank"
-        say(f"{strategy}: micro {micro}: {measured if trial.outcome == 'fits' else trial.words}")
+        took = time.monotonic() - began
+        measured = f"{trial.step_s:.2f} s a step, {trial.tokens_per_s:,.0f} tokens/s, {trial.memory_gib:.2f} GiB a rank"
+        say(f"{strategy}: micro {micro}: {measured if trial.outcome == 'fits' else trial.words} ({took:.0f} s)")
         return trial
 
     return search(strategy, most, try_one)

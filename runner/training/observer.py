@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from runner.errors import age_in_words
 from runner.records import MetricsLog, RunFolder
 from runner.training.console import Console
 
@@ -23,6 +24,7 @@ class Observer:
         self._folder, self._num_steps, self._console = folder, num_steps, console
         self._metrics = MetricsLog(folder.metrics)
         self._last_line = 0.0
+        self._first: tuple[int, float] | None = None
         self._bar: Any = None
         self._board: Any = None
 
@@ -60,12 +62,21 @@ class Observer:
             self._bar.update(1)
             self._bar.set_postfix(loss=f"{values['loss']:.4f}", tokens_s=f"{values['tokens_per_s']:.0f}")
         now, step = time.monotonic(), values["step"]
+        self._first = self._first or (step, now)
         if self._bar is None and (now - self._last_line > LINE_EVERY_S or step in (1, self._num_steps)):
             self._last_line = now
             self.say(
                 f"step {step}/{self._num_steps}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  "
                 f"lr {values['lr']:.2e}  grad {values['grad_norm']:.2f}  {values['tokens_per_s']:.0f} tokens/s"
+                f"{self._to_go(step, now)}"
             )
+
+    def _to_go(self, step: int, now: float) -> str:
+        """How long the rest takes at the pace since this process's first step, which is slow and not counted."""
+        first, began = self._first or (step, now)
+        if not first < step < self._num_steps:
+            return ""
+        return f"  {age_in_words((now - began) / (step - first) * (self._num_steps - step))} to go"
 
     def validation(self, values: Mapping[str, Any]) -> None:
         """One evaluation."""

@@ -163,5 +163,6 @@ def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_st
         "precision": plan.precision,
         "zero": plan.zero,
         "engine": config.engine.name,
+        "decided": {choice.key: [choice.value, choice.reason] for choice in plan.choices},
     }
     return environment_record(facts, os.environ)

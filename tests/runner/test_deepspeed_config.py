@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from runner import decisions
 from runner.config import RunConfig
 from runner.errors import UsageError
+from runner.plan import decide
+from runner.shapes import Device, ModelShape
 
 TUTORIAL = """\
 {
@@ -98,6 +101,85 @@ def test_auto_means_what_the_run_file_says(tmp_path: Path) -> None:
     }
     assert rest["fp16"] == {"loss_scale": 0, "initial_scale_power": 12, "hysteresis": 2}
     assert "auto" not in str(rest)
+
+
+ALL_AUTO = """\
+{
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto",
+            "warmup_type": "linear"
+        }
+    },
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}, "reduce_bucket_size": "auto"}
+}
+"""
+
+
+def test_auto_is_the_run_files_value_or_its_default_and_each_is_said(tmp_path: Path) -> None:
+    """`weight_decay: "auto"` beside an optimizer once became 0.0."""
+    run = "optimizer: {lr: 3e-5, eps: 1e-6}\nschedule: {warmup: 0.2}\nengine: {config: ds_config.json, offload: cpu}\n"
+    config = load(tmp_path, ALL_AUTO, run)
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.eps, optimizer.betas) == (3e-5, 1e-6, (0.9, 0.999))
+    assert (optimizer.weight_decay, optimizer.clip) == (0.01, 1.0)
+    assert (config.schedule.name, config.schedule.warmup) == ("linear", 0.2)
+    assert (config.engine.zero, config.engine.offload) == ("auto", "cpu")
+    assert config.deepspeed == {}  # the run file's offload goes to DeepSpeed, and no section of theirs is in its way
+    told = {choice.key: choice for choice in config.explain()}
+    left = {key for key, choice in told.items() if choice.group == '"auto" in ds_config.json'}
+    assert left == {
+        *(f"optimizer.{key}" for key in ("lr", "betas", "eps", "weight_decay", "clip")),
+        "schedule.warmup",
+        "engine.offload",
+    }
+    assert told["optimizer.lr"].reason == "as the run file says"
+    assert told["optimizer.weight_decay"].reason == "as BERT; never on biases and norms"
+    assert told["zero_optimization.reduce_bucket_size"].value == "DeepSpeed's default"
+    lines = " ".join(line.strip() for line in decisions.told(config.explain()))
+    from_run_file = "optimizer.lr 3e-05, optimizer.eps 1e-06, engine.offload cpu, schedule.warmup 0.2"
+    assert '"auto" in ds_config.json: optimizer.clip 1.0 (' in lines
+    assert f"{from_run_file} (as the run file says)" in lines
+
+
+def test_an_auto_that_the_run_file_leaves_to_the_ranks_is_left_to_them(tmp_path: Path) -> None:
+    config = load(tmp_path, '{"bf16": {"enabled": "auto"}, "train_batch_size": "auto"}')
+    assert (config.precision, config.batch.total) == ("auto", "auto")
+    assert not [choice for choice in config.explain() if choice.group and choice.value == "auto"]
+
+
+def test_what_of_theirs_is_not_done_is_said_key_by_key(tmp_path: Path) -> None:
+    params = '{"warmup_num_steps": 10, "warmup_min_lr": 1e-6, "cos_min_ratio": 0.1, "total_num_steps": 100}'
+    theirs = f'{{"scheduler": {{"type": "WarmupCosineLR", "params": {params}}}, ' + (
+        '"optimizer": {"type": "Adam", "params": {"lr": 1e-4, "torch_adam": true, "adam_w_mode": true}}}'
+    )
+    config = load(tmp_path, theirs)
+    said = {choice.key: choice.value for choice in config.explain()}
+    left_out = ("warmup_min_lr", "cos_min_ratio", "total_num_steps")
+    assert [said[f"scheduler.{key}"] for key in left_out] == ["left out"] * 3
+    assert (said["scheduler.warmup_type"], said["optimizer.params.torch_adam"]) == ("linear", "left out")
+    assert "optimizer.params.adam_w_mode" not in said
+    assert config.schedule.warmup == 10
+
+
+def test_another_optimizer_in_the_run_file_is_a_contradiction(tmp_path: Path) -> None:
+    said = refused(tmp_path, TUTORIAL, "optimizer: {name: lion}\n")
+    assert "ds_config.json says optimizer.type: adamw, mine.yaml:5 says optimizer.name: lion" in said
+
+
+def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
+    """The launcher once said "from ds_config.json", and the ranks "as the run file says"."""
+    config = load(tmp_path, TUTORIAL.replace("{\n", '{ "fp16": {"enabled": false}, ', 1))
+    plan = decide(config, ModelShape(1000, 512, 64, 2, 100), Device("cpu", "CPU", 2**34, False, False), 4)
+    assert (plan.zero, plan.precision, plan.micro) == (3, "fp32", 1)
+    assert {choice.key for choice in plan.choices} == {"sequence_length", "accumulation"}
+    assert config.as_said("engine.zero") == "as ds_config.json says"
+    lines = decisions.told(config.explain())
+    assert sum("engine.zero 3" in line for line in lines) == 1
+    assert "as the run file says" not in " ".join(lines)
 
 
 def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> None:

@@ -97,6 +97,31 @@ def test_accelerate_launch_trains_with_a_deepspeed_config_of_zero_stage_2(node: 
     assert list((node.folder / "states").rglob("*optim_states.pt"))
 
 
+@pytest.mark.slow
+def test_trainer_fills_every_auto_of_its_deepspeed_config_under_torchrun_and_accelerate_launch(node: Cluster) -> None:
+    """Slow: DeepSpeed compiles, as above. --use_cpu: without it Trainer counts one process where there is no GPU."""
+    asked = {"output_dir": "out", "per_device_train_batch_size": 4, "max_steps": 4, "learning_rate": 1e-3}
+    asked |= {"weight_decay": 0.1, "warmup_steps": 2, "logging_steps": 1, "report_to": "none", "save_strategy": "no"}
+    arguments = [*(f"--{key}={value}" for key, value in asked.items()), "--bf16", "--use_cpu"]
+    launcher = (node.folder / "accelerate.yaml").read_text().replace("zero_stage2.json", "auto.json")
+    (node.folder / "auto.yaml").write_text(launcher)
+    found = []
+    for launch, config in (
+        (("torchrun", "--standalone", "--nproc_per_node=2"), ("--deepspeed", "auto.json")),
+        (("accelerate", "launch", "--config_file", "auto.yaml"), ()),
+    ):
+        done = run(node, *launch, "train_trainer.py", *arguments, *config)
+        assert done.returncode == 0, done.stderr[-3000:]
+        kind, ranks, batch, filled, losses = json.loads(done.stdout.splitlines()[-1])
+        assert (kind, ranks, batch) == ("DeepSpeedEngine", 2, 8)
+        params = filled["optimizer"]["params"]
+        assert (params["lr"], params["weight_decay"], params["betas"]) == (1e-3, 0.1, [0.9, 0.999])
+        assert filled["bf16"]["enabled"] is True and '"auto"' not in json.dumps(filled)
+        assert losses[-1] < losses[0]
+        found.append(losses)
+    assert found[0] == found[1]
+
+
 def test_every_way_to_ask_the_hub_is_answered_whatever_the_shell_had_set(node: Cluster) -> None:
     (node.folder / "ask.py").write_text("""
 import json, os

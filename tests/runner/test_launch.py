@@ -289,12 +289,15 @@ def test_ranks_stopped_before_they_could_save_are_an_interruption(tmp_path: Path
 
 def test_a_second_ctrl_c_ends_ranks_that_take_their_time(tmp_path: Path, launcher: Launcher) -> None:
     stubborn = RANK_THAT_WAITS.replace("sys.exit(0)", "pass").replace("time.sleep(600)", "while True: time.sleep(1)")
+    for step in ("step-2", "step-10", "step-12.tmp"):  # the last one is half written
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
     process = launcher(stubborn)
     process.send_signal(signal.SIGINT)
     wait_for(lambda: (tmp_path / "got-0").exists() and (tmp_path / "got-1").exists())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 5
+    assert "step-10 is saved" in said and "before a checkpoint" not in said
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, launcher: Launcher) -> None:

@@ -99,6 +99,9 @@ def test_a_finished_run_is_not_trained_again_and_libraries_keep_quiet(
     done = cluster.run("train", "zero3.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert (finished / "metrics.jsonl").read_bytes() == before
+    # Handed to Slurm it would wait in the queue for nothing.
+    refused = cluster.run("submit", "zero3.yaml")
+    assert refused.returncode == 2 and f"{finished}: finished already: 8 of 8 steps" in refused.stderr
     # What DeepSpeed says belongs into the logs.
     assert "DeepSpeed" not in done.stdout + done.stderr
     assert "[INFO]" not in done.stdout + done.stderr

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from stage.findings import Shard, read_report
-from stage.receipts import Receipt, find, record, state_folder
+from stage.receipts import Receipt, find, record, settle, state_folder
 from stage.shards import merge
+from stage.stamp import TICK_NS, UNSURE_NS, now_ns, unsure_ns
 from stage.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -154,8 +155,67 @@ def test_shards_together_get_the_receipt_of_the_whole(bundle: Path, state: Path,
 def test_what_was_written_just_before_gets_none_and_is_told_why(tmp_path: Path, state: Path) -> None:
     """A change within the same tick of the disk's clock, after the reading, would not be seen."""
     root = make_bundle(tmp_path / "bundle").root
+    os.utime(next(path for path in (root / "data").rglob("*") if path.is_file()))
     assert "changed just before they were read" in str(record(state, verify(root)))
     assert find(state, root) == "not verified here"
+
+
+def test_a_bundle_that_has_just_arrived_has_its_receipt_after_one_verification(tmp_path: Path) -> None:
+    """`stage verify` and then `runner train` once said "not verified here"."""
+    root = make_bundle(tmp_path / "bundle").root
+    said: list[str] = []
+    for path in (root / "data").rglob("*"):
+        os.utime(path)  # nothing is older than this
+    settle(root, said.append)
+    assert record(tmp_path / "state", verify(root)) is None
+    assert isinstance(find(tmp_path / "state", root), Receipt)
+
+
+def test_a_change_in_the_tick_after_the_waiting_is_seen(tmp_path: Path) -> None:
+    """What makes the shorter patience right: after it, no change has the stamp that was read."""
+    path = tmp_path / "file"
+    for _ in range(20):
+        path.write_bytes(b"one")
+        before = path.stat().st_ctime_ns
+        patience = unsure_ns(tmp_path, before)
+        while before + patience >= now_ns():
+            time.sleep(0.001)
+        path.write_bytes(b"two")
+        assert path.stat().st_ctime_ns > before
+        if patience > TICK_NS:  # no disk of the kernel's own: once is long enough
+            break
+
+
+MOUNTED = """\
+22 1 0:20 / / rw,relatime shared:1 - {root} /dev/vda rw
+30 22 0:30 / /scratch rw - lustre mds@tcp:/s rw
+31 22 0:31 / /fast/with\\040blank rw - xfs /dev/vdb rw
+32 31 0:32 / /fast/with\\040blank/b/data rw - {below} server:/x rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "below", "stamp", "fine"),
+    [
+        ("/home/me/b", "ext4", "nfs4", 1_700_000_000_123_456_789, True),
+        ("/home/me/b", "ext4", "nfs4", 1_700_000_000_000_000_000, False),  # inodes of 128 bytes keep whole seconds
+        ("/home/me/b", "ext4", "nfs4", 1_700_000_000_120_000_000, False),
+        ("/home/me/b", "nfs4", "xfs", 1_700_000_000_123_456_789, False),
+        ("/scratchy/b", "btrfs", "nfs4", 1_700_000_000_123_456_789, True),
+        ("/scratch/b", "ext4", "nfs4", 1_700_000_000_123_456_789, False),
+        ("/fast/with blank/b", "nfs4", "nfs4", 1_700_000_000_123_456_789, False),  # another disk inside
+        ("/fast/with blank/b", "nfs4", "xfs", 1_700_000_000_123_456_789, True),
+        ("/fast/with blank/c", "nfs4", "nfs4", 1_700_000_000_123_456_789, True),
+    ],
+)
+def test_the_patience_is_short_only_where_this_kernels_clock_stamps_and_the_disk_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, root: str, below: str, stamp: int, fine: bool
+) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(root=root, below=below))
+    monkeypatch.setattr("stage.stamp.MOUNTS", tmp_path / "mountinfo")
+    assert unsure_ns(Path(place), stamp) == (TICK_NS if fine else UNSURE_NS)
+    (tmp_path / "mountinfo").unlink()
+    assert unsure_ns(Path(place), stamp) == UNSURE_NS
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[]", '{"stamp": {}}', "\xff"])
@@ -169,7 +229,6 @@ def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: 
 
 
 def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(bundle: Path, tmp_path: Path) -> None:
-    time.sleep(2)  # another process, with the real patience
     command = [sys.executable, "-m", "stage", "verify", str(bundle), "--jobs", "2"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

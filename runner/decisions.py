@@ -1,0 +1,72 @@
+"""What a run decides by itself, told at its start: a line a group of keys, not one a key. Pure.
+
+`Choice`s -> lines for people (`told`), and all of them, one a line, for the run folder (`listed`). What the user chose
+is no decision, and is not among them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from runner.fields import Choice
+
+WIDTH = 120
+NOTHING: tuple[object, ...] = (None, "", {}, ())
+NOT_USED = "not used"
+
+
+def told(choices: Iterable[Choice]) -> list[str]:
+    """The groups, each with its values and their reasons. What is `auto` the ranks tell, which know the device."""
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        if choice.value != "auto" and choice.value not in NOTHING:
+            groups.setdefault(_group(choice), []).append(choice)
+    unused = groups.pop(NOT_USED, None)
+    if unused:
+        groups[NOT_USED] = unused
+    return [line for name, members in groups.items() for line in _lines(name, members)]
+
+
+def listed(choices: Iterable[Choice]) -> str:
+    """All of them as comments of a YAML file; empty where nothing was decided."""
+    lines = [
+        " ".join(f"#   {choice.key}: {shown(choice.value)}  ({choice.reason})".split("\n"))
+        for choice in choices
+        if choice.value not in NOTHING
+    ]
+    return "\n".join(["# What nobody chose, and why it is so:", *lines, ""]) if lines else ""
+
+
+def shown(value: object) -> str:
+    """A value as a run file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(shown, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _group(choice: Choice) -> str:
+    if choice.group:
+        return choice.group
+    if choice.value is False or choice.value == "none":
+        return NOT_USED
+    section, _, rest = choice.key.partition(".")
+    return section if rest else "run"
+
+
+def _lines(name: str, members: list[Choice]) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for choice in members:
+        by_reason.setdefault(choice.reason, []).append(_value(choice, name))
+    parts = [
+        ", ".join(values) if reason == f"from {name}" else f"{', '.join(values)} ({reason})"
+        for reason, values in by_reason.items()
+    ]
+    text = f"  {name}: {'; '.join(parts)}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False)
+
+
+def _value(choice: Choice, group: str) -> str:
+    if group == NOT_USED:
+        return choice.key
+    return f"{choice.key.removeprefix(f'{group}.')} {shown(choice.value)}"

@@ -1,0 +1,58 @@
+"""A run that has done all that is asked of it is known as finished, and no other is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.config import RunConfig
+from runner.history import is_finished
+from runner.records import RunFolder
+
+RUN = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
+
+
+def config(folder: Path, length: str) -> RunConfig:
+    (folder / "mine.yaml").write_text(f"{RUN}{length}\n")
+    return RunConfig.load(folder / "mine.yaml")
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[[str], RunFolder]:
+    """What a run of eight steps leaves, whose run file asked for them in these words."""
+
+    def make(length: str) -> RunFolder:
+        folder = RunFolder(tmp_path / "run")
+        folder.make()
+        folder.model.mkdir()
+        folder.config.write_text(config(tmp_path, length).to_yaml())
+        folder.environment.write_text(json.dumps({"num_steps": 8}))
+        folder.metrics.write_text("".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 9)))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("length", ["steps: 8", "epochs: 2", ""])
+def test_the_same_run_file_asks_for_nothing_more(
+    ended: Callable[[str], RunFolder], tmp_path: Path, length: str
+) -> None:
+    assert "8 of 8 steps" in str(is_finished(ended(length), config(tmp_path, length)))
+
+
+@pytest.mark.parametrize(("before", "now"), [("steps: 8", "steps: 9"), ("epochs: 2", "epochs: 3"), ("", "steps: 20")])
+def test_more_than_was_done_is_no_end(ended: Callable[[str], RunFolder], tmp_path: Path, before: str, now: str) -> None:
+    assert is_finished(ended(before), config(tmp_path, now)) is None
+
+
+def test_a_model_that_is_to_be_exported_again_is_no_end(ended: Callable[[str], RunFolder], tmp_path: Path) -> None:
+    folder = ended("steps: 8")
+    folder.model.rmdir()
+    assert is_finished(folder, config(tmp_path, "steps: 8")) is None
+
+
+def test_a_run_that_never_began_is_not_finished(tmp_path: Path) -> None:
+    assert is_finished(RunFolder(tmp_path / "nowhere"), config(tmp_path, "steps: 8")) is None
