@@ -7,6 +7,7 @@ what they leave behind is a sentinel file, and requeueing happens here, in ordin
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -14,13 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from runner.errors import UsageError
+from runner.errors import IncompleteError, UsageError
+from runner.jobs import running_step, step_name
 from runner.master import free_port, master_address, read_ephemeral_ports
-from runner.ranks import RANK_FLAG, SENTINEL, TORCH_VARIABLES, recorded_signals, say, tell_of_hang
+from runner.ranks import RANK_FLAG, SENTINEL, TORCH_VARIABLES, die_with_parent, recorded_signals, say, tell_of_hang
 from runner.slurm import SlurmJobEnvironment, master_port, task_counts
+from runner.slurm_commands import ask
 from runner.vitals import ASK_FOR_STACKS
 from runner.watch import Watch
 
@@ -28,6 +32,8 @@ MAX_REQUEUES = 32
 """A job that was requeued this often is left alone: something other than progress keeps bringing it back."""
 
 SCONTROL_TIMEOUT_S = 40
+TRIES = 5
+"""How often a busy controller is asked."""
 
 _TOLD_TO_STOP = ("Terminated", "User defined signal 1")
 """How srun describes ranks that met a stop signal while they were still importing: nothing saved, nothing wrong."""
@@ -58,11 +64,12 @@ def cpus_per_task(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> int:
     return job.cpus_per_task or max(1, min(task_counts(held)) // tasks_per_node(job) if held else 1)
 
 
-def srun_command(job: SlurmJobEnvironment, environ: Mapping[str, str], argv: Sequence[str]) -> list[str]:
-    """The command that starts `argv` once per rank. Pure."""
+def srun_command(job: SlurmJobEnvironment, environ: Mapping[str, str], argv: Sequence[str], name: str) -> list[str]:
+    """The command that starts `argv` once per rank, as a step called `name`. Pure."""
     ranks = tasks_per_node(job)
     return [
         "srun",
+        f"--job-name={name}",  # whoever finds the run folder held asks for the step by it
         # Spelled out: srun alone may place 3 + 1, and since 22.05 it ignores the job's --cpus-per-task.
         f"--nodes={job.num_nodes}",
         f"--ntasks={job.num_nodes * ranks}",
@@ -113,12 +120,16 @@ def run_batch(
     if job is None:
         raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
     port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
-    command, variables = srun_command(job, environ, argv), srun_environment(job, environ, port)
+    name = step_name(platform.node(), os.getpid())
+    command, variables = srun_command(job, environ, argv, name), srun_environment(job, environ, port)
     _describe(job, command, variables)
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)
     watch = Watch(run_folder / "logs", job.num_nodes * tasks_per_node(job), hang_after_s)
     code, first_end, hang = _srun(command, variables, watch)
+    if code < 0:
+        say(f"srun was ended by {signal.Signals(-code).name}")
+        end_ranks(job.job_id, os.getpid())
     if hang:
         say("the ranks were ended; submit the run again to resume from its last checkpoint")
         return 5
@@ -165,7 +176,11 @@ def _srun(command: Sequence[str], variables: Mapping[str, str], watch: Watch) ->
     with recorded_signals() as received:
         try:
             process = subprocess.Popen(
-                list(command), env=dict(variables), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+                list(command),
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                preexec_fn=die_with_parent(signal.SIGTERM),  # upon which it ends the ranks; SIGKILL would leave them
             )
         except FileNotFoundError:
             raise UsageError("srun is not on PATH inside this job", "Load the site's Slurm module in setup.") from None
@@ -186,6 +201,22 @@ def _srun(command: Sequence[str], variables: Mapping[str, str], watch: Watch) ->
     return process.returncode, first_end[0] if first_end else "", hang
 
 
+def end_ranks(job_id: int, launcher: int) -> None:
+    """Ends the ranks of a launcher of this machine that was killed, or whose srun was, and waits for them."""
+    name = step_name(platform.node(), launcher)
+    seen = unanswered = 0
+    while (step := running_step(job_id, name)) != "" and unanswered < TRIES:
+        if step and seen % 60 == 0:
+            say(f"the ranks still run: scancel {step}")
+            with suppress(IncompleteError):
+                ask("scancel", step)
+        seen += bool(step)
+        unanswered += step is None
+        time.sleep(1)
+    if step is None:
+        say(f"Slurm does not say whether its ranks have ended: see `squeue --steps --jobs={job_id}`")
+
+
 def _exit_code(code: int, first_end: str) -> int:
     """srun ends the other tasks when one fails and then returns *their* code, so the first end decides."""
     if code == 0:
@@ -194,7 +225,7 @@ def _exit_code(code: int, first_end: str) -> int:
     if exited:
         return int(exited[1]) if int(exited[1]) <= 5 else 1
     ended_from_outside = first_end.startswith(("Killed", *_TOLD_TO_STOP, "Out Of Memory"))
-    if ended_from_outside or (not first_end and code > 128):
+    if ended_from_outside or code < 0 or (not first_end and code > 128):
         say(f"the ranks were ended from outside ({first_end or f'srun exit code {code}'})")
         say("submit the run again to resume from its last checkpoint")
         return 5
@@ -227,7 +258,7 @@ def _requeue(job: SlurmJobEnvironment) -> int:
     return 5
 
 
-def _scontrol(*arguments: str, tries: int = 5) -> subprocess.CompletedProcess[str]:
+def _scontrol(*arguments: str, tries: int = TRIES) -> subprocess.CompletedProcess[str]:
     """Asks Slurm's controller, again if it is busy: a night's work waits for the answer."""
     for left in reversed(range(tries)):
         try:

@@ -1,8 +1,8 @@
 """Who trains in a run folder: one launcher at a time, for two would write each other's checkpoints.
 
 `holding` takes the place (`<run folder>/running`, made with O_EXCL), touches it while it lasts, leaves it at the end.
-A holder that was killed leaves the file behind; `holder_of` sees that it is gone, and its place is taken. No flock: on
-some Lustre mounts it does nothing.
+A holder that was killed leaves the file behind; its place is taken once nobody trains there any more, its ranks neither
+(adr/0049). No flock: on some Lustre mounts it does nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError
-from runner.jobs import ENDS
+from runner.jobs import running_step, states, step_name
 from runner.ranks import say
 from runner.records import RunFolder
-from runner.slurm_commands import ask
 
 TOUCH_EVERY_S = 20.0
 GONE_AFTER_S = 300.0
@@ -63,6 +62,10 @@ class Holder:
             since=time.time(),
         )
 
+    def is_at_home(self, me: Holder) -> bool:
+        """Whether its process number means the same here."""
+        return (self.host, self.machine) == (me.host, me.machine)
+
     @property
     def in_words(self) -> str:
         """For people: `process 4711 on gpu7 (job 17), since 2026-11-22 10:00:00`."""
@@ -99,7 +102,7 @@ def refuse_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
         UsageError: who, since when, and the ways out.
     """
     if holder := holder_of(folder, Holder.me(environ)):
-        raise _refused(folder, holder)
+        raise _refused(folder, holder, Holder.me(environ))
 
 
 def holder_of(folder: RunFolder, me: Holder) -> Holder | None:
@@ -142,7 +145,7 @@ def _clear(folder: RunFolder, me: Holder) -> None:
     else:
         why = _why_gone(holder, me, folder)
         if not why:
-            raise _refused(folder, holder)
+            raise _refused(folder, holder, me)
     # By a name of our own: who comes at the same moment must not take away what we write next.
     aside = folder.holder.with_name(f"{folder.holder.name}.{me.host}.{me.pid}")
     try:
@@ -157,7 +160,12 @@ def _clear(folder: RunFolder, me: Holder) -> None:
     aside.unlink(missing_ok=True)
 
 
-def _refused(folder: RunFolder, holder: Holder) -> UsageError:
+def _refused(folder: RunFolder, holder: Holder, me: Holder) -> UsageError:
+    if holder.is_at_home(me) and not _lives(holder) and (step := _step_of(holder)):
+        return UsageError(
+            f"{folder.root}: {holder.in_words} was killed, and its ranks still run (step {step}).",
+            f"scancel {step}; then run the same command again.",
+        )
     return UsageError(
         f"{folder.root}: {holder.in_words} trains in this run folder.",
         f"runner status {folder.root}; wait for its end, or give another --output.",
@@ -165,16 +173,30 @@ def _refused(folder: RunFolder, holder: Holder) -> UsageError:
 
 
 def _why_gone(holder: Holder, me: Holder, folder: RunFolder) -> str:
-    """Why a holder is gone, in words; empty: it is not, as far as anybody can see."""
+    """Why a holder is gone with its ranks, in words; empty: it is not, as far as anybody can see."""
     if holder.job is not None and holder.job == me.job and me.restart > holder.restart:
         return "this job was requeued"
-    if (holder.host, holder.machine) == (me.host, me.machine):
-        return "" if _lives(holder) else "that process is gone"
-    if holder.job is not None and holder.job != me.job and (over := _job_is_over(holder.job)) is not None:
-        return f"job {holder.job} is over" if over else ""
+    here = holder.is_at_home(me)
+    if here and _lives(holder):
+        return ""
+    if here and holder.job is None:
+        return "that process is gone"  # and its ranks: the kernel ends them with it
+    if holder.job is not None and (here or holder.job != me.job) and (found := states(holder.job)) is not None:
+        if not found:
+            return f"job {holder.job} is over"
+        # While a job ends, its steps are no longer told and may still run.
+        if not here or "COMPLETING" in found:
+            return ""
+        if (step := _step_of(holder)) is not None:
+            return "" if step else "that process is gone"
     signs = [folder.holder, folder.metrics, *folder.logs.glob("rank-*.pulse")]
     silent = min(map(_age_s, signs))
     return f"no sign of life for {silent / 60:.0f} min" if silent > GONE_AFTER_S else ""
+
+
+def _step_of(holder: Holder) -> str | None:
+    """The step of its ranks that still runs; empty: none does. None: Slurm does not say."""
+    return None if holder.job is None else running_step(holder.job, step_name(holder.host, holder.pid))
 
 
 def _lives(holder: Holder) -> bool:
@@ -185,17 +207,6 @@ def _lives(holder: Holder) -> bool:
     except PermissionError:
         pass
     return holder.born is None or _born(holder.pid) in (holder.born, None)
-
-
-def _job_is_over(job: int) -> bool | None:
-    """What Slurm says of a job; None where it cannot be asked. One that waits to be requeued is not over."""
-    try:
-        shown = ask("squeue", "--noheader", f"--jobs={job}", "--format=%T")
-    except IncompleteError:
-        return None
-    if shown is None or (shown.returncode != 0 and "invalid job id" not in shown.stderr.lower()):
-        return None
-    return all(state.strip() in ENDS for state in shown.stdout.splitlines() if state.strip())
 
 
 def _touch(path: Path, over: threading.Event) -> None:

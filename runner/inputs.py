@@ -17,8 +17,8 @@ from runner.config import RunConfig
 from runner.data.columns import check_columns, place_of
 from runner.data_config import DatasetConfig
 from runner.errors import DamageError, UsageError
+from stage.asset import LockedAsset
 from stage.bundle import Bundle
-from stage.lockfile import LockedAsset
 from stage.receipts import find as find_receipt
 from stage.receipts import state_folder
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.errors import IncompleteError
 from runner.slurm_commands import ask
 
 REASONS = {
@@ -112,6 +113,26 @@ def ended(job_id: int) -> Job | None:
     return None
 
 
+def step_name(host: str, pid: int) -> str:
+    """What the step of a launcher's ranks is called: by it, anybody can ask whether they still run."""
+    return f"runner-{host}-{pid}"
+
+
+def running_step(job_id: int, name: str) -> str | None:
+    """The step of that name that has not ended, as scancel wants it (`17.3`); empty: none. None: Slurm does not say."""
+    shown = _of_job(job_id, "--steps", "--format=%i|%j")
+    if shown is None:
+        return None
+    steps = (line.partition("|") for line in shown)
+    return next((number for number, _, called in steps if called == name), "")
+
+
+def states(job_id: int) -> frozenset[str] | None:
+    """The state of a job in the queue; empty: it is over. None: Slurm does not say."""
+    shown = _of_job(job_id, "--format=%T")
+    return None if shown is None else frozenset(shown) - ENDS.keys()
+
+
 def script_of(job_id: int) -> str | None:
     """The batch script of a job that Slurm still remembers (a few minutes after its end, too)."""
     shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
@@ -119,6 +140,17 @@ def script_of(job_id: int) -> str | None:
         return None
     _, found, rest = shown.stdout.partition(" Command=")
     return rest.partition(" WorkDir=")[0].strip() if found else None
+
+
+def _of_job(job_id: int, *options: str) -> list[str] | None:
+    """What squeue prints of one job: nothing, if it is over and forgotten. None: it could not be asked."""
+    try:
+        shown = ask("squeue", "--noheader", f"--jobs={job_id}", *options)
+    except IncompleteError:
+        return None
+    if shown is None or (shown.returncode != 0 and "invalid job id" not in shown.stderr.lower()):
+        return None
+    return [line.strip() for line in shown.stdout.splitlines() if line.strip()]
 
 
 def _queued(line: str) -> Job | None:

@@ -158,20 +158,29 @@ def _popen(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | 
     )
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A function for the child, between fork and exec, that ties its life to ours (Linux `prctl(2)`)."""
+def die_with_parent(ended_by: int = signal.SIGKILL) -> Callable[[], None] | None:
+    """A function for the child, between fork and exec, that ties its life to ours (Linux `prctl(2)`).
+
+    Args:
+        ended_by: the signal it gets when we are gone.
+    """
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    parent = os.getpid()
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    return lambda: _tie(libc, parent, ended_by)
+
+
+def die_with(parent: int) -> None:
+    """Ties this process's life to that of its parent: for what is started by others, as by multiprocessing."""
+    if sys.platform == "linux":
+        _tie(ctypes.CDLL(None), parent, signal.SIGKILL)
+
+
+def _tie(libc: ctypes.CDLL, parent: int, ended_by: int) -> None:
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-
-    def tie() -> None:
-        libc.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return tie
+    libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextmanager

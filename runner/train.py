@@ -28,7 +28,7 @@ from runner.history import is_finished
 from runner.holder import Holder, holder_of, holding
 from runner.inputs import Inputs
 from runner.plan import sequence_length
-from runner.ranks import RANK_FLAG
+from runner.ranks import RANK_FLAG, die_with
 from runner.records import RunFolder
 from runner.shapes import Device, ModelShape
 from runner.slurm import SlurmJobEnvironment
@@ -169,7 +169,7 @@ def prepare_behind_wall(run: Run) -> None:
         return
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_prepare_in_child, args=(run, length, sender))
+    child = context.Process(target=_prepare_in_child, args=(run, length, sender, os.getpid()))
     child.start()
     sender.close()
     try:
@@ -193,7 +193,8 @@ def _prepare_all(run: Run, wanted: Mapping[str, tuple[Recipe, ...]]) -> None:
     )
 
 
-def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection) -> None:
+def _prepare_in_child(run: Run, length: int, sender: multiprocessing.connection.Connection, launcher: int) -> None:
+    die_with(launcher)
     leave_torch_alone()
     if why_not := offline.wall():
         print(f"no network wall round the preparation: {why_not}")

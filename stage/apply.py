@@ -19,11 +19,12 @@ from typing import Any
 
 from stage import bundle as layout
 from stage.applystore import CHUNK, Store
+from stage.asset import LockedFile
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
 from stage.disk import human_count, human_size, read_file, require_writable, sync_folder, write_atomically
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
-from stage.lockfile import LockedFile, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 from stage.patchfile import Content, Plan, check_pieces, find_volumes
@@ -91,7 +92,7 @@ def _refuse_swapped(root: Path, paths: list[Path]) -> None:
     Raises:
         UsageError: they are.
     """
-    bundles = [path for path in paths if (path / layout.BAGIT).is_file() and (path / layout.LOCK).is_file()]
+    bundles = [path for path in paths if layout.holds_bundle(path)]
     if not bundles:
         return
     if (root / layout.PATCH_PLAN).is_file() or any(root.glob(f"*/{layout.PATCH_PLAN}")):
@@ -154,7 +155,7 @@ class _Apply:
     def run(self) -> ApplyOutcome:
         """Builds, puts in place, verifies."""
         for path in self.plan.tags:
-            if path not in layout.tag_paths(self.lock) | {layout.TAG_MANIFEST, layout.SIGNATURE}:
+            if path not in layout.tag_paths(self.lock) | {*layout.SEAL}:
                 raise UsageError(f"{printable(path)}: the patch has a file that no bundle has.", "Make it anew.")
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []

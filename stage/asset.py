@@ -1,6 +1,6 @@
 """One named thing of a bundle, exactly: where it comes from, its files, what they were made of. Data; no text, no disk.
 
-`lockfile` writes it as JSON, `lockreader` reads it back; `lockfile` gives these names on.
+`lockfile` writes it as JSON, `lockreader` reads it back.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Part:
     """What a file of a Hub dataset becomes: rows of one split.
 
     Attributes:
-        convert: how it is read, one of `manifest.CONVERSIONS`.
+        convert: how it is read, one of `request.CONVERSIONS`.
         separator: between the cells of a CSV, where the dataset's card names one.
     """
 
@@ -120,6 +120,10 @@ class Code:
     commit: str
     licence: str | None
     files: tuple[str, ...]
+
+
+EXCLUDED, NOT_INCLUDED = "excluded by the manifest", "not in the manifest's `include`"
+"""Why a file does not travel that a person's own patterns leave behind."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from stage.lockfile import Base, LockedAsset, Lockfile
-from stage.manifest import ModelRequest, as_lock_request
+from stage.asset import Base, LockedAsset
+from stage.lockfile import Lockfile
 from stage.names import folded, problem_with_asset_name
+from stage.request import ModelRequest, as_lock_request
 
 ALL = "*"
 

@@ -13,8 +13,9 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from stage.asset import Ingredient, LockedAsset, LockedFile, PackageEntry
 from stage.licences import identifiers
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, PackageEntry
+from stage.lockfile import Lockfile
 
 if TYPE_CHECKING:
     from cyclonedx.model import HashType

@@ -20,7 +20,8 @@ from stage.disk import read_file, sync_folder, write_atomically
 from stage.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
-    from stage.lockfile import LockedAsset, Lockfile
+    from stage.asset import LockedAsset
+    from stage.lockfile import Lockfile
 
 BAGIT = "bagit.txt"
 BAG_INFO = "bag-info.txt"
@@ -37,6 +38,7 @@ JOURNAL = "fetch.partial"  # while `stage fetch` works: the payload paths it may
 PATCH_PLAN = "patch.json"  # what makes a folder a patch
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
+SEAL = (TAG_MANIFEST, SIGNATURE)  # the last to be written, the first to be taken off
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
 
 
@@ -93,6 +95,11 @@ class Bundle:
     def asset_path(self, name: str) -> Path:
         """The folder of that asset: plain files, loadable with `from_pretrained(path)` if it is a model."""
         return self.root / self.asset(name).folder
+
+
+def holds_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle to all looks, finished or not."""
+    return (folder / LOCK).is_file() and (folder / BAGIT).is_file()
 
 
 def require_bundle(root: Path) -> None:

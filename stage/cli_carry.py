@@ -42,13 +42,14 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     from stage.hublibrary import require_hub_library
 
     require_hub_library()
-    from stage.disk import require_writable
+    from stage.disk import require_folder_of, require_writable
     from stage.init import manifest_text, refuse_local, write_manifest
     from stage.progress import Reporter
     from stage.sources import Sources
 
     if manifest.exists():
         raise UsageError(f"{manifest}: is there already, and is not overwritten.", "Give another name with -o.")
+    require_folder_of(manifest)
     require_writable(manifest.parent)
     for name in names:
         refuse_local(name)
@@ -102,13 +103,15 @@ def push(bundle: Path, target: str, ssh: str, delete: bool, report: Path | None,
     Run it again after any interruption: it goes on where it stopped. Verifies with `stage` if HOST has it, else with
     python3 and the bundle's own stage-verify.py, else with sha256sum. Without `HOST:`, DIR is a folder here (a disk).
     """
-    from stage.disk import write_atomically
+    from stage.disk import require_folder_of, write_atomically
     from stage.progress import Reporter
     from stage.push import push as push_bundle
     from stage.receipts import state_folder
     from stage.remote import Target
 
     place = Target.parse(target)
+    if report is not None:
+        require_folder_of(report, "--report ")
     with Reporter(quiet=quiet or as_json) as reporter:
         outcome = push_bundle(
             bundle,

@@ -190,14 +190,15 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
 
 def _check_report_path(report: Path, bundle: Path | None) -> None:
     """Before hours of reading, not after."""
+    from stage.disk import require_folder_of
+
     if bundle is not None and bundle.resolve() in report.resolve().parents:
         raise UsageError(
             f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
         )
     if report.is_dir():
         raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
-    if not report.parent.is_dir():
-        raise UsageError(f"--report {report}: there is no folder {report.parent}.", f"mkdir -p {report.parent}")
+    require_folder_of(report, "--report ")
 
 
 def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:
@@ -213,8 +214,9 @@ def _print(result: VerificationReport, trust: Trust | None, report: Path | None,
     elif not quiet:
         say(f"{result.root}: sound: {human_count(result.files, 'file')}, {human_size(result.size)}, {_how(result)}")
         click.echo(f"bundle id {result.bundle_id}")
-        if trust is not None and trust.signer is not None:
-            say(f"signed by {trust.signer}")
+    if trust is not None and trust.signer is not None and not quiet:
+        but = "" if result.ok else ": the signature is good; what is damaged is not as it was signed"
+        say(f"signed by {trust.signer}{but}")
     if trust is not None and trust.error is not None:
         say(f"error: {trust.error}", err=True)
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from stage.asset import LockedSplit
 from stage.digest import FileDigests
 from stage.disk import human_count
 from stage.errors import DamageError
 from stage.inspect import parquet_footer
-from stage.lockfile import LockedSplit, Lockfile
+from stage.lockfile import Lockfile
 
 
 def completed(lock: Lockfile, digests: Mapping[str, FileDigests], root: Path) -> Lockfile:

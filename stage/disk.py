@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from stage.errors import IncompleteError
+from stage.errors import IncompleteError, UsageError
 
 MAX_NUMBER = 2**63 - 1  # what every reader of JSON and every file system can hold
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
@@ -71,6 +73,36 @@ def require_writable(folder: Path) -> None:
         raise OSError(code, os.strerror(code), str(folder))
 
 
+def require_folder_of(file: Path, what: str = "") -> None:
+    """Whether a file that is to be written has a folder to lie in: asked before hours of work, not after.
+
+    Args:
+        what: the option that names the file, and a space.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not file.absolute().parent.is_dir():
+        raise UsageError(
+            f"{what}{file}: there is no folder {file.parent}.", f"mkdir -p {shlex.quote(str(file.parent))}"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that a person named, and those above it.
+
+    Raises:
+        UsageError: no folder can be there at all: in /proc, behind a link to nowhere.
+        OSError: the file system refuses; `strerror` says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:
+        raise UsageError(
+            f"{folder}: no folder can be made there ({error.strerror}).", "Choose another place, on a disk of yours."
+        ) from None
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -123,6 +155,12 @@ def human_size(size: int | float) -> str:
 def human_count(number: int, noun: str) -> str:
     """`1 file`, `1,234 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def some_of(things: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first of a list that may be long."""
+    shown = ", ".join(things[:most])
+    return f"{shown} and {len(things) - most:,} more" if len(things) > most else shown
 
 
 def age_in_words(seconds: float) -> str:

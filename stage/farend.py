@@ -18,7 +18,6 @@ from stage.remote import Place
 from stage.verify import verify
 
 VERIFIER = "stage-verify.py"
-_LAST = (layout.TAG_MANIFEST, layout.SIGNATURE)
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _verified_by_coreutils(place: Place, bundle: Bundle) -> dict[str, Any]:
             findings.append((path, "missing", f"sha256 {digest}", "nothing"))
         elif verdicts.get(path) != "OK":
             findings.append((path, "mismatched", f"sha256 {digest}", "another, or it cannot be read"))
-    findings += [(p, "extra", "nothing of that name", "a file") for p in sorted(present - {*digests, *_LAST})]
+    findings += [(p, "extra", "nothing of that name", "a file") for p in sorted(present - {*digests, *layout.SEAL})]
     return {
         "format": 1,
         "bundle": place.folder,

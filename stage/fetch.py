@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 
 from stage import __version__
 from stage import bundle as layout
+from stage.asset import LockedAsset, LockedFile
 from stage.completion import completed
 from stage.digest import FileDigests, hash_file
 from stage.disk import check_space, human_count, human_size, require_writable, write_atomically
 from stage.fetchplan import FetchOutcome, check_room_for_local, need, plan, was_made
 from stage.loadcheck import require_loads
-from stage.lockfile import LockedAsset, LockedFile, Lockfile
+from stage.lockfile import Lockfile
 from stage.making import check_may_make, make
 from stage.manifest import Manifest
-from stage.names import check_collisions
 from stage.nesting import refuse_nesting
 from stage.progress import Reporter
-from stage.resolve import Resolution, loads_by_name, look_at_local, read_previous, resolve
+from stage.resolve import Resolution, check_names, loads_by_name, look_at_local, read_previous, resolve
 from stage.sharing import Sharing
 from stage.sources import Sources
 from stage.sources.retry import Stopped
@@ -219,7 +219,7 @@ class _Fetch:
         made, digests = make(asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin)
         self.digests.update(digests)
         self.lock = self.lock.with_asset(made)
-        check_collisions([file.path for file in self.lock.files], str(self.manifest.path))
+        check_names(self.lock, self.manifest)
 
     def _bring_and_finish(
         self, absent: list[tuple[LockedAsset, LockedFile]], to_make: list[str], stale: list[str]

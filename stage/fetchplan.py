@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stage.asset import LockedAsset
 from stage.disk import check_space, free_space, human_count, human_size
-from stage.lockfile import LockedAsset, Lockfile
+from stage.lockfile import Lockfile
 from stage.manifest import Manifest
 from stage.progress import Reporter
 from stage.resolve import Resolution

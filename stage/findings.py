@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from stage.disk import MAX_NUMBER, read_file
 from stage.errors import UsageError, as_shown
 from stage.names import printable
 from stage.stamp import Stamp
+from stage.strictjson import loads
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -186,7 +186,7 @@ def read_report(path: Path) -> VerificationReport:
         UsageError: there is no such file, or it is no report of this format.
     """
     try:
-        document = json.loads(read_file(path))
+        document = loads(read_file(path))
         if document["format"] != 1:
             raise UsageError(
                 f"{path}: a report of format {document['format']!r}; this version reads format 1.",

@@ -68,7 +68,7 @@ def collect(store: Store, *, dry_run: bool) -> Collection:
     users = store.users()
     named: set[str] = set()
     gone: dict[Path, Path] = {}
-    for note, bundle in users.items():
+    for note, (bundle, _) in users.items():
         digests = _digests_of(bundle)
         if digests is None:
             gone[note] = bundle
@@ -81,23 +81,22 @@ def collect(store: Store, *, dry_run: bool) -> Collection:
             continue
         in_use = status.st_nlink > 1 or path.name in named
         (kept if in_use else dropped)[path.name] = status.st_size
-    noted = store.names()
     names = {
-        sha256: f"{path} of {users[note]}"
-        for note, known in noted.items()
+        sha256: f"{path} of {bundle}"
+        for bundle, known in users.values()
         for sha256, path in known.items()
         if sha256 in dropped
     }
     if not dry_run:
         for sha256 in dropped:
             store.entry(sha256).unlink(missing_ok=True)
-        for note, known in noted.items():
+        for note, (bundle, known) in users.items():
             if note in gone:
                 note.unlink(missing_ok=True)
             elif known.keys() & dropped.keys():
-                store.write_note(note, users[note], {s: path for s, path in known.items() if s not in dropped})
+                store.write_note(note, bundle, {s: path for s, path in known.items() if s not in dropped})
         _tidy(store)
-    bundles = tuple(bundle for note, bundle in users.items() if note not in gone)
+    bundles = tuple(user.folder for note, user in users.items() if note not in gone)
     return Collection(store.root, dropped, kept, names, bundles, tuple(gone.values()), dry_run)
 
 

@@ -118,12 +118,10 @@ def write_manifest(path: Path, text: str) -> None:
     """Writes a new file.
 
     Raises:
-        UsageError: one of that name is there, or its folder is not.
+        UsageError: one of that name is there.
     """
     try:
         with open(path, "x", encoding="utf-8") as target:
             target.write(text)
     except FileExistsError:
         raise UsageError(f"{path}: is there already, and is not overwritten.", "Give another name with -o.") from None
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no folder {path.parent}.", f"mkdir -p {path.parent}") from None

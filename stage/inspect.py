@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stage.asset import Column
 from stage.errors import DamageError
-from stage.lockfile import Column
-from stage.lockreader import each_key_once
+from stage.strictjson import loads
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             raise _no_safetensors(path, f"its header would have {length} bytes, the file has {size}")
         text = file.read(length)
     try:
-        header = json.loads(text.decode(), object_pairs_hook=each_key_once)  # as the format demands
+        header = loads(text)  # each key once, as the format demands
     except (ValueError, RecursionError):
         raise _no_safetensors(path, "its header is not JSON, or has a key twice") from None
     if not isinstance(header, dict):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stage.lockfile import LockedAsset
+from stage.asset import EXCLUDED, NOT_INCLUDED, LockedAsset
+from stage.disk import some_of
 
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors")
 TOKENIZER = re.compile(
@@ -38,7 +39,7 @@ def lacking(asset: LockedAsset) -> Lacking:
     if asset.kind != "model" or not {"include", "exclude"} & asset.request.keys():
         return Lacking()
     taken = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
-    left = {left.path for left in asset.left_out if "`include`" in left.reason or "by the manifest" in left.reason}
+    left = {left.path for left in asset.left_out if left.reason in (EXCLUDED, NOT_INCLUDED)}
     folders = sorted({_folder(path) for path in taken if _is(WEIGHTS, path)})
     needed = [path for folder in folders for path in _needed(folder, taken, left)]
     if "include" not in asset.request:  # who excludes weights or a tokenizer by name knows it
@@ -46,11 +47,11 @@ def lacking(asset: LockedAsset) -> Lacking:
     notes = []
     others = sorted(path for path in left if WEIGHTS.fullmatch(path))
     if others and not asset.made_from and not any(_is(WEIGHTS, path) for path in taken):
-        notes.append(f"its weights ({_listed(others)}): without them it can only be trained from scratch")
+        notes.append(f"its weights ({some_of(others, _SHOWN)}): without them it can only be trained from scratch")
     is_pipeline = "model_index.json" in taken | left  # its tokenizers have folders of their own
     others = sorted(p for p in left if _is(TOKENIZER, p) and (is_pipeline or _folder(p) in {"", *folders}))
     if others and not any(_is(TOKENIZER, path) for path in taken):
-        notes.append(f"its tokenizer ({_listed(others)})")
+        notes.append(f"its tokenizer ({some_of(others, _SHOWN)})")
     return Lacking(tuple(needed), tuple(notes))
 
 
@@ -70,7 +71,3 @@ def _folder(path: str) -> str:
 
 def _is(pattern: re.Pattern[str], path: str) -> bool:
     return pattern.fullmatch(path.rpartition("/")[2]) is not None
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stage.asset import LockedAsset
 from stage.bundle import Bundle
 from stage.errors import DamageError
 from stage.fence import child, wall
 from stage.findings import Finding, VerificationReport
 from stage.inspect import index_problems, parquet_footer, safetensors_header
 from stage.lacking import TOKENIZER, WEIGHTS
-from stage.lockfile import LockedAsset, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.progress import Reporter
 
@@ -98,7 +99,9 @@ def _way_out(lock: Lockfile, report: LoadReport) -> str:
     missing = [f'"{left[finding.path]}"' for finding in report.findings if finding.path in left]
     if missing:
         return f"Add to `include` (or take out of `exclude`): {', '.join(missing[:4])}."
-    return "Try another revision, or `exclude` what you do not need."
+    with_exclude = [f"{asset.folder}/" for asset in lock.assets.values() if {"model", "path"} & asset.request.keys()]
+    may_exclude = any(finding.path.startswith(tuple(with_exclude)) for finding in report.findings)
+    return "Try another revision" + (", or `exclude` what you do not need." if may_exclude else ".")
 
 
 def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[str, ...]]:

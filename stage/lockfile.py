@@ -19,44 +19,9 @@ from json.encoder import encode_basestring as _quoted  # as with `ensure_ascii=F
 from operator import attrgetter
 from typing import Any
 
-from stage.asset import (
-    CARD,
-    FOLDERS,
-    Base,
-    Code,
-    Column,
-    Ingredient,
-    LeftOut,
-    LockedAsset,
-    LockedEnvironment,
-    LockedFile,
-    LockedSplit,
-    PackageEntry,
-    Part,
-    Source,
-)
+from stage.asset import Ingredient, LockedAsset, LockedFile, LockedSplit
 from stage.digest import sha256_of_bytes
 from stage.errors import UsageError
-
-__all__ = [
-    "CARD",
-    "FOLDERS",
-    "FORMAT",
-    "Base",
-    "Code",
-    "Column",
-    "Ingredient",
-    "LeftOut",
-    "LockedAsset",
-    "LockedEnvironment",
-    "LockedFile",
-    "LockedSplit",
-    "Lockfile",
-    "PackageEntry",
-    "Part",
-    "Source",
-    "newer_format",
-]
 
 FORMAT = 1
 

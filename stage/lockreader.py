@@ -7,21 +7,15 @@ collide with another; each failure names the place in the document.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from stage import names
-from stage.digest import Digest, is_hex
-from stage.disk import MAX_NUMBER
-from stage.errors import PolicyError, UsageError
-from stage.lockfile import (
+from stage.asset import (
     FOLDERS,
-    FORMAT,
     Base,
     Code,
     Column,
@@ -31,15 +25,17 @@ from stage.lockfile import (
     LockedEnvironment,
     LockedFile,
     LockedSplit,
-    Lockfile,
     PackageEntry,
     Part,
     Source,
-    newer_format,
 )
+from stage.digest import Digest
+from stage.disk import MAX_NUMBER
+from stage.errors import PolicyError, UsageError
+from stage.lockfields import REMEDY, Fields, shown
+from stage.lockfile import FORMAT, Lockfile, newer_format
 from stage.lockskim import Skimmed, skim
-
-T = TypeVar("T")
+from stage.strictjson import Ambiguous, loads
 
 
 def parse_lock(data: bytes, where: str) -> dict[str, Any]:
@@ -49,13 +45,13 @@ def parse_lock(data: bytes, where: str) -> dict[str, Any]:
         UsageError: not JSON, or of a newer format.
     """
     try:
-        document = json.loads(data.decode(), **_ONE_READING)
-    except _Ambiguous as error:
-        raise UsageError(f"{where}: not a lock: {error}.", _REMEDY) from None
+        document = loads(data)
+    except Ambiguous as error:
+        raise UsageError(f"{where}: not a lock: {error}.", REMEDY) from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{where}: not a lock: it is not JSON.", _REMEDY) from None
+        raise UsageError(f"{where}: not a lock: it is not JSON.", REMEDY) from None
     if not isinstance(document, dict) or "format" not in document:
-        raise UsageError(f"{where}: not a lock: it has no `format`.", _REMEDY)
+        raise UsageError(f"{where}: not a lock: it has no `format`.", REMEDY)
     if type(document["format"]) is not int or document["format"] != FORMAT:
         raise newer_format(where, document["format"])
     return document
@@ -86,7 +82,7 @@ def read_lock(data: bytes, where: str, known: Skimmed | None = None) -> Lockfile
             assets={name: reader.asset(name, assets[name]) for name in sorted(assets)},
         )
     paths = [file.path for file in lock.files]
-    names.check_collisions(paths, where)
+    names.check_collisions(paths, where, REMEDY)
     reader.check_named_files(lock, set(paths))
     return lock
 
@@ -104,7 +100,7 @@ def _from_skimmed(data: bytes, skimmed: Skimmed, reader: _Reader) -> Lockfile | 
             return None
         assets = {}
         for asset, files in zip(bare.values(), skimmed.lists, strict=True):
-            names.check_paths(files.paths, reader.where)
+            names.check_paths(files.paths, reader.where, REMEDY)
             folder = f"{asset.folder}/"
             if not all(path.startswith(folder) for path in files.paths):
                 return None
@@ -127,99 +123,22 @@ def _file(
     return LockedFile(path, size, sha256, upstream, origin, made_by)
 
 
-class _Ambiguous(ValueError):
-    """JSON that Python reads and another reader may read otherwise, or not at all (RFC 8259, 4 and 6)."""
-
-
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object (as `object_pairs_hook`), refused if a key is in it twice.
-
-    Raises:
-        ValueError: naming the key.
-    """
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Ambiguous(f"`{twice[:60]}` is written twice in one place")
-    return mapping
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _Ambiguous(f"{name} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):  # 1e999
-        raise _Ambiguous(f"{text[:60]} is a number larger than any reader holds")
-    return number
-
-
-_ONE_READING: Mapping[str, Any] = {
-    "object_pairs_hook": each_key_once,
-    "parse_constant": _refuse_constant,
-    "parse_float": _finite,
-}
-
-_MAX_DEPTH = 32  # a lock has nine levels; Python's own limit would strike somewhere else
-_REMEDY = "Make it anew with `stage lock`, or take it from version control or from the bundle's origin."
-
-
-class _Reader:
-    """Takes typed fields out of a parsed lock; failures name the file and the field."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def fail(self, place: str, problem: str) -> NoReturn:
-        raise UsageError(f"{self.where}: `{place}` {problem}.", _REMEDY)
-
-    def check_text(self, value: Any, place: str, depth: int) -> None:
-        """Refuses what JSON can say and our own text cannot: lone surrogates; and nesting no lock has."""
-        if depth > _MAX_DEPTH:
-            self.fail(".".join(place.split(".")[:3]), "is nested too deeply")
-        if isinstance(value, dict):
-            for key, item in value.items():
-                self.check_text(key, place, depth)
-                self.check_text(item, f"{place}.{key}" if place else key, depth + 1)
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                self.check_text(item, f"{place}[{index}]", depth + 1)
-        elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-            self.fail(ascii(place)[1:-1], f"has half a character in it: {value!a}")
-
-    def take(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T:
-        """A field that must be there, of the given type."""
-        value = self.maybe(mapping, key, type_, place)
-        if value is None:
-            self.fail(f"{place}.{key}" if place else key, "is missing")
-        return value
-
-    def maybe(self, mapping: Mapping[str, Any], key: str, type_: type[T], place: str) -> T | None:
-        """A field that may be null or absent."""
-        value = mapping.get(key)
-        if value is None:
-            return None
-        is_no_count = isinstance(value, int) and (isinstance(value, bool) or not 0 <= value <= MAX_NUMBER)
-        if is_no_count or not isinstance(value, type_):
-            self.fail(f"{place}.{key}" if place else key, f"should be {_NAMES[type_]}, found {_shown(value)}")
-        return value
+class _Reader(Fields):
+    """Takes each part of a lock out of its JSON."""
 
     def asset(self, name: str, value: Any) -> LockedAsset:
         place = f"assets.{name}"
         if problem := names.problem_with_asset_name(name):
             raise PolicyError(
-                f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.", _REMEDY
+                f"{self.where}: the asset name {names.printable(name)} cannot be used: {problem}.", REMEDY
             )
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
+        value = self.mapping(value, place)
         kind = self.take(value, "kind", str, place)
         if kind not in FOLDERS:
-            self.fail(f"{place}.kind", f"should be one of {', '.join(FOLDERS)}, found {_shown(kind)}")
+            self.fail(f"{place}.kind", f"should be one of {', '.join(FOLDERS)}, found {shown(kind)}")
         folder = f"data/{FOLDERS[kind]}/{name}/"
         files = self.take(value, "files", list, place)
         left_out = self.take(value, "left_out", list, place)
-        aliases = self.maybe(value, "aliases", list, place) or []
         made_from = self.maybe(value, "made_from", list, place) or []
         request = self.take(value, "request", dict, place)
         self.check_text(request, f"{place}.request", 2)
@@ -230,13 +149,13 @@ class _Reader:
             source=self.source(self.take(value, "source", dict, place), f"{place}.source"),
             files=self.files(files, f"{place}.files", folder),
             left_out=tuple(self.left_out(o, f"{place}.left_out[{i}]") for i, o in enumerate(left_out)),
-            aliases=tuple(self.text(a, f"{place}.aliases") for a in aliases),
+            aliases=self.texts(value, "aliases", place),
             licence=self.maybe(value, "licence", str, place),
             configs=self.configs(value, place) if kind == "dataset" else {},
             made_from=tuple(self.ingredient(m, f"{place}.made_from[{i}]") for i, m in enumerate(made_from)),
             environment=self.environment(value, place) if kind == "environment" else None,
             base=self.base(value, f"{place}.base"),
-            base_of=tuple(self.text(a, f"{place}.base_of") for a in self.maybe(value, "base_of", list, place) or []),
+            base_of=self.texts(value, "base_of", place),
             code=tuple(
                 self.code(c, f"{place}.code[{i}]") for i, c in enumerate(self.maybe(value, "code", list, place) or [])
             ),
@@ -249,26 +168,20 @@ class _Reader:
         return Base(self.take(base, "repository", str, place), self.take(base, "revision", str, place))
 
     def code(self, value: Any, place: str) -> Code:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
-        commit = self.take(value, "commit", str, place)
-        if not is_hex(commit, 40):
-            self.fail(f"{place}.commit", f"should be a commit (40 hex digits), found {_shown(commit)}")
+        value = self.mapping(value, place)
+        self.take(value, "files", list, place)
         return Code(
             repository=self.take(value, "repository", str, place),
-            commit=commit,
+            commit=self.commit(value, "commit", place) or self.fail(f"{place}.commit", "is missing"),
             licence=self.maybe(value, "licence", str, place),
-            files=tuple(self.text(f, f"{place}.files") for f in self.take(value, "files", list, place)),
+            files=self.texts(value, "files", place),
         )
 
     def source(self, value: Mapping[str, Any], place: str) -> Source:
         type_ = self.take(value, "type", str, place)
         if type_ not in _LOCATION_KEYS:
-            self.fail(f"{place}.type", f"should be one of {', '.join(_LOCATION_KEYS)}, found {_shown(type_)}")
-        commits = {key: self.maybe(value, key, str, place) for key in ("commit", "parquet_commit")}
-        for key, commit in commits.items():
-            if commit is not None and not is_hex(commit, 40):
-                self.fail(f"{place}.{key}", f"should be a commit (40 hex digits), found {_shown(commit)}")
+            self.fail(f"{place}.type", f"should be one of {', '.join(_LOCATION_KEYS)}, found {shown(type_)}")
+        commits = {key: self.commit(value, key, place) for key in ("commit", "parquet_commit")}
         if type_ == "hub" and commits["commit"] is None:
             self.fail(f"{place}.commit", "is missing")
         return Source(
@@ -280,16 +193,15 @@ class _Reader:
 
     def files(self, values: list[Any], place: str, folder: str) -> tuple[LockedFile, ...]:
         files = tuple(_ordinary_file(v) or self.file(v, f"{place}[{i}]") for i, v in enumerate(values))
-        names.check_paths([file.path for file in files], self.where)
+        names.check_paths([file.path for file in files], self.where, REMEDY)
         for index, file in enumerate(files):
             if not file.path.startswith(folder):
                 where = f"{self.where}: `{place}[{index}].path` {names.printable(file.path)}"
-                raise PolicyError(f"{where} is outside its asset, {folder}.", _REMEDY)
+                raise PolicyError(f"{where} is outside its asset, {folder}.", REMEDY)
         return files
 
     def file(self, value: Any, place: str) -> LockedFile:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
+        value = self.mapping(value, place)
         return LockedFile(
             path=self.take(value, "path", str, place),
             size=self.take(value, "size", int, place),
@@ -311,13 +223,11 @@ class _Reader:
         )
 
     def package(self, value: Any, place: str) -> PackageEntry:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
+        value = self.mapping(value, place)
         return PackageEntry(*(self.take(value, key, str, place) for key in ("name", "version", "manager", "path")))
 
     def ingredient(self, value: Any, place: str) -> Ingredient:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
+        value = self.mapping(value, place)
         return Ingredient(
             origin=self.take(value, "origin", str, place),
             size=self.maybe(value, "size", int, place),
@@ -331,30 +241,11 @@ class _Reader:
             return None
         split, convert = (self.take(value, key, str, place) for key in ("split", "convert"))
         if not names.is_split_name(split):
-            self.fail(f"{place}.split", f"cannot name a split, found {_shown(split)}")
+            self.fail(f"{place}.split", f"cannot name a split, found {shown(split)}")
         return Part(split, convert, self.maybe(value, "separator", str, place))
 
-    def sha256(self, value: Mapping[str, Any], place: str) -> str | None:
-        sha256 = self.maybe(value, "sha256", str, place)
-        if sha256 is not None and not is_hex(sha256, 64):
-            self.fail(f"{place}.sha256", f"should be 64 lowercase hex digits, found {_shown(sha256)}")
-        return sha256
-
-    def upstream(self, value: Mapping[str, Any], place: str) -> Digest | None:
-        evidence = self.maybe(value, "upstream", dict, place)
-        if not evidence:
-            return None
-        if len(evidence) != 1:
-            self.fail(f"{place}.upstream", "should be one digest")
-        algorithm, digest = next(iter(evidence.items()))
-        try:
-            return Digest(algorithm, self.text(digest, f"{place}.upstream"))
-        except ValueError as error:
-            self.fail(f"{place}.upstream", f"is no digest: {error}")
-
     def left_out(self, value: Any, place: str) -> LeftOut:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a mapping")
+        value = self.mapping(value, place)
         return LeftOut(
             self.take(value, "path", str, place),
             self.take(value, "size", int, place),
@@ -384,14 +275,8 @@ class _Reader:
         )
 
     def column(self, value: Any, place: str) -> Column:
-        if not isinstance(value, dict):
-            self.fail(place, "should be a list of {name, type}")
+        value = self.mapping(value, place, "a list of {name, type}")
         return Column(self.take(value, "name", str, place), self.take(value, "type", str, place))
-
-    def text(self, value: Any, place: str) -> str:
-        if not isinstance(value, str):
-            self.fail(place, f"should be text, found {_shown(value)}")
-        return value
 
     def check_named_files(self, lock: Lockfile, paths: set[str]) -> None:
         """Every shard a split names must be a file of the lock, and every package of an environment."""
@@ -433,9 +318,3 @@ def _ordinary_file(value: Any) -> LockedFile | None:
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOUR_FIELDS = itemgetter("path", "size", "sha256", "origin")
 _LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
-_NAMES: Mapping[type, str] = {str: "text", int: "a whole number from 0 to 2^63 - 1", list: "a list", dict: "a mapping"}
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -13,23 +13,27 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from stage.asset import CARD, Ingredient, LockedAsset, LockedFile, LockedSplit
 from stage.convert import CONFIG, Split, convert, convert_splits
 from stage.digest import FileDigests, hash_file, sha256_of_bytes
-from stage.disk import human_count
+from stage.disk import human_count, human_size
 from stage.errors import DamageError, PolicyError, UsageError
+from stage.frontmatter import split_card
 from stage.inspect import parquet_footer
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, LockedSplit
-from stage.manifest import Manifest, PathRequest, UrlRequest
+from stage.manifest import Manifest
 from stage.names import check_path
 from stage.progress import Reporter
+from stage.request import PathRequest, UrlRequest, way_without
 from stage.sources import Sources
 from stage.sources.code import made_local
-from stage.sources.parquet_layout import natural, splits_of_names
+from stage.sources.parquet_layout import info_of, natural, splits_of_names
 from stage.sources.together import together
 from stage.sources.web import file_name
 from stage.unpack import unpack
 from stage.workfolder import WORKSHOP, WorkFolder
+from stage.yamlfile import MAX_SIZE
 
 _SHOWN_COLUMNS = 8
 
@@ -91,7 +95,7 @@ def make(
             pin(pinned)
         reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
         with reporter.at_work(f"make {asset.name}"):
-            made, files = _files(pinned, manifest, inputs, out)
+            made, files = _files(pinned, manifest, inputs, out, root, reporter)
         _tell_rows(made, files, manifest, reporter)
     with reporter.bytes_bar(f"hash {asset.name}", sum(path.stat().st_size for _, path in files)) as hashed:
         digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
@@ -130,12 +134,12 @@ def _workshop_name(asset: LockedAsset, ingredient: Ingredient) -> str:
         endings = re.search(r"(\.[A-Za-z0-9]{1,10}){0,2}$", ingredient.origin)
         return sha256_of_bytes(ingredient.origin.encode())[:24] + (endings[0] if endings else "")
     name = file_name(ingredient.origin, asset.name) if asset.source.type == "url" else ingredient.origin
-    check_path(name, asset.name)
+    check_path(name, asset.name, way_without(asset.request))
     return name
 
 
 def _files(
-    asset: LockedAsset, manifest: Manifest, inputs: dict[str, Path], out: Path
+    asset: LockedAsset, manifest: Manifest, inputs: dict[str, Path], out: Path, root: Path, reporter: Reporter
 ) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
     """The files made, each with where it will lie; their digests come later."""
     request = manifest.requests.get(asset.name)
@@ -143,7 +147,7 @@ def _files(
     if asset.kind in ("model", "tokenizer"):
         return asset, _model_files(asset, inputs, out, what)
     if asset.source.type == "hub":
-        return _from_parts(asset, inputs, out / "parquet", what)
+        return _from_parts(asset, inputs, out / "parquet", root, what, reporter)
     if isinstance(request, UrlRequest) and request.unpack:
         archive = next(iter(inputs.values()))
         unpacked = out / "unpacked"
@@ -204,7 +208,7 @@ def _model_files(asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what
     ]
     for origin in inputs.keys() - pickles.keys():
         target = out / origin
-        check_path(f"{asset.folder}/{origin}", what)
+        check_path(f"{asset.folder}/{origin}", what, way_without(asset.request))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
         made.append((LockedFile(f"{asset.folder}/{origin}", 0, None, None, origin, "auto_map"), target))
@@ -212,17 +216,38 @@ def _model_files(asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what
 
 
 def _from_parts(
-    asset: LockedAsset, inputs: Mapping[str, Path], out: Path, what: str
+    asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path, what: str, reporter: Reporter
 ) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
-    """The config of a Hub dataset, out of files whose splits were known when it was resolved."""
+    """The config of a Hub dataset, out of files whose splits were known when it was resolved.
+
+    What its card says of the columns is read from the card in the bundle: the same lock, the same bytes.
+    """
     config = next(iter(asset.configs))
     parts = [(ingredient.origin, part) for ingredient in asset.made_from if (part := ingredient.part)]
     splits: dict[str, list[str]] = {}
     for origin, part in sorted(parts, key=lambda pair: natural(pair[0])):
-        check_path(f"{asset.folder}/{config}/{part.split}.parquet", what)
+        check_path(f"{asset.folder}/{config}/{part.split}.parquet", what, way_without(asset.request))
         splits.setdefault(part.split, []).append(origin)
     how = parts[0][1]
-    return _as_config(asset, config, how.convert, convert_splits(how.convert, inputs, splits, out, what, how.separator))
+
+    def tell(said: str) -> None:
+        reporter.note(f"{asset.name}: {config}: {said}")
+
+    made = convert_splits(
+        how.convert, inputs, splits, out, what, how.separator, features=_features(root, asset, config, tell), tell=tell
+    )
+    return _as_config(asset, config, how.convert, made)
+
+
+def _features(root: Path, asset: LockedAsset, config: str, tell: Callable[[str], None]) -> Any:
+    card = next((file for file in asset.files if file.path == f"{asset.folder}/{CARD}"), None)
+    if card is None:
+        return None
+    if card.size > MAX_SIZE:
+        tell(f"its card has {human_size(card.size)}: class names are read in one of up to {human_size(MAX_SIZE)}")
+        return None
+    metadata, _ = split_card((root / card.path).read_text(encoding="utf-8", errors="replace"))
+    return info_of(metadata.get("dataset_info"), config).get("features")
 
 
 def _as_config(

@@ -15,6 +15,7 @@ from typing import Any
 from stage import names
 from stage.digest import is_hex
 from stage.disk import read_file
+from stage.entries import Entry
 from stage.errors import PolicyError, UsageError, all_at_once
 from stage.request import (
     CONVERSIONS,
@@ -24,21 +25,8 @@ from stage.request import (
     PathRequest,
     Request,
     UrlRequest,
-    as_lock_request,
 )
 from stage.yamlfile import MAX_SIZE, Lines, Where, check_keys, load_yaml_with_lines
-
-__all__ = [
-    "CONVERSIONS",
-    "DatasetRequest",
-    "EnvironmentRequest",
-    "Manifest",
-    "ModelRequest",
-    "PathRequest",
-    "Request",
-    "UrlRequest",
-    "as_lock_request",
-]
 
 FORMAT = 1
 
@@ -82,13 +70,9 @@ class Manifest:
         if path.suffix == ".lock":
             raise UsageError(f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name}).")
         data, lines = load_yaml_with_lines(path)
-        entry = _Entry(data, (), lines)
+        entry = Entry(data, (), lines)
         check_keys(data, ("format", "name", "assets", "policy"), (), lines)
-        if type(data.get("format")) is not int or data["format"] != FORMAT:
-            found = f"found {data['format']!r}" if "format" in data else "it is missing"
-            raise UsageError(
-                f"{lines.place('format')}: `format` should be {FORMAT}, {found}.", f"Write `format: {FORMAT}`."
-            )
+        lines.check_format(data.get("format"), FORMAT)
         assets = entry.mapping("assets")
         if not assets:
             raise UsageError(f"{lines.place('assets')}: no assets.", "Name at least one, as in the README's example.")
@@ -172,7 +156,7 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
         found = f"has both `{kinds[0]}` and `{kinds[1]}`" if kinds else "does not say what it is"
         raise UsageError(f"{lines.place(*where)}: asset `{name}` {found}.", f"Give it one of: {', '.join(_KEYS)}.")
     check_keys(value, _KEYS[kinds[0]], where, lines)
-    return _BUILDERS[kinds[0]](_Entry(value, where, lines))
+    return _BUILDERS[kinds[0]](Entry(value, where, lines))
 
 
 def _one_spelling(value: Mapping[str, Any], theirs: str, ours: str, where: Where, lines: Lines) -> dict[str, Any]:
@@ -188,7 +172,7 @@ def _one_spelling(value: Mapping[str, Any], theirs: str, ours: str, where: Where
     return {ours if key == theirs else key: found for key, found in value.items()}
 
 
-def _model(entry: _Entry) -> ModelRequest:
+def _model(entry: Entry) -> ModelRequest:
     return ModelRequest(
         repository=entry.repository("model"),
         revision=entry.text("revision", default="main"),
@@ -200,7 +184,7 @@ def _model(entry: _Entry) -> ModelRequest:
     )
 
 
-def _tokenizer(entry: _Entry) -> ModelRequest:
+def _tokenizer(entry: Entry) -> ModelRequest:
     return ModelRequest(
         repository=entry.repository("tokenizer"),
         revision=entry.text("revision", default="main"),
@@ -210,7 +194,7 @@ def _tokenizer(entry: _Entry) -> ModelRequest:
     )
 
 
-def _dataset(entry: _Entry) -> DatasetRequest:
+def _dataset(entry: Entry) -> DatasetRequest:
     return DatasetRequest(
         repository=entry.repository("dataset"),
         revision=entry.text("revision", default="main"),
@@ -221,7 +205,7 @@ def _dataset(entry: _Entry) -> DatasetRequest:
     )
 
 
-def _path(entry: _Entry) -> PathRequest:
+def _path(entry: Entry) -> PathRequest:
     path = entry.text("path")
     if path.startswith(("http://", "https://", "ftp://")):
         raise UsageError(
@@ -238,7 +222,7 @@ def _path(entry: _Entry) -> PathRequest:
     )
 
 
-def _url(entry: _Entry) -> UrlRequest:
+def _url(entry: Entry) -> UrlRequest:
     url = entry.text("url")
     if not url.startswith(("http://", "https://", "ftp://")):
         raise entry.wrong("url", "should begin with https://, http:// or ftp://", url)
@@ -257,11 +241,11 @@ def _url(entry: _Entry) -> UrlRequest:
     )
 
 
-def _environment(entry: _Entry) -> EnvironmentRequest:
+def _environment(entry: Entry) -> EnvironmentRequest:
     return EnvironmentRequest(environment=entry.text("environment"), profile=entry.text("profile", default="") or None)
 
 
-_BUILDERS: Mapping[str, Callable[[_Entry], Request]] = {
+_BUILDERS: Mapping[str, Callable[[Entry], Request]] = {
     "model": _model,
     "tokenizer": _tokenizer,
     "dataset": _dataset,
@@ -271,126 +255,15 @@ _BUILDERS: Mapping[str, Callable[[_Entry], Request]] = {
 }
 
 
-def _licences(entry: _Entry, lines: Lines) -> tuple[str, ...] | None:
+def _licences(entry: Entry, lines: Lines) -> tuple[str, ...] | None:
     if "policy" not in entry.data:
         return None
     policy = _one_spelling(entry.mapping("policy"), "licenses", "licences", ("policy",), lines)
     check_keys(policy, ("licences",), ("policy",), lines)
-    licences = _Entry(policy, ("policy",), lines).texts("licences")
+    licences = Entry(policy, ("policy",), lines).texts("licences")
     if not licences:
         raise UsageError(
             f"{lines.place('policy', 'licences')}: `policy` names no licence, so nothing could be fetched.",
             "List those you allow: `policy: {licences: [apache-2.0, mit]}`; or leave `policy` out.",
         )
     return licences
-
-
-def _is_local(value: str, folder: Path) -> bool:
-    """Whether a repository's name means something on this machine. A folder `org/name` may be just a clone of it."""
-    is_data = "/" not in value and value.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"))
-    return names.names_a_local_path(value) or is_data or (folder / value).is_file()
-
-
-def _shown(found: object) -> str:
-    """A value as YAML has it: Python's own words mean nothing to who writes one."""
-    match found:
-        case None:
-            return "nothing"
-        case bool():
-            return str(found).lower()
-        case dict():
-            return "a mapping"
-        case list() if not all(type(item) in (str, int, float) for item in found):
-            return "a list"
-        case int() | float():
-            return f"the number {found}"
-        case _:
-            return repr(found)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Typed access to one YAML mapping; mistakes come with file:line."""
-
-    data: Mapping[str, Any]
-    where: Where
-    lines: Lines
-
-    def wrong(self, key: str, problem: str, found: object) -> UsageError:
-        shown = _shown(found)
-        return UsageError(
-            f"{self.lines.place(*self.where, key)}: `{key}` {problem}, "
-            f"found {shown if len(shown) <= 200 else shown[:200] + '...'}.",
-            "Correct that line; docs/stage.md says what each key takes.",
-        )
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.data.get(key, default)
-        if isinstance(value, str) and (value or default == ""):
-            return value
-        if isinstance(value, int | float | bool):
-            raise UsageError(
-                f"{self.lines.place(*self.where, key)}: `{key}` should be text, found {_shown(value)}.",
-                f'Put it in quotes, as you mean it: {key}: "..."',
-            )
-        raise self.wrong(key, "should be text", value)
-
-    def optional(self, key: str) -> str | None:
-        return self.text(key) if key in self.data else None
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self.data.get(key, [])
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise self.wrong(key, "should be a list of texts", value)
-        return tuple(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.data.get(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "should be true or false", value)
-        return value
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str | None:
-        value = self.data.get(key)
-        if value is not None and value not in choices:
-            raise self.wrong(key, f"should be one of {', '.join(choices)}", value)
-        return value
-
-    def separator(self, of: str | None = None) -> str | None:
-        """The character between the cells of a CSV; `of`: the conversion it goes with."""
-        value = self.optional("separator")
-        if value is None:
-            return None
-        if len(value.encode()) != 1 or value in '"\r\n':
-            raise self.wrong("separator", 'should be one character, such as ";" or "\\t"', value)
-        if of is not None and self.data.get("convert") != of:
-            raise self.wrong("separator", f"goes with `convert: {of}`", value)
-        return value
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        value = self.data.get(key, {})
-        if not isinstance(value, dict):
-            raise self.wrong(key, "should be a mapping", value)
-        return value
-
-    def repository(self, key: str) -> str:
-        """A Hub repository id: `name` or `org/name`."""
-        value = self.text(key)
-        for prefix in ("https://huggingface.co/", "hf://"):
-            if value.startswith(prefix):
-                bare = value.removeprefix(prefix).removeprefix("datasets/").strip("/")
-                raise UsageError(
-                    f"{self.lines.place(*self.where, key)}: `{key}` is an address.", f"Write `{key}: {bare}`."
-                )
-        if _is_local(value, self.lines.path.parent):
-            raise UsageError(
-                f"{self.lines.place(*self.where, key)}: `{key}: {value}` is a local file or folder; `{key}` names a "
-                "repository on the Hub, such as org/name.",
-                f"Write `path: {value}`" + (", and how to read it: `convert: csv`." if key == "dataset" else "."),
-            )
-        parts = value.split("/")
-        allowed = all(part and all(c.isalnum() or c in "-_." for c in part) for part in parts)
-        if len(parts) > 2 or not allowed or ".." in value:
-            raise self.wrong(key, "should be a repository such as org/name", value)
-        return value

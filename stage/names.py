@@ -68,10 +68,10 @@ def _is_forbidden(character: str) -> bool:
     return is_deceptive(character) or unicodedata.category(character) in _FORBIDDEN_CATEGORIES
 
 
-_EXCLUDE = "add it to `exclude` in the manifest."
+_RENAME = "Give it another name where it comes from."
 
 
-def check_path(path: str, what: str, remedy: str = f"If you need the rest, leave this file out: {_EXCLUDE}") -> None:
+def check_path(path: str, what: str, remedy: str = _RENAME) -> None:
     """Refuses a path that may not be in a bundle.
 
     Args:
@@ -88,7 +88,7 @@ def check_path(path: str, what: str, remedy: str = f"If you need the rest, leave
         )
 
 
-def check_paths(paths: Collection[str], what: str) -> None:
+def check_paths(paths: Collection[str], what: str, remedy: str = _RENAME) -> None:
     """`check_path` for many: tens of thousands of ordinary paths in milliseconds.
 
     Raises:
@@ -96,7 +96,7 @@ def check_paths(paths: Collection[str], what: str) -> None:
     """
     if not _all_ordinary(paths):
         for path in paths:
-            check_path(path, what)
+            check_path(path, what, remedy)
 
 
 def _all_ordinary(paths: Collection[str]) -> bool:
@@ -196,7 +196,7 @@ def _stand_apart(paths: Collection[str]) -> bool:
     return len(files) == len(paths) and len(folded_folders) == len(folders) and not files & folded_folders
 
 
-def check_collisions(paths: Iterable[str], what: str, remedy: str = f"Leave one of them out: {_EXCLUDE}") -> None:
+def check_collisions(paths: Iterable[str], what: str, remedy: str = _RENAME) -> None:
     """Refuses paths that would be one file on some disk a bundle travels over.
 
     Raises:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stage import bundle as layout
 from stage.errors import UsageError
-from stage.manifest import Manifest, PathRequest
+from stage.manifest import Manifest
+from stage.request import PathRequest
 from stage.sources.listing import local_base
 from stage.sources.selection import matches
 
@@ -25,7 +26,7 @@ def refuse_nesting(root: Path, manifest: Manifest) -> None:
     """
     here = root.resolve()
     for outer in here.parents:
-        if (outer / layout.LOCK).is_file() and (outer / layout.BAGIT).is_file():
+        if layout.holds_bundle(outer):
             raise UsageError(
                 f"{root}: lies inside the bundle {outer}, which would have files then that are not of it.",
                 f"Give another folder with -o, for instance {outer.parent / manifest.name}.",
@@ -37,8 +38,8 @@ def refuse_nesting(root: Path, manifest: Manifest) -> None:
             base = local_base(request.path, manifest).resolve()
         except (ValueError, RuntimeError):  # no path at all, or links in circles: `resolve_path` has the words
             continue
-        if base != here and base not in here.parents:
-            continue
+        if base.is_file() or (base != here and base not in here.parents):
+            continue  # nothing lies inside a file: `workfolder` has the words
         inside = f"{here.relative_to(base).as_posix()}/{layout.LOCK}"
         if not any(matches(inside, pattern) for pattern in request.exclude):
             raise UsageError(

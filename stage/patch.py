@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
+from stage.asset import LockedFile
 from stage.bundle import Bundle
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
-from stage.disk import check_space, read_file, require_writable, sync_folder
+from stage.disk import check_space, read_file, require_folder_of, require_writable, sync_folder
 from stage.errors import DamageError, UsageError
 from stage.findings import Ranges, VerificationReport
-from stage.lockfile import LockedFile
 from stage.lockreader import read_lock
+from stage.names import printable
 from stage.patchfile import Content, Piece, Plan, in_volumes, write_volume
 from stage.progress import Reporter
 
@@ -69,10 +70,7 @@ def patch_damage(
     if report.shard is not None:
         raise UsageError("The report is of one shard.", "stage verify --merge REPORT... --report FILE, and take that.")
     if report.bundle_id not in (None, bundle.id):
-        raise UsageError(
-            f"The report is of another bundle: id {report.bundle_id}; {root} has {bundle.id}.",
-            "Give the bundle it was copied from; for an older one, stage patch --since OLD.lock.",
-        )
+        raise _of_another_state(bundle, report, output)
     if unloadable := [finding.path for finding in report.findings if finding.problem == "unloadable"]:
         raise UsageError(
             f"{unloadable[0]}: every byte is as it was fetched, and it does not load: a patch mends nothing there.",
@@ -104,6 +102,20 @@ def patch_damage(
     return PatchOutcome(output, maker.write(plan, output, volume_size, reporter), left, report.renamed)
 
 
+def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
+    """Nothing of the report may be believed to fit: a file of the same name may have become another since."""
+    root = shlex.quote(str(bundle.root))
+    lock = shlex.quote(str(report.root / layout.LOCK))
+    since = f"stage patch {root} --since {lock} -o {shlex.quote(str(output))}"
+    return UsageError(
+        f"The report is of another bundle, or of this one as it was before: the copy at {printable(str(report.root))} "
+        f"has the id {report.bundle_id}, {bundle.root} has {bundle.id} now.",
+        f"If this one was fetched anew since: stage push {root} HOST:DIR brings the copy up to date and mends it. To "
+        f"carry what is new by hand, with the copy's lock: {since}   (after `stage apply` there, a report of what is "
+        "damaged still makes a patch). If it is another: give the bundle that the copy was made of.",
+    )
+
+
 def _nothing_to_mend(report: VerificationReport, left: tuple[str, ...]) -> UsageError:
     nothing = "The report names nothing that a patch can mend"
     if report.renamed:
@@ -122,13 +134,13 @@ def _tags_to_mend(bundle: Bundle, paths: set[str]) -> list[str]:
     """The files beside the payload to carry: block lists one by one; of the others all, that they fit each other."""
     covered = layout.tag_paths(bundle.lock)
     blocks = sorted(p for p in paths & covered if p.startswith(f"{layout.BLOCKS}/"))
-    if paths & {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}:
+    if paths & {*layout.TAG_FILES, *layout.SEAL}:
         return [*blocks, *_seal_files(bundle)]
     return blocks
 
 
 def _seal_files(bundle: Bundle) -> list[str]:
-    names = (*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE)
+    names = (*layout.TAG_FILES, *layout.SEAL)
     return [name for name in names if (bundle.root / name).is_file()]
 
 
@@ -202,7 +214,7 @@ class _Maker:
 
     def _sound_tag(self, path: str) -> bytes:
         text = layout.read_tag(self._bundle.root, path)
-        vouched = path in (layout.TAG_MANIFEST, layout.SIGNATURE) or self._recorded.get(path) == sha256_of_bytes(text)
+        vouched = path in layout.SEAL or self._recorded.get(path) == sha256_of_bytes(text)
         if not vouched:
             raise _damaged_here(self._bundle.root / path)
         return text
@@ -215,8 +227,7 @@ class _Maker:
         """Writes the patch: one bag, or with a volume size a folder of bags. It is there whole or not at all."""
         if os.path.lexists(output):
             raise UsageError(f"{output}: is there already; nothing was changed.", "Choose another -o, or remove it.")
-        if not output.absolute().parent.is_dir():
-            raise UsageError(f"{output}: there is no folder {output.parent}.", f"mkdir -p {output.parent}")
+        require_folder_of(output)
         if self._bundle.root.resolve() in output.resolve().parents:
             raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
         require_writable(output.absolute().parent)

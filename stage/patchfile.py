@@ -29,8 +29,8 @@ from stage.bundle import (
 from stage.digest import is_hex, sha256_of_bytes
 from stage.disk import MAX_NUMBER, read_file, sync_folder, write_atomically
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.lockreader import each_key_once
 from stage.names import printable, problem_with_path
+from stage.strictjson import loads
 
 FORMAT = 1
 PLAN = PATCH_PLAN
@@ -249,7 +249,7 @@ def _open(root: Path) -> Volume:
     if parse_manifest(sealed).get(PLAN) != sha256_of_bytes(data):
         raise _damaged(root / PLAN, f"not the sha256 that {TAG_MANIFEST} has")
     try:
-        document = json.loads(data.decode(), object_pairs_hook=each_key_once)
+        document = loads(data)
         version = document["format"]
         if type(version) is not int or version != FORMAT:
             raise UsageError(

@@ -23,22 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
+from stage.asset import LockedFile
 from stage.bundle import Bundle
 from stage.digest import hash_file
-from stage.disk import human_count, human_size
+from stage.disk import human_count, human_size, some_of
 from stage.errors import DamageError, UsageError
 from stage.farend import Facts, probe, verified_there
-from stage.lockfile import LockedFile
 from stage.names import printable
 from stage.progress import Reporter, human_time
 from stage.receipts import Receipt
 from stage.receipts import find as find_receipt
 from stage.receipts import record as record_receipt
 from stage.remote import Target, connected
-from stage.rsync import LAST, Transfer, require_rsync
+from stage.rsync import Transfer, require_rsync
 from stage.verify import verify
 
 _READERS = 4  # files read at a time: more do not make one disk faster
+_SHOWN = 10  # names in one line
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class PushOutcome:
     Attributes:
         verified_with: `stage`, `stage-verify.py` or `sha256sum`.
         repaired: files that had to be sent again although they looked right.
+        removed: what `--delete` removed there, relative to the bundle; a folder's path ends in `/`.
         report: the last report of the other end, as `stage verify --json` prints it.
     """
 
@@ -56,6 +58,7 @@ class PushOutcome:
     verified_with: str
     repaired: int
     report: dict[str, Any]
+    removed: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -64,6 +67,7 @@ class PushOutcome:
             "bundle_id": self.bundle_id,
             "verified_with": self.verified_with,
             "repaired": self.repaired,
+            "removed": list(self.removed),
             "report": self.report,
         }
 
@@ -101,7 +105,7 @@ def push(
         reporter.note(f"{target}: {facts.in_words()}; to verify there: {facts.verifier}")
         if facts.state in ("absent", "empty"):
             _require_sound_bundle(bundle, state, reporter)
-        transfer = Transfer(place, root, delete=delete, quiet=quiet)
+        transfer = Transfer(place, root, quiet=quiet)
         place.run(f"mkdir -p {shlex.quote(place.folder)}", f"{target}: cannot make the folder")
         if facts.state in ("finished", "begun"):
             _require_sound_here(bundle, transfer.replaced(), target, reporter)
@@ -109,17 +113,21 @@ def push(
             place.run(f"rm -f {place.inside(layout.TAG_MANIFEST)} {place.inside(layout.SIGNATURE)}", f"{target}")
         transfer.append()
         transfer.update()
+        removed = transfer.remove_extra() if delete else []
+        if removed:
+            told = some_of([printable(path) for path in removed], _SHOWN)
+            reporter.note(f"{target}: removed there, as not of this bundle: {told}")
         transfer.finish()
         reporter.note(f"{target}: all of it is sent; reading every byte there, which takes its time")
         report = verified_there(place, facts, bundle)
-        ours = {*(file.path for file in bundle.lock.files), *layout.tag_paths(bundle.lock), *LAST}
+        ours = {*(file.path for file in bundle.lock.files), *layout.tag_paths(bundle.lock), *layout.SEAL}
         damaged = [f["path"] for f in report["findings"] if f["path"] in ours and (root / f["path"]).is_file()]
         if damaged:
             _require_sound_here(bundle, damaged, target, reporter, were_sent=True)
             reporter.warn(f"{target}: {human_count(len(damaged), 'file')} not as sent; sending again with checksums")
             transfer.repair(damaged)
             report = verified_there(place, facts, bundle)
-    return PushOutcome(target, bundle.id, facts.verifier, len(damaged), report)
+    return PushOutcome(target, bundle.id, facts.verifier, len(damaged), report, tuple(removed))
 
 
 def _require_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -88,6 +89,26 @@ _OPTIONAL = (
     "profile",
     "licence",
 )
+
+
+_WITHOUT_A_FILE = {
+    "model": "Leave it out: add it to `exclude` in that entry.",
+    "tokenizer": "A `model:` entry of that repository can leave it out: it takes `exclude`.",
+    "dataset": "Choose another `config`; or get the files yourself (hf download), and bring them with `path:`, which "
+    "takes `exclude`.",
+    "path": "Rename it, or leave it out: add it to `exclude` in that entry.",
+    "url": "Get the file yourself, and bring it with `path:` under another name.",
+    "environment": "Take that package out of the environment file.",
+}
+
+
+def way_without(request: Mapping[str, Any]) -> str:
+    """How an asset can do without one of its files: which entries take `exclude`.
+
+    Args:
+        request: as the lock records it.
+    """
+    return next((way for kind, way in _WITHOUT_A_FILE.items() if kind in request), "Resolve it anew: stage lock.")
 
 
 def as_lock_request(request: Request) -> dict[str, Any]:

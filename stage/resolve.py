@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stage.asset import LockedAsset
 from stage.bases import ALL, bases_of, unanswered_bases
 from stage.disk import human_count, human_size, read_file
 from stage.errors import PolicyError, UsageError
 from stage.lacking import lacking
 from stage.licences import not_allowed, states_nothing
-from stage.lockfile import LockedAsset, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, ModelRequest, Request, as_lock_request
+from stage.manifest import Manifest
 from stage.names import check_collisions, printable
 from stage.progress import Reporter
+from stage.request import ModelRequest, Request, as_lock_request, way_without
 from stage.sources import Sources
 from stage.sources.listing import Listing
 from stage.sources.selection import PICKLE_SUFFIXES
@@ -136,10 +138,22 @@ def resolve(
     lock = Lockfile(manifest.name, assets)
     if previous:
         lock = _keep_known_digests(lock, previous)
-    check_collisions([file.path for file in lock.files], str(manifest.path))
+    check_names(lock, manifest)
     _check_licences(manifest, lock)
     _check_leave(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def check_names(lock: Lockfile, manifest: Manifest) -> None:
+    """Refuses files that would be one on some disk, asset by asset: how to do without one depends on its entry.
+
+    Raises:
+        PolicyError: naming two of them.
+    """
+    for asset in lock.assets.values():
+        what = f"{manifest.place(asset.name)}: `{asset.name}`"
+        check_collisions([file.path for file in asset.files], what, way_without(asset.request))
+    check_collisions([asset.folder for asset in lock.assets.values()], str(manifest.path))
 
 
 def loads_by_name(manifest: Manifest, lock: Lockfile) -> UsageError | None:

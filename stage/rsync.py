@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.bundle import SIGNATURE, TAG_MANIFEST
+from stage.bundle import SEAL
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.remote import Place
 
-LAST = (TAG_MANIFEST, SIGNATURE)
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
 _PATIENCE_S = 5.0  # with an rsync that was asked to end
 
@@ -31,7 +30,6 @@ class Transfer:
 
     place: Place
     root: Path
-    delete: bool
     quiet: bool
 
     def replaced(self) -> list[str]:
@@ -46,11 +44,18 @@ class Transfer:
 
     def update(self) -> None:
         """Brings what is of another size or time, which appending leaves alone."""
-        self._run(*self._but_the_last(), *(["--delete"] if self.delete else []))
+        self._run(*self._but_the_last())
+
+    def remove_extra(self) -> list[str]:
+        """Removes what is there and not here, and brings nothing; a folder's path ends in `/`."""
+        brings_nothing = ("--existing", "--ignore-existing")
+        said = self._run("--delete", *brings_nothing, "-8", "--out-format=%i|%n", *self._but_the_last(), hear=True)
+        changes = (line.partition("|")[::2] for line in said.split("\n"))
+        return sorted(name for what, name in changes if what.startswith("*deleting"))
 
     def finish(self) -> None:
         """Brings the tag manifest and the signature: now it is a bundle."""
-        self._run("--checksum", names=[name for name in LAST if (self.root / name).is_file()])
+        self._run("--checksum", names=[name for name in SEAL if (self.root / name).is_file()])
 
     def repair(self, paths: Sequence[str]) -> None:
         """Compares these files by checksum, and brings what differs."""
@@ -58,7 +63,7 @@ class Transfer:
 
     @staticmethod
     def _but_the_last() -> list[str]:
-        return [f"--exclude=/{name}" for name in LAST]
+        return [f"--exclude=/{name}" for name in SEAL]
 
     def _run(self, *options: str, names: Sequence[str] | None = None, hear: bool = False) -> str:
         """Runs rsync; `hear`: returns what it says in place of showing it."""

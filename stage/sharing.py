@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from stage.asset import LockedFile
 from stage.digest import FileDigests
 from stage.disk import human_count, human_size
-from stage.lockfile import LockedFile
 from stage.progress import Reporter
 from stage.store import Damaged, Kept, Store, bring_proven, damage_in_words
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
+from stage.asset import LockedAsset, LockedEnvironment
 from stage.bundle import Bundle
 from stage.disk import human_count, human_size
-from stage.lockfile import LockedAsset, LockedEnvironment
 from stage.sign import check_signature, signed_by
 
 

@@ -214,20 +214,18 @@ def _lists(signers: Path, signature: _Signature) -> bool:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a verification says of the signature: nothing was asked, a signer, or why there is none to believe."""
+    """What a verification says of the signature that was demanded: a signer, or why there is none to believe."""
 
     signer: Signer | None = None
     error: SignatureError | None = None
 
     @staticmethod
-    def check(root: Path, signers: Path | None) -> Trust:
-        """Checks the signature, if signers are named.
+    def check(root: Path, signers: Path) -> Trust:
+        """Checks the signature.
 
         Raises:
             UsageError: as for `check_signature`; no bundle.
         """
-        if signers is None:
-            return Trust()
         require_bundle(root)
         try:
             return Trust(check_signature(root, signers))
@@ -249,7 +247,7 @@ class Trust:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What it adds to a report; empty if no signers were named."""
+        """What it adds to a report."""
         if self.signer is not None:
             return {"signature": {"ok": True, **self.signer.to_json()}}
         return {"signature": {"ok": False, "error": self.error.message}} if self.error is not None else {}

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from stage import bundle as layout
+from stage.asset import LockedFile
 from stage.digest import FileDigests, hash_file
 from stage.disk import human_count, sync_folder, write_atomically
 from stage.errors import UsageError
-from stage.lockfile import LockedFile
 from stage.names import PARTIAL_SUFFIX
 
 SHARED_FROM = 2**20  # bytes: sharing less saves nothing, and small files (config.json) are the ones people edit
@@ -81,6 +82,18 @@ class Damaged:
     path: Path
     found: str
     bundles: tuple[Path, ...]
+
+
+class User(NamedTuple):
+    """A bundle that uses the store: its folder, maybe gone or moved; sha256 -> what it is or was called there."""
+
+    folder: Path
+    names: dict[str, str]
+
+
+def _read_note(note: Path) -> User:
+    folder, *lines = os.fsdecode(note.read_bytes()).split("\0")
+    return User(Path(folder), {line[:64]: line[65:] for line in lines})
 
 
 @dataclass(frozen=True)
@@ -195,7 +208,7 @@ class Store:
         """
         folder = str(bundle.resolve())
         note = self.root / USERS / hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
-        before = self._names_in(note) if note.exists() else {}
+        before = _read_note(note).names if note.exists() else {}
         if not note.exists() or {**before, **names} != before:
             self.write_note(note, bundle.resolve(), {**before, **names})
 
@@ -210,27 +223,17 @@ class Store:
         lines = [str(folder), *(f"{sha256} {path}" for sha256, path in sorted(names.items()))]
         write_atomically(note, b"\0".join(map(os.fsencode, lines)))
 
-    @staticmethod
-    def _names_in(note: Path) -> dict[str, str]:
-        return {line[:64]: line[65:] for line in os.fsdecode(note.read_bytes()).split("\0")[1:]}
-
-    def users(self) -> dict[Path, Path]:
-        """The notes of `note_user`: note -> bundle's folder, which may be gone or moved."""
-        return {note: Path(os.fsdecode(note.read_bytes().split(b"\0")[0])) for note in self._notes()}
-
-    def names(self) -> dict[Path, dict[str, str]]:
-        """The notes of `note_user`: note -> sha256 -> what it is or was called in that bundle."""
-        return {note: self._names_in(note) for note in self._notes()}
-
-    def _notes(self) -> list[Path]:
+    def users(self) -> dict[Path, User]:
+        """The notes of `note_user`, by where they lie."""
         notes = self.root / USERS
-        return [p for p in sorted(notes.iterdir()) if p.suffix != PARTIAL_SUFFIX] if notes.is_dir() else []
+        found = sorted(notes.iterdir()) if notes.is_dir() else []
+        return {note: _read_note(note) for note in found if note.suffix != PARTIAL_SUFFIX}
 
     def _drop(self, entry: Path, found: str) -> Damaged:
         shared = entry.lstat().st_nlink > 1
         entry.unlink(missing_ok=True)
         named = f'"{entry.name}"'.encode()
-        locks = ((bundle, bundle / layout.LOCK) for bundle in self.users().values()) if shared else ()
+        locks = ((bundle, bundle / layout.LOCK) for bundle, _ in self.users().values()) if shared else ()
         return Damaged(entry, found, tuple(b for b, lock in locks if lock.is_file() and named in lock.read_bytes()))
 
 

@@ -38,7 +38,7 @@ def check_tags(root: Path, sizes: Mapping[str, int], found: Found) -> tuple[dict
     """
     texts: dict[str, bytes] = {}
     for path, size in sizes.items():
-        if _is_tag_path(path) or path in (layout.TAG_MANIFEST, layout.SIGNATURE):
+        if _is_tag_path(path) or path in layout.SEAL:
             most = SMALL_TEXT if path in _SMALL else MAX_TEXT
             if size > most:
                 found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {size}")

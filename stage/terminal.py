@@ -102,12 +102,17 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(as_shown(text), err=err)
 
 
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
 def _from_os_error(error: OSError, make_room: str) -> StageError:
     """A file system's refusal, in words. Disk full and quota exceeded are the ones people meet."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # running it again would end the same
         may = "That disk is mounted read-only" if error.errno == errno.EROFS else "You have no right to do that there"
         return UsageError(f"{what}.", f"{may}: use a folder of yours (`ls -ld` and `id` tell who may).")
+    if error.errno in _NO_SUCH_PLACE:
+        return UsageError(f"{what}.", "Nothing can lie at that path: give another.")
     remedies = {
         errno.ENOSPC: f"The disk is full. {make_room}",
         errno.EDQUOT: "Your quota is used up (of bytes, or of files). Make room there, or use another folder",

@@ -200,7 +200,7 @@ def _check_names(
     """What is there and should not be, what should be there and is not."""
     there = set(entries)
     blocks = {path for path in (there if recorded is None else recorded) if path.startswith(f"{layout.BLOCKS}/")}
-    tags = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE}
+    tags = {*layout.TAG_FILES, *layout.SEAL}
     tags |= layout.tag_paths(lock) if lock is not None else blocks
     knows_payload = lock is not None or bool(expected)
     for path in (beside - tags) | (there - beside - expected.keys() if knows_payload else set()):

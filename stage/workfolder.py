@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
+from stage.asset import LockedFile
+from stage.disk import make_folder, some_of
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.lockfile import LockedFile, Lockfile
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.manifest import Manifest
 from stage.names import PARTIAL_SUFFIX, printable
 
+_SHOWN = 10  # names in one line
 WORKSHOP = "workshop.partial"  # where archives lie and files are made, while `stage fetch` works
-_OURS = {*layout.TAG_FILES, layout.TAG_MANIFEST, layout.SIGNATURE, layout.JOURNAL}
+_OURS = {*layout.TAG_FILES, *layout.SEAL, layout.JOURNAL}
 
 
 @contextmanager
@@ -41,7 +44,7 @@ def alone_in(root: Path) -> Iterator[None]:
     if root.exists() and not root.is_dir():
         yield  # `WorkFolder.inspect` has the words
         return
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
         _lock(descriptor, root)
@@ -136,9 +139,9 @@ class WorkFolder:
                 continue
             (stale if path in self.ours else foreign).append(path)
         if foreign:
-            shown = ", ".join(map(printable, foreign[:10])) + (f" and {len(foreign) - 10} more" * (len(foreign) > 10))
+            told = some_of([printable(path) for path in foreign], _SHOWN)
             raise UsageError(
-                f"{self.root}: not from any fetch: {shown}. A bundle holds nothing else.",
+                f"{self.root}: not from any fetch: {told}. A bundle holds nothing else.",
                 "Move that out of the folder, then run again.",
             )
         return stale

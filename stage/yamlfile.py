@@ -26,10 +26,15 @@ Where = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Lines:
-    """Line numbers (from 1) of the keys of one YAML file, by path of keys."""
+    """Line numbers (from 1) of the keys of one YAML file, by path of keys.
+
+    Attributes:
+        written: what stands in the file for a value that was not read as text: `yes`, `1.10`, `~`.
+    """
 
     path: Path
     numbers: Mapping[Where, int] = field(default_factory=dict)
+    written: Mapping[Where, str] = field(default_factory=dict)
 
     def of(self, *where: str | int) -> int | None:
         """The line of a key, or of the nearest enclosing key that has one."""
@@ -42,6 +47,40 @@ class Lines:
         """`file:line`, or `file` where no line is known."""
         line = self.of(*where)
         return f"{self.path}:{line}" if line else str(self.path)
+
+    def shown(self, value: object, *where: str | int) -> str:
+        """A value as whoever wrote it there knows it: Python's own words mean nothing in YAML."""
+        written = self.written.get(where)
+        match value:
+            case None:
+                return "nothing"
+            case bool():
+                read = str(value).lower()
+                return read if written in (None, read) else f"`{written}`, which YAML reads as {read}"
+            case dict():
+                return "a mapping"
+            case list() if not all(type(item) in (str, int, float) for item in value):
+                return "a list"
+            case int() | float():
+                return f"the number {value if written is None else written}"
+            case _:
+                return _cut(repr(value))
+
+    def check_format(self, found: object, format: int) -> None:
+        """Refuses a file of another format than its reader knows.
+
+        Args:
+            found: what its key `format` says; None: nothing.
+
+        Raises:
+            UsageError: it is another.
+        """
+        if type(found) is int and found == format:
+            return
+        problem = "it is missing" if found is None else f"found {self.shown(found, 'format')}"
+        raise UsageError(
+            f"{self.place('format')}: `format` should be {format}, {problem}.", f"Write `format: {format}`."
+        )
 
 
 class _Loader(yaml.SafeLoader):
@@ -100,7 +139,8 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         _refuse_aliases_and_depth(text, path)
         node = yaml.compose(text, Loader=_Loader)
         numbers: dict[Where, int] = {}
-        data = None if node is None else _build(node, (), numbers, path)
+        written: dict[Where, str] = {}
+        data = None if node is None else _build(node, (), numbers, written, path)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
     except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
@@ -110,7 +150,7 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         ) from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`.")
-    return data, Lines(Path(path), numbers)
+    return data, Lines(Path(path), numbers, written)
 
 
 def check_keys(mapping: Mapping[str, Any], valid: Iterable[str], where: Where, lines: Lines) -> None:
@@ -141,8 +181,8 @@ def _refuse_aliases_and_depth(text: str, path: Path) -> None:
             raise UsageError(f"{path}:{line}: nested too deeply", "No more than a few levels mean anything here.")
 
 
-def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path) -> Any:
-    """A node as plain data; the line of each key goes into `numbers`."""
+def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], written: dict[Where, str], path: Path) -> Any:
+    """A node as plain data; the line of each key goes into `numbers`, what is read as no text into `written`."""
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
@@ -156,14 +196,14 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
                     f"{path}:{line}: `{key_node.value}` is written twice (first on line {numbers[here]})", "Keep one."
                 )
             numbers[here] = line
-            result[key_node.value] = _build(value_node, here, numbers, path)
+            result[key_node.value] = _build(value_node, here, numbers, written, path)
         return result
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
             place: Where = (*where, index)
             numbers[place] = item.start_mark.line + 1
-            items.append(_build(item, place, numbers, path))
+            items.append(_build(item, place, numbers, written, path))
         return items
     line = node.start_mark.line + 1
     try:
@@ -171,7 +211,13 @@ def _build(node: yaml.Node, where: Where, numbers: dict[Where, int], path: Path)
     except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # PyYAML on `!!int ""`, `!!bool x`, ...
         raise UsageError(f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes.") from None
     _refuse_half_characters(value, path, line)
+    if not isinstance(value, str):
+        written[where] = _cut(node.value)
     return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _refuse_half_characters(value: object, path: Path, line: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from runner import launch, offline
+from runner.batch import end_ranks
 from runner.bench.search import Outcome, Trial
 from runner.bench.strategies import overrides
 from runner.errors import StageError, UsageError
 from runner.launch import runner_command
+from runner.ranks import die_with_parent
+from runner.slurm import SlurmJobEnvironment
 from runner.train import Run, take_place
 
 TRIAL_FLAG = "AIRLIFT_TRIAL"
@@ -90,6 +92,7 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
             stderr=subprocess.STDOUT,
             # Its own group: Ctrl-C ends the bench, which ends the trial, and not both at once.
             start_new_session=True,
+            preexec_fn=die_with_parent(),
         )
         try:
             code: int | None = process.wait(bench.limit_s)
@@ -163,10 +166,15 @@ def refusal(bench: Bench, strategy: str) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher that still runs; its ranks die with it."""
+    """Ends a launcher that still runs; its ranks die with it, on other nodes too.
+
+    It alone: srun, in the same group, ends the ranks when it sees that its launcher is gone, and could not if killed.
+    """
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+        if job := SlurmJobEnvironment.from_environ(os.environ):
+            end_ranks(job.job_id, process.pid)
 
 
 def _result(folder: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stage.convert.kinds import METADATA_FILES, is_image
 from stage.errors import UsageError
@@ -48,7 +49,7 @@ def convert(
     """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
 
     Args:
-        how: one of `manifest.CONVERSIONS`.
+        how: one of `request.CONVERSIONS`.
         files: relative POSIX path -> where it lies.
         splits_of: the splits that names tell; used by every format but `cifar`, which knows its own.
         separator: between the cells of a CSV; None: as the files' endings say.
@@ -71,24 +72,41 @@ def convert_splits(
     target: Path,
     what: str,
     separator: str | None = None,
+    features: Any = None,
+    tell: Callable[[str], None] = lambda said: None,
 ) -> dict[str, Split]:
     """Converts files that are known to be of a format, split by split.
 
     Args:
         splits: split -> paths in order.
         separator: between the cells of a CSV; None: as the files' endings say.
+        features: what a card says of the columns (`labels.declared`).
+        tell: hears which class names of the card are taken, and which are not.
 
     Raises:
         StageError: as for `convert`.
     """
-    from stage.convert import images, readers
+    from stage.convert import images, labels, readers
 
+    classes = labels.declared(features, tell)
     if how == "imagefolder":
-        return _write(how, images.parts(files, splits, what), target)
+        pictures = images.parts(files, splits, what)
+        labels.tell_of_images(next(iter(pictures.values()))[0], classes, tell)
+        return _write(how, pictures, target)
     groups = {split: [(path, files[path]) for path in paths] for split, paths in splits.items()}
     schema = readers.common_schema(how, [pair for group in groups.values() for pair in group], what, separator)
+
+    def rows(group: list[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
+        return readers.rows_of(how, group, schema, what, separator)
+
+    fitting = labels.fitting(schema, classes, lambda: chain.from_iterable(map(rows, groups.values())), tell)
+    final = labels.labelled_schema(schema, fitting) if fitting else schema
     parts = {
-        split: (schema, readers.rows_of(how, group, schema, what, separator), [name for name, _ in group])
+        split: (
+            final,
+            labels.labelled(rows(group), final, fitting) if fitting else rows(group),
+            [name for name, _ in group],
+        )
         for split, group in groups.items()
     }
     return _write(how, parts, target)

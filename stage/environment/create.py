@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from stage.asset import LockedAsset, LockedFile
 from stage.bundle import Bundle
 from stage.digest import hash_file
 from stage.disk import human_count
@@ -31,7 +32,6 @@ from stage.environment import image, relocate
 from stage.environment.needs import Needs
 from stage.environment.packages import LOCK_NAME, LockedPackages, read_packages
 from stage.errors import DamageError, IncompleteError, StageError, UsageError
-from stage.lockfile import LockedAsset, LockedFile
 
 CONDAS = ("micromamba", "mamba", "conda")
 

@@ -98,11 +98,7 @@ class Profile:
             )
         data, lines = load_yaml_with_lines(path)
         check_keys(data, _KEYS, (), lines)
-        if type(data.get("format")) is not int or data["format"] != FORMAT:
-            found = f"found {data['format']!r}" if "format" in data else "it is missing"
-            raise UsageError(
-                f"{lines.place('format')}: `format` should be {FORMAT}, {found}.", f"Write `format: {FORMAT}`."
-            )
+        lines.check_format(data.get("format"), FORMAT)
         _check_gpu(data, lines)
         return Profile(
             path=path,
@@ -143,7 +139,9 @@ def _text(data: Mapping[str, Any], key: str, lines: Lines) -> str | None:
     value = data.get(key)
     if value is None or (isinstance(value, str) and value):
         return value
-    raise UsageError(f"{lines.place(key)}: `{key}` should be text, found {value!r}.", "Put it in quotes.")
+    raise UsageError(
+        f"{lines.place(key)}: `{key}` should be text, found {lines.shown(value, key)}.", "Put it in quotes."
+    )
 
 
 def _version(data: Mapping[str, Any], key: str, lines: Lines) -> str | None:
@@ -154,7 +152,7 @@ def _version(data: Mapping[str, Any], key: str, lines: Lines) -> str | None:
     example = f'{key}: "{_EXAMPLES[key]}"'
     if not isinstance(value, str):
         raise UsageError(
-            f"{lines.place(key)}: `{key}` should be text, found the number {value!r}.",
+            f"{lines.place(key)}: `{key}` should be text, found {lines.shown(value, key)}.",
             f"Put it in quotes, else 2.30 would become 2.3: {example}",
         )
     if not re.fullmatch(r"\d{1,4}\.\d{1,4}", value):
@@ -169,7 +167,8 @@ def _modules(data: Mapping[str, Any], lines: Lines) -> tuple[str, ...]:
     value = data.get("modules") or []
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise UsageError(
-            f"{lines.place('modules')}: `modules` should be a list of module names, found {value!r}.",
+            f"{lines.place('modules')}: `modules` should be a list of module names, found "
+            f"{lines.shown(value, 'modules')}.",
             "For example modules: [nvidia/cuda/12.2]",
         )
     return tuple(value)

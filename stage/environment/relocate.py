@@ -233,11 +233,15 @@ def put_in_place(root: str, prefix: str, tree: str) -> None:
 
     Raises:
         NotAsMade: a file is not the one that was made.
-        OSError: the disk or the folder does not let us, or PREFIX is there by now.
+        OSError: the disk or the folder does not let us, PREFIX is there by now, or who started us was killed: then
+            another run may be removing the folder at this moment.
     """
+    started_by = os.getppid()
     relocate(root, prefix)
     check_tree(root, tree, prefix)
     compile_modules(root, prefix)
+    if os.getppid() != started_by:
+        raise OSError("what started this is gone")
     if os.path.exists(_kept(root, OWNER)):
         os.unlink(_kept(root, OWNER))
     os.rename(root, prefix)

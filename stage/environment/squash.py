@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stage.digest import hash_file
-from stage.disk import human_count, human_size
+from stage.disk import human_count, human_size, require_folder_of
 from stage.environment import relocate
 from stage.environment.create import Creation, check_files, find_environment
 from stage.environment.image import DATE, LONGEST_PREFIX
@@ -47,8 +47,7 @@ def squash(root: Path, name: str, prefix: Path, target: Path, say: Callable[[str
     _check_prefix(prefix)
     if target.exists():
         raise UsageError(f"{target} exists.", "Choose another name, or remove it first.")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{target.parent} is not a folder.", f"mkdir -p {target.parent}")
+    require_folder_of(target)
     mksquashfs = shutil.which("mksquashfs", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if mksquashfs is None:
         raise UsageError(

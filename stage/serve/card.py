@@ -6,26 +6,27 @@ which splits and features there must be (github.com/huggingface/datasets, `utils
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 
-CARD = "README.md"
-_FRONT_MATTER = re.compile(r"\A(?:﻿)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
+from stage.frontmatter import split_card
 
+CARD = "README.md"
 Configs = Mapping[str, Mapping[str, list[str]]]
 
 
-def card_of(original: str, configs: Configs) -> bytes:
+def card_of(original: str, configs: Configs, made: Collection[str] = ()) -> bytes:
     """The card to serve.
 
     Args:
         original: the card as it was published; empty if there was none.
         configs: config -> split -> files, as they are served.
+        made: those of them that were converted on the way: their parquet says itself what its columns mean, and what
+            the card says of the files as they were published may not be it.
     """
-    metadata, text = _parts(original)
+    metadata, text = split_card(original)
     published = {entry.get("config_name", "default"): entry for entry in _entries(metadata.get("configs"))}
     metadata["configs"] = [
         {
@@ -36,7 +37,7 @@ def card_of(original: str, configs: Configs) -> bytes:
         for config, splits in configs.items()
     ]
     infos = [
-        _only(info, configs[config])
+        _only(info, configs[config], is_made=config in made)
         for info in _entries(metadata.pop("dataset_info", None))
         if (config := info.get("config_name", "default")) in configs
     ]
@@ -45,23 +46,13 @@ def card_of(original: str, configs: Configs) -> bytes:
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{text}".encode()
 
 
-def _parts(card: str) -> tuple[dict[str, Any], str]:
-    match = _FRONT_MATTER.match(card)
-    if not match:
-        return {}, card
-    try:
-        metadata = yaml.safe_load(match[1])
-    except yaml.YAMLError:
-        metadata = None
-    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :]
-
-
 def _entries(value: Any) -> list[dict[str, Any]]:
     several = value if isinstance(value, list) else [value]
     return [dict(entry) for entry in several if isinstance(entry, dict)]
 
 
-def _only(info: dict[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any]:
+def _only(info: dict[str, Any], splits: Mapping[str, list[str]], *, is_made: bool) -> dict[str, Any]:
     if isinstance(info.get("splits"), list):
         info["splits"] = [s for s in info["splits"] if isinstance(s, dict) and s.get("name") in splits]
-    return {key: value for key, value in info.items() if key not in ("download_size", "dataset_size")}
+    gone = ("download_size", "dataset_size", *(["features"] if is_made else []))
+    return {key: value for key, value in info.items() if key not in gone}

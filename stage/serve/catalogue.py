@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage.asset import CARD as STAGED_CARD
+from stage.asset import LockedAsset, LockedFile
 from stage.bundle import Bundle
-from stage.lockfile import CARD as STAGED_CARD
-from stage.lockfile import LockedAsset, LockedFile
 from stage.serve.card import CARD, card_of
 
 CONVERTED = "refs/convert/parquet"
@@ -159,7 +159,8 @@ def _card(assets: list[LockedAsset], original: ServedFile | None) -> ServedFile:
         for config, splits in asset.configs.items():
             mine = configs.setdefault(config, {})
             mine |= {split: [names[shard] for shard in locked.shards] for split, locked in splits.items()}
-    card = card_of(text.decode("utf-8", "replace"), configs)
+    made = {config for asset in assets if asset.made_from for config in asset.configs}
+    card = card_of(text.decode("utf-8", "replace"), configs, made)
     return ServedFile(card, len(card), _git_sha1(card), None)
 
 

@@ -11,7 +11,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator
 
-from stage.lockfile import LockedFile
+from stage.asset import LockedFile
 from stage.serve.answers import Answer, FileBody, Question, json_answer, refusal
 from stage.serve.catalogue import Catalogue
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stage.asset import Code, Ingredient, LockedAsset, LockedFile
 from stage.digest import Digest, FileDigests, hash_file, is_hex
 from stage.errors import IncompleteError, UsageError
-from stage.lockfile import Code, Ingredient, LockedAsset, LockedFile
-from stage.manifest import DatasetRequest, EnvironmentRequest, Manifest, ModelRequest, PathRequest, Request, UrlRequest
+from stage.manifest import Manifest
 from stage.progress import Reporter
+from stage.request import DatasetRequest, EnvironmentRequest, ModelRequest, PathRequest, Request, UrlRequest
 from stage.sources.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -176,20 +177,15 @@ class Sources:
 
             check_lock_unchanged(asset, request, manifest)
         if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
-            now, then = (
-                {(i.origin, i.sha256) for i in a.made_from} or {(f.path, f.sha256) for f in a.files}
-                for a in (
-                    resolve_path(asset.name, request, self._listing(asset.name, request, manifest), manifest),
-                    asset,
-                )
-            )
+            listing = self._listing(asset.name, request, manifest)
+            now, then = _digests(resolve_path(asset.name, request, listing, manifest)), _digests(asset)
             if now != then:
-                first = sorted(now ^ then)[0][0]
-                path, names = first.removeprefix(f"{asset.folder}/"), [{name for name, _ in s} for s in (now, then)]
-                how = "changed" if first in names[0] & names[1] else "is new" if first in names[0] else "is gone"
+                path = min(path for path in {*now, *then} if now.get(path) != then.get(path))
+                how = "changed" if path in now and path in then else "is new" if path in now else "is gone"
+                named = path.removeprefix(f"{asset.folder}/")
                 raise UsageError(
-                    f"{manifest.place(asset.name)}: `{asset.name}`: {path} {how} since "
-                    f"{manifest.lock_path.name} was written.",
+                    f"{manifest.place(asset.name)}: `{asset.name}`: {named} {how} since {manifest.lock_path.name} was "
+                    "written.",
                     f"To take it all as it is now: stage fetch {manifest.path} --update {asset.name} -o ...",
                 )
 
@@ -275,6 +271,11 @@ class Sources:
         if is_for_xet(size):
             download = self._hub.through_xet(download, kind, id, commit, size, self._xet)
         return self._downloader.fetch(download, target, progress)
+
+
+def _digests(asset: LockedAsset) -> dict[str, str | None]:
+    """Of a `path:` asset: what lies beside the manifest -> its sha256."""
+    return {i.origin: i.sha256 for i in asset.made_from} or {file.path: file.sha256 for file in asset.files}
 
 
 def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from stage.lockfile import Base
+from stage.asset import Base
 
 CONFIG = "adapter_config.json"
 

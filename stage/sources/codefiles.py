@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stage.errors import PolicyError, UsageError
-from stage.manifest import ModelRequest
 from stage.names import printable
 from stage.progress import Reporter
+from stage.request import ModelRequest
 from stage.sources.code import Reference, relative_imports
 from stage.sources.hub import DEFAULT_ENDPOINT, Hub, Repository
-from stage.sources.selection import RemoteFile, matches
+from stage.sources.selection import RemoteFile, why_left
 from stage.sources.smallfiles import SmallFiles
 
 
@@ -49,7 +49,7 @@ def needed_references(
             reporter.detail(f"{what}: {reference.config} names {reference}, which {repository.id} has no file for")
         elif request.tokenizer_only and reference.role not in roles:
             continue
-        elif _is_declined(reference.path, request):
+        elif why_left(reference.path, request.include, request.exclude):
             reporter.note(f"{what}: goes without its code {reference} ({reference.role}), as the manifest says")
         else:
             needed.append(reference)
@@ -64,6 +64,7 @@ def gather(
     listing: Sequence[RemoteFile],
     hub: Hub,
     small: SmallFiles,
+    request: ModelRequest,
     what: str,
 ) -> list[CodeFile]:
     """The modules of these classes and all they import beside them, from the commit each repository is at now.
@@ -85,11 +86,11 @@ def gather(
             if path not in files:
                 raise UsageError(
                     f"{what}: {reference.config} names {reference} of {id}, which has no {printable(path)}.",
-                    'Try another revision; or leave the code: `exclude: ["*.py"]`.',
+                    f"Try another revision{_or_without(request)}.",
                 )
             new = CodeFile(source, files[path], lands_at)
             if (there := gathered.setdefault(lands_at, new)) is not new:
-                _check_same(there, new, what)
+                _check_same(there, new, request, what)
                 continue
             text = small.read(source, files[path], what)
             waiting += _imported(text, path, lands_at, files, f"{what}: {printable(path)} of {id}")
@@ -110,19 +111,18 @@ def _imported(text: bytes, path: str, lands_at: str, files: dict[str, RemoteFile
     ]
 
 
-def _check_same(one: CodeFile, other: CodeFile, what: str) -> None:
+def _check_same(one: CodeFile, other: CodeFile, request: ModelRequest, what: str) -> None:
     if one.file.evidence != other.file.evidence:
         raise UsageError(
             f"{what}: {printable(one.lands_at)} of {one.repository.id} and {printable(other.file.path)} of "
             f"{other.repository.id} are different files, and both would have to lie at the same place.",
-            'Ask its author to settle on one of them; or leave the code: `exclude: ["*.py"]`.',
+            f"Ask its author to settle on one of them{_or_without(request)}.",
         )
 
 
-def _is_declined(path: str, request: ModelRequest) -> bool:
-    if any(matches(path, pattern) for pattern in request.exclude):
-        return True
-    return bool(request.include) and not any(matches(path, pattern) for pattern in request.include)
+def _or_without(request: ModelRequest) -> str:
+    """A tokenizer's entry takes no `exclude`."""
+    return "" if request.tokenizer_only else '; or leave the code: `exclude: ["*.py"]`'
 
 
 def _refused(needed: Sequence[Reference], own: Repository, request: ModelRequest, what: str) -> PolicyError:

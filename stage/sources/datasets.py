@@ -7,15 +7,15 @@ are here; `fetch` reads them and completes the lock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from stage.asset import CARD, Ingredient, LeftOut, LockedAsset, LockedFile, LockedSplit, Part, Source
 from stage.disk import human_count
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import CARD, Ingredient, LeftOut, LockedAsset, LockedFile, LockedSplit, Part, Source
-from stage.manifest import DatasetRequest, as_lock_request
-from stage.names import check_path, is_split_name, printable
+from stage.names import check_path, folded, is_split_name, printable, problem_with_path
 from stage.progress import Reporter
+from stage.request import DatasetRequest, as_lock_request, way_without
 from stage.sources import parquet_layout
 from stage.sources.hub import Hub, Repository
 from stage.sources.original_layout import Originals, loading_script, originals
@@ -104,8 +104,8 @@ def _with_files(
             files += [locked_file(chosen.files[path], shard) for path, shard in zip(paths, shards, strict=True)]
             locked[split] = LockedSplit(tuple(shards), declared_rows=declared.get(split))
         for shard in shards[:1]:
-            check_path(shard, what)
-    documents = [path for path in listing if is_document(path) and not path.lower().startswith("readme")]
+            check_path(shard, what, way_without(asset.request))
+    documents = _documents(listing)
     files += [locked_file(listing[path], f"{asset.folder}/{path}") for path in documents]
     if "README.md" in listing:
         files.append(locked_file(listing["README.md"], f"{asset.folder}/{CARD}"))
@@ -118,6 +118,13 @@ def _with_files(
         configs={chosen.config: locked},
         left_out=tuple(_left_out(file, chosen) for file in rest),
     )
+
+
+def _documents(paths: Iterable[str]) -> list[str]:
+    """The licence files and the like, but for those whose name may not be in a bundle: a dataset's entry has no
+    `exclude` for them, and its rows are what it is asked for."""
+    found = sorted(path for path in paths if is_document(path) and not path.lower().startswith("readme"))
+    return list({folded(path): path for path in found if problem_with_path(path) is None}.values())
 
 
 def _choose(

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
+from stage.asset import LeftOut
 from stage.convert import chosen
+from stage.disk import some_of
 from stage.errors import PolicyError, StageError, UsageError, all_at_once
-from stage.lockfile import LeftOut
-from stage.manifest import Manifest, PathRequest
+from stage.manifest import Manifest
 from stage.names import printable
+from stage.request import PathRequest
 from stage.sources import credentials
-from stage.sources.selection import matches
+from stage.sources.selection import require_matches, why_left
 
 _SHOWN = 8
 # Of version control, of programs that run beside the data, of file managers.
@@ -78,23 +80,20 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
         except OSError as error:
             raise _unreadable(f"{place}: {error.filename}: {error.strerror}", error.filename) from None
     for path in sorted(walk.others):
-        if not _why_left(path, request):
+        if not why_left(path, request.include, request.exclude):
             raise PolicyError(
                 f"{place}: {printable(str(base / path))} is a link or a special file; a bundle holds regular files "
                 "only.",
                 f'Put the file itself there, or leave it out: exclude: ["{path}"]',
             )
-    for pattern in request.include:
-        if not any(matches(path, pattern) for path in walk.sizes):
-            raise UsageError(
-                f"{place}: the pattern `{pattern[:80]}` matches none of the {len(walk.sizes)} files in {base}.",
-                f"There are: {_some([printable(path) for path in sorted(walk.sizes)])}",
-            )
+    require_matches(request.include, walk.sizes, f"the {len(walk.sizes)} files in {base}", place)
     listing = _selected(base, walk, request, manifest, place)
     if not listing.sizes:
         raise UsageError(f"{place}: {base} has no file to take.", "Check the path, `include` and `exclude`.")
     if closed := [path for path in listing.sizes if not os.access(listing.file(path), os.R_OK)]:
-        raise _unreadable(f"{place}: cannot be read: {_some([printable(path) for path in closed])}", str(base))
+        raise _unreadable(
+            f"{place}: cannot be read: {some_of([printable(path) for path in closed], _SHOWN)}", str(base)
+        )
     _refuse_private(listing, request, place)
     return listing
 
@@ -116,7 +115,7 @@ def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
 
 
 def _selected(base: Path, walk: _Walk, request: PathRequest, manifest: Manifest, place: str) -> Listing:
-    reasons = {path: _why_left(path, request) for path in walk.sizes}
+    reasons = {path: why_left(path, request.include, request.exclude) for path in walk.sizes}
     if request.convert and (asked := [path for path, reason in reasons.items() if reason is None]):
         read = set(chosen(request.convert, asked, place))
         reasons |= {path: f"not read by `convert: {request.convert}`" for path in asked if path not in read}
@@ -128,15 +127,6 @@ def _selected(base: Path, walk: _Walk, request: PathRequest, manifest: Manifest,
     left = [LeftOut(path, walk.sizes[path], reason) for path, reason in sorted(reasons.items()) if reason]
     taken = {path: walk.sizes[path] for path in sorted(reasons) if reasons[path] is None}
     return Listing(base, taken, tuple(left), walk.notes())
-
-
-def _why_left(path: str, request: PathRequest) -> str | None:
-    """Why the patterns leave a file behind; None if they don't."""
-    if any(matches(path, pattern) for pattern in request.exclude):
-        return "excluded by the manifest"
-    if request.include and not any(matches(path, pattern) for pattern in request.include):
-        return "not in the manifest's `include`"
-    return None
 
 
 def _is_named(name: str, include: Sequence[str]) -> bool:
@@ -160,18 +150,13 @@ def _refuse_private(listing: Listing, request: PathRequest, place: str) -> None:
             private[path] = what
     if not private:
         return
-    told = _some([f"{printable(path)} ({what})" for path, what in private.items()])
+    told = some_of([f"{printable(path)} ({what})" for path, what in private.items()], _SHOWN)
     names = ", ".join(f'"{path}"' for path in list(private)[:_SHOWN])
     raise PolicyError(
         f"{place}: {listing.base} has what should not travel by accident: {told}.",
         f"Leave it out: exclude: [{names}]. If it has to be in the bundle, name it: include: "
         f'["*", {names}]   (whoever gets the bundle can read it)',
     )
-
-
-def _some(things: Sequence[str]) -> str:
-    shown = ", ".join(things[:_SHOWN])
-    return f"{shown} and {len(things) - _SHOWN} more" if len(things) > _SHOWN else shown
 
 
 class _Walk:
@@ -237,9 +222,7 @@ class _Walk:
 
 
 def _is_bundle(folder: Path) -> bool:
-    return (folder / layout.JOURNAL).is_file() or (
-        (folder / layout.LOCK).is_file() and (folder / layout.BAGIT).is_file()
-    )
+    return (folder / layout.JOURNAL).is_file() or layout.holds_bundle(folder)
 
 
 def look(manifest: Manifest, required: Collection[str], note: Callable[[str], None]) -> dict[str, Listing]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from stage.asset import Ingredient, LockedAsset, LockedFile, Source
 from stage.digest import FileDigests, hash_file
 from stage.errors import UsageError
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, Source
-from stage.manifest import Manifest, PathRequest, as_lock_request
+from stage.manifest import Manifest
 from stage.names import check_path
+from stage.request import PathRequest, as_lock_request, way_without
 from stage.sources.listing import Listing, local_base
 from stage.sources.partial import copy_hashed
 
@@ -31,7 +32,7 @@ def resolve_path(name: str, request: PathRequest, listing: Listing, manifest: Ma
     )
     files = []
     for path in listing.sizes:
-        check_path(f"{asset.folder}/{path}", f"{manifest.place(name, 'path')}: `{name}`")
+        check_path(f"{asset.folder}/{path}", f"{manifest.place(name, 'path')}: `{name}`", way_without(asset.request))
         digests = hash_file(listing.file(path))
         files.append(LockedFile(f"{asset.folder}/{path}", digests.size, digests.sha256, None, path))
     if request.convert:

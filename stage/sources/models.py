@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stage.asset import Base, Code, LeftOut, LockedAsset, LockedFile, Source
 from stage.errors import UsageError
-from stage.lockfile import Base, Code, LeftOut, LockedAsset, LockedFile, Source
-from stage.manifest import ModelRequest, as_lock_request
 from stage.names import check_path
 from stage.progress import Reporter
+from stage.request import ModelRequest, as_lock_request, way_without
 from stage.sources import adapters
 from stage.sources.code import made_local, may_name_code, references
 from stage.sources.codefiles import CodeFile, gather, needed_references
@@ -63,7 +63,7 @@ def resolve_model(
     texts = {file.path: small.read(repository, file, what) for file in selected.taken if may_name_code(file.path)}
     found = [reference for path, text in texts.items() for reference in references(path, text)]
     needed = needed_references(request, repository, selected.listing, found, reporter, what)
-    code = gather(needed, repository, selected.listing, hub, small, what)
+    code = gather(needed, repository, selected.listing, hub, small, request, what)
     is_foreign = {reference.config for reference in needed if reference.repository}
     rewritten = {path for path, text in texts.items() if path in is_foreign and made_local(path, text) != text}
     files = {
@@ -73,7 +73,7 @@ def resolve_model(
     }
     files |= {f"{folder}/{c.lands_at}": locked_file(c.file, f"{folder}/{c.lands_at}") for c in code}
     for path in files:
-        check_path(path, what)
+        check_path(path, what, way_without(as_lock_request(request)))
     made_from = [file for file in selected.listing if file.path in selected.pickles | rewritten]
     brought = {*files, *(f"{folder}/{file.path}" for file in made_from)}
     return LockedAsset(
@@ -109,7 +109,9 @@ def _select(request: ModelRequest, hub: Hub, what: str, *, allow_pickle: bool) -
     if not taken:
         raise UsageError(
             f"{what}: none of the {len(files)} files of {repository.id} is left to take.",
-            "Check `include` and `exclude`; or is it the wrong repository?",
+            "Is it the right repository? A tokenizer has a tokenizer.json, vocab.txt, or the like at its top."
+            if request.tokenizer_only
+            else "Check `include` and `exclude`; or is it the wrong repository?",
         )
     return _Selected(repository, files, taken, left_out, frozenset(pickles))
 

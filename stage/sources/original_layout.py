@@ -39,7 +39,7 @@ class Originals:
     """A config as the repository publishes it, not as parquet.
 
     Attributes:
-        convert: what makes parquet of it, one of `manifest.CONVERSIONS`.
+        convert: what makes parquet of it, one of `request.CONVERSIONS`.
         splits: split -> paths in order.
         separator: between the cells of its CSV, if the card names another than the files' endings do.
         problem: why it cannot be converted here, in words; None: it can.

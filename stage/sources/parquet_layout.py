@@ -126,17 +126,21 @@ def splits_of_names(paths: Sequence[str]) -> dict[str, list[str]]:
 
 def declared_rows(dataset_info: Any, config: str) -> dict[str, int]:
     """Split -> rows as the card's `dataset_info` declares them; empty where it does not."""
+    splits = info_of(dataset_info, config).get("splits")
+    return {
+        str(s["name"]): s["num_examples"]
+        for s in (splits if isinstance(splits, list) else [])
+        if isinstance(s, dict) and "name" in s and type(s.get("num_examples")) is int
+    }
+
+
+def info_of(dataset_info: Any, config: str) -> Mapping[str, Any]:
+    """The entry of a card's `dataset_info` on one config; empty if there is none."""
     entries = dataset_info if isinstance(dataset_info, list) else [dataset_info]
     for entry in entries:
-        if isinstance(entry, dict) and (len(entries) == 1 or entry.get("config_name") == config):
-            if entry.get("config_name", config) not in (config, "default"):
-                continue
-            splits = entry.get("splits")
-            return {
-                str(s["name"]): s["num_examples"]
-                for s in (splits if isinstance(splits, list) else [])
-                if isinstance(s, dict) and "name" in s and type(s.get("num_examples")) is int
-            }
+        unnamed, meant = (config, (config, "default")) if len(entries) == 1 else (None, (config,))
+        if isinstance(entry, dict) and entry.get("config_name", unnamed) in meant:
+            return entry
     return {}
 
 

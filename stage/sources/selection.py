@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from stage.asset import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
 from stage.digest import Digest
+from stage.disk import some_of
 from stage.errors import PolicyError, UsageError
-from stage.lockfile import Ingredient, LeftOut, LockedFile
 from stage.names import printable
 
 
@@ -41,6 +42,7 @@ _OTHER_WEIGHTS = {
     ".mlpackage": "a Core ML copy",
 }
 CODE = "code of the repository"
+_SHOWN = 8
 _OTHER_FRAMEWORK = "weights of another framework"
 _FOREIGN_REASONS = frozenset({*_OTHER_WEIGHTS.values(), _OTHER_FRAMEWORK})
 _INDEX_ALONE = "an index of shards not taken"
@@ -74,19 +76,12 @@ def select_by_patterns(
         UsageError: an `include` pattern matches no file.
         PolicyError: a pickle or code was asked for.
     """
-    paths = [file.path for file in files]
-    for pattern in include:
-        if not any(matches(path, pattern) for path in paths):
-            raise UsageError(
-                f"{what}: the pattern `{pattern[:80]}` matches none of its {len(paths)} files.",
-                f"There are: {', '.join(printable(p) for p in sorted(paths)[:8])}{', ...' if len(paths) > 8 else ''}",
-            )
+    require_matches(include, [file.path for file in files], f"its {len(files)} files", what)
     taken, left_out = [], []
     for file in files:
-        if any(matches(file.path, pattern) for pattern in exclude):
-            left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
-        elif not (any(matches(file.path, pattern) for pattern in include) or is_document(file.path)):
-            left_out.append(LeftOut(file.path, file.size, "not in the manifest's `include`"))
+        reason = why_left(file.path, () if is_document(file.path) else include, exclude)
+        if reason is not None:
+            left_out.append(LeftOut(file.path, file.size, reason))
         else:
             _refuse_code_and_pickles(file.path, what, allow_code=allow_code)
             taken.append(file)
@@ -113,7 +108,7 @@ def select_model(
     kept, left_out = [], []
     for file in files:
         if any(matches(file.path, pattern) for pattern in exclude):
-            left_out.append(LeftOut(file.path, file.size, "excluded by the manifest"))
+            left_out.append(LeftOut(file.path, file.size, EXCLUDED))
         else:
             kept.append(file)
     wanted_folders = _folders_with_parts({file.path for file in kept})
@@ -283,6 +278,32 @@ def ingredient_of(file: RemoteFile) -> Ingredient:
     """A listed file that others will be made of, as the lock records it."""
     known = file.evidence.value if file.evidence.algorithm == "lfs-sha256" else None
     return Ingredient(file.path, file.size, known, file.evidence)
+
+
+def require_matches(include: Iterable[str], paths: Collection[str], whose: str, what: str) -> None:
+    """Refuses a pattern that means no file: a slip of the hand would leave out what it was written for.
+
+    Args:
+        whose: the files, in words.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for pattern in include:
+        if not any(matches(path, pattern) for path in paths):
+            raise UsageError(
+                f"{what}: the pattern `{pattern[:80]}` matches none of {whose}.",
+                f"There are: {some_of([printable(path) for path in sorted(paths)], _SHOWN)}",
+            )
+
+
+def why_left(path: str, include: Sequence[str], exclude: Sequence[str]) -> str | None:
+    """Why a person's patterns leave a file behind; None if they don't. No `include` takes everything."""
+    if any(matches(path, pattern) for pattern in exclude):
+        return EXCLUDED
+    if include and not any(matches(path, pattern) for pattern in include):
+        return NOT_INCLUDED
+    return None
 
 
 def matches(path: str, pattern: str) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
+from stage.asset import Ingredient, LockedAsset, Source
 from stage.digest import Digest
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.lockfile import Ingredient, LockedAsset, Source
-from stage.manifest import Manifest, UrlRequest, as_lock_request
+from stage.manifest import Manifest
 from stage.names import check_path
+from stage.request import UrlRequest, as_lock_request, way_without
 from stage.sources.download import Download, Downloader
 from stage.sources.ftp import FtpFile
 from stage.sources.http import without_credentials
@@ -42,7 +43,7 @@ def resolve_url(name: str, request: UrlRequest, downloader: Downloader, manifest
         source=Source("url", request.url),
         files=(),
     )
-    check_path(f"{asset.folder}/{file_name(request.url, what)}", what)
+    check_path(f"{asset.folder}/{file_name(request.url, what)}", what, way_without(asset.request))
     unknown = Ingredient(request.url, None, request.sha256)
     size, _ = downloader.probe(download_of(name, unknown, None, what))
     return replace(asset, made_from=(replace(unknown, size=size),))

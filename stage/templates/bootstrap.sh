@@ -17,6 +17,9 @@ needed_files='@FILES@'
 needed_glibc='@GLIBC@'
 machine='@MACHINE@'
 
+newline='
+'
+
 say() { printf '%s\n' "$*"; }
 
 stop() { # exit code, what, what to do
@@ -139,13 +142,14 @@ check_bundle() { # this script could be the damaged one: the bundle's own list s
 
 remove() { # the tar of a run that was killed alone lives on, and writes
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    rm -rf "$1" 2>/dev/null
+    why=$(rm -rf "$1" 2>&1)
     [ -e "$1" ] || return 0
     sleep 1
   done
-  # rm took the owner's name first; without it, nobody would dare to remove the rest.
-  mkdir -p "$1/.airlift" && uname -n >"$1/.airlift/owner"
-  say "something still writes in $1: the next run removes it"
+  # rm may have taken the owner's name; without it, nobody would dare to remove the rest.
+  { mkdir -p "$1/.airlift" && uname -n >"$1/.airlift/owner"; } 2>/dev/null
+  say "left for the next run to remove: $old"
+  say "  ${why%%"$newline"*}"
 }
 
 clear_leftovers() { # what runs that were killed on this machine left beside PREFIX
@@ -222,6 +226,7 @@ main() {
   resolve_prefix "$1"
   check_prefix
   check_machine
+  if [ "$only" != --check ]; then clear_leftovers; fi # they take room
   check_room
   if [ "$only" != --place ]; then
     check_bundle
@@ -232,7 +237,6 @@ main() {
     say "$asset: $prefix can be made."
   fi
   if [ -n "$only" ]; then exit 0; fi
-  clear_leftovers
   unpack
   say "$asset: $prefix is made; tree $tree"
   say "use it: . '$prefix/activate'"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,7 +21,8 @@ from runner import holder as holder_module
 from runner.errors import IncompleteError, UsageError
 from runner.holder import GONE_AFTER_S, Holder, holder_of, holding, refuse_held
 from runner.records import RunFolder
-from tests.runner.conftest import Cluster
+from tests.runner.conftest import Cluster, rank_pids
+from tests.runner.test_resume import site_folder
 
 ME = Holder.me({})
 ELSEWHERE = replace(ME, host="gpu7", machine="another boot", pid=4711, job=17, since=time.time())
@@ -123,6 +126,44 @@ def test_a_job_elsewhere_holds_the_folder_as_long_as_slurm_says_it_lives(
     assert (holder_of(folder, ME) is None) == gone
 
 
+KILLED = replace(ME, born="1", job=17, since=time.time())
+"""A launcher that srun was started from, on this machine."""
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "gone"),
+    [
+        ("RUNNING", f"17.3|runner-{platform.node()}-{KILLED.pid}", False),  # srun was killed too, its ranks train on
+        ("RUNNING", "17.3|bash", True),
+        ("RUNNING", f"17.3|runner-{platform.node()}-{KILLED.pid}0", True),
+        ("COMPLETING", "", False),  # Slurm no longer tells of steps that still end
+        ("COMPLETED", "", True),
+    ],
+)
+def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
+    folder: RunFolder, squeue: Callable[[str], None], state: str, step: str, gone: bool
+) -> None:
+    squeue(f"case \"$*\" in *--steps*) echo '{step}' ;; *) echo {state} ;; esac")
+    held_by(folder, KILLED, age_s=10 * GONE_AFTER_S)
+    if gone:
+        with holding(folder, {"SLURM_JOB_ID": "17"}):
+            return
+    with pytest.raises(UsageError) as refused:
+        refuse_held(folder, {"SLURM_JOB_ID": "17"})
+    said = str(refused.value)
+    assert ("was killed, and its ranks still run (step 17.3)" in said and "scancel 17.3" in said) == (step != "")
+
+
+def test_a_killed_launcher_of_a_job_of_whose_ranks_nobody_says_anything_is_given_time(
+    folder: RunFolder, squeue: Callable[[str], None]
+) -> None:
+    squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
+    held_by(folder, KILLED, age_s=GONE_AFTER_S - 60)
+    assert holder_of(folder, ME) == KILLED
+    held_by(folder, KILLED, age_s=GONE_AFTER_S + 60)
+    assert holder_of(folder, ME) is None
+
+
 def test_where_slurm_does_not_answer_the_signs_of_life_decide(folder: RunFolder, squeue: Callable[[str], None]) -> None:
     squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
     held_by(folder, ELSEWHERE, age_s=GONE_AFTER_S - 60)
@@ -197,3 +238,64 @@ def test_train_is_refused_beside_another_while_check_and_dry_run_only_tell_and_s
     assert sorted(p.name for p in folder.root.iterdir()) == ["checkpoints", "logs", "running"]
     dry = cluster.run("train", "tiny.yaml", "--processes", "1", "--dry-run")
     assert dry.returncode == 0 and f"process {other.pid} on " in dry.stdout
+
+
+# The process that prepares kills the launcher as soon as it writes, and would go on for long.
+KILLS_ITS_LAUNCHER = """
+import os, signal, sys, time
+def hook(name, arguments):
+    if name == "os.mkdir" and "/.stores/" in str(arguments[0]) and str(arguments[0]).endswith(".tmp"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(300)
+sys.addaudithook(hook)
+"""
+
+
+def test_a_preparation_does_not_outlive_its_killed_launcher_and_the_next_one_prepares(cluster: Cluster) -> None:
+    cluster.write()
+    killed = cluster.start("train", "tiny.yaml", "--processes", "1", **site_folder(cluster, KILLS_ITS_LAUNCHER))
+    _, said = killed.communicate(timeout=120)  # it has the same stderr: this is its end
+    assert (killed.returncode, "Traceback" in said) == (-signal.SIGKILL, False), said
+    assert cluster.run("prepare", "tiny.yaml").returncode == 0
+    assert not list((cluster.folder / "output/.stores").glob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_ranks_of_a_killed_torchrun_hold_the_folder_as_long_as_they_train_and_end_with_the_first_of_them(
+    cluster: Cluster,
+) -> None:
+    """Nobody ties them to torchrun: they train on, and the second training is refused."""
+    cluster.write(steps=100_000, checkpoint={"every": 50_000})
+    assert cluster.run("prepare", "tiny.yaml").returncode == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
+    agent = subprocess.Popen(
+        [*torchrun, *cluster.command("train", "tiny.yaml")[2:]],
+        cwd=cluster.folder,
+        env=cluster.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    folder = RunFolder(cluster.output())
+    ranks: list[int] = []
+    try:
+        _until(lambda: folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 2)
+        ranks = rank_pids(agent.pid)
+        agent.kill()
+        agent.wait()
+        told = len(folder.metrics.read_text().splitlines())
+        _until(lambda: len(folder.metrics.read_text().splitlines()) > told)
+        assert f"process {ranks[0]} on " in cluster.refused("train", "tiny.yaml", "--processes", "1")
+        os.kill(ranks[0], signal.SIGKILL)
+        _until(lambda: all(holder_module._born(pid) in ("gone", None) for pid in ranks))
+        assert holder_of(folder, ME) is None
+    finally:
+        for pid in [agent.pid, *ranks]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

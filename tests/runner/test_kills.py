@@ -3,12 +3,18 @@
 One run is killed again and again, taken up by the same command, and once it is through, begun anew. After every kill
 what it has told so far is a beginning of the undisturbed run; at its end it is the same, bit for bit. A rank is killed,
 or the launcher, or all of them at once, as by a node that loses its power. Repeat one with AIRLIFT_KILL_SEED.
+
+Then the same with checkpoints written beside training (adr/0044), where a kill also hits a checkpoint that training has
+left behind.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -16,6 +22,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +32,25 @@ import pytest
 from runner.records import read_metrics
 from runner.vitals import clear, read_pulse
 from tests.runner.conftest import Cluster, assert_same_story, rank_pids
+from tests.runner.test_resume import site_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ENGINES: dict[str, dict[str, Any]] = {"zero2": {"zero": 2}, "fsdp": {"name": "fsdp"}, "ddp": {"name": "ddp"}}
 # Ten moments with each engine: what the run is at when it dies.
 AIMS = ("start", "start", "train", "train", "train", "train", "save", "save", "save", "export")
+# "write": a checkpoint is being written, and training has told steps beyond it.
+AIMS_BESIDE = ("start", "write", "write", "write", "write", "write", "write", "save", "export")
+# What a disk shared by many does to a checkpoint: else one of so small a model is written before the next step ends.
+SLOW_DISK = """
+import sys, time
+def hook(name, arguments):
+    if name == "open" and "/step-" in str(arguments[0]) and ".tmp/" in str(arguments[0]):
+        time.sleep(0.05)
+sys.addaudithook(hook)
+"""
 VICTIMS = ("everything", "everything", "launcher", "rank 0", "rank 1")
-STEPS = 12
+STEPS, EVERY_BESIDE = 12, 3
 TOLD = ("step", "loss", "lr", "grad_norm", "validation_loss")
 MOST_LIVES = 40
 
@@ -44,6 +62,23 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in TOLD if key in line} for line in lines]
 
 
+def newest_whole(folder: Path) -> int | None:
+    """The newest step of which a checkpoint is there. Each must be whole, to the byte: it is, or is not there."""
+    steps = []
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if checkpoint.suffix == ".tmp":
+            continue
+        listed = json.loads((checkpoint / "files.json").read_text())["files"]
+        found = {
+            path.relative_to(checkpoint).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in checkpoint.rglob("*")
+            if path.is_file() and path.name != "files.json"
+        }
+        assert found == {file["path"]: file["sha256"] for file in listed}, checkpoint
+        steps.append(int(checkpoint.name.removeprefix("step-")))
+    return max(steps, default=None)
+
+
 @dataclass
 class Story:
     """One command that is given again and again, and killed."""
@@ -52,7 +87,10 @@ class Story:
     undisturbed: Path
     random: random.Random
     start_s: float
+    environment: dict[str, str]
     hit: list[tuple[str, str, int]] = field(default_factory=list)
+    victims: list[str] = field(default_factory=list)
+    began: float = 0.0
 
     @property
     def folder(self) -> Path:
@@ -61,12 +99,18 @@ class Story:
     def live(self, aim: str) -> bool:
         """Runs the command and kills it at a random moment of what is aimed at. Whether it was killed."""
         clear(self.folder / "logs")
-        process = self.cluster.start("train", "tiny.yaml", "--processes", "2")
-        victim = self.random.choice(VICTIMS)
+        newest, self.began = newest_whole(self.folder), time.time()
+        process = self.cluster.start("train", "tiny.yaml", "--processes", "2", **self.environment)
+        self.victims = self.victims or self.random.sample(VICTIMS, len(VICTIMS))
+        victim = self.victims.pop()
         killed = self._wait_for(aim, process) and self._kill(process, victim)
         out, err = process.communicate(timeout=120)
         assert "is passed over" not in out, out
         assert "Traceback" not in err, err
+        phase = str((read_pulse(self.folder / "logs", 0) or {"phase": "start"})["phase"])
+        resumed = [int(step) for step in re.findall(r"resumed from step-(\d+)", out)]
+        if resumed or phase != "start":
+            assert resumed == ([newest] if newest is not None else []), out
         if not killed:
             assert process.returncode == 0, (out, err)
             return False
@@ -74,9 +118,9 @@ class Story:
         expected = (5, 0) if victim.startswith("rank") else (-signal.SIGKILL,)
         assert process.returncode in expected, (victim, process.returncode, out, err)
         self._wait_for_all_to_be_gone()
-        pulse = read_pulse(self.folder / "logs", 0) or {"phase": "start"}
         so_far = told(self.folder)
-        self.hit.append((str(pulse["phase"]), victim, so_far[-1]["step"] if so_far else 0))
+        phase = "write" if self._left_behind() is not None else phase
+        self.hit.append((phase, victim, so_far[-1]["step"] if so_far else 0))
         assert so_far == told(self.undisturbed)[: len(so_far)]
         return True
 
@@ -85,6 +129,8 @@ class Story:
         choose = self.random.uniform
         if aim == "start":
             return self._sleep(choose(0, self.start_s), process)
+        if aim == "write":
+            return self._wait_for_write(process)
         times = 1 if aim == "export" else self.random.randint(1, 3)
         before = len(told(self.folder))
         phases = self._phases(process)
@@ -93,6 +139,30 @@ class Story:
             if times <= 0 and (aim != "train" or len(told(self.folder)) != before):
                 return self._sleep(choose(0, {"train": 0.1, "save": 0.1, "export": 0.05}[aim]), process)
         return False
+
+    def _wait_for_write(self, process: subprocess.Popen[str]) -> bool:
+        """Until training is beyond a checkpoint that is still being written: one at random of those to come."""
+        to_come = (STEPS - 1) // EVERY_BESIDE - (newest_whole(self.folder) or 0) // EVERY_BESIDE
+        passed = self.random.randrange(max(1, to_come))
+        seen: set[int] = set()
+        while process.poll() is None:
+            step = self._left_behind()
+            if step is not None:
+                seen.add(step)
+                if len(seen) > passed:
+                    return True
+            time.sleep(0.003)
+        return False
+
+    def _left_behind(self) -> int | None:
+        """The step of a checkpoint that this life has begun, and not finished, and trained beyond."""
+        lines = told(self.folder)
+        for torn in (self.folder / "checkpoints").glob("step-*.tmp"):
+            step = int(torn.stem.removeprefix("step-"))
+            with suppress(FileNotFoundError):
+                if torn.stat().st_mtime > self.began and lines and lines[-1]["step"] > step:
+                    return step
+        return None
 
     def _phases(self, process: subprocess.Popen[str]) -> Iterator[str]:
         """What rank 0 is at, whenever it is at something else, until the run ends."""
@@ -147,25 +217,44 @@ def _processes_in(folder: Path) -> list[int]:
 def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
     tmp_path: Path, bundle: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    checkpoint = {"every": 2, "keep": 2, "best": True}
+    changes = {"engine": ENGINES[engine], "steps": STEPS, "checkpoint": checkpoint, "evaluation": {"every": 3}}
+    with capsys.disabled():
+        killed_again_and_again(tmp_path, bundle, changes, AIMS, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_killed_while_it_trains_beyond_a_checkpoint_being_written_goes_on_from_the_newest_whole_one(
+    tmp_path: Path, bundle: Path, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = {"every": EVERY_BESIDE, "keep": 2, "asynchronous": True}
+    changes = {"engine": ENGINES[engine], "steps": STEPS, "checkpoint": checkpoint, "evaluation": {"every": STEPS}}
+    with capsys.disabled():
+        hit = killed_again_and_again(tmp_path, bundle, changes, AIMS_BESIDE, engine, SLOW_DISK)
+    assert hit["write"] >= AIMS_BESIDE.count("write")
+
+
+def killed_again_and_again(
+    folder: Path, bundle: Path, changes: dict[str, Any], wanted: tuple[str, ...], engine: str, code: str = ""
+) -> Counter[str]:
+    """Kills a run at each of what is wanted, and compares. Returns what it was at, and how often, when it was hit.
+
+    Args:
+        code: what every Python process of the run runs at its start.
+    """
     seed = int(os.environ.get("AIRLIFT_KILL_SEED", secrets.randbits(32)))
-    changes: dict[str, Any] = {
-        "engine": ENGINES[engine],
-        "steps": STEPS,
-        "checkpoint": {"every": 2, "keep": 2, "best": True},
-        "evaluation": {"every": 3},
-    }
-    alone = Cluster(tmp_path / "alone", bundle)
+    alone = Cluster(folder / "alone", bundle)
     alone.folder.mkdir()
     alone.write(**changes)
     began = time.time()
     undisturbed = alone.trained()
     first = (undisturbed / "tensorboard").stat().st_ctime - began
 
-    cluster = Cluster(tmp_path / "killed", bundle)
+    cluster = Cluster(folder / "killed", bundle)
     cluster.folder.mkdir()
     cluster.write(**changes)
-    story = Story(cluster, undisturbed, random.Random(seed), first)
-    aims = list(AIMS)
+    story = Story(cluster, undisturbed, random.Random(seed), first, site_folder(cluster, code) if code else {})
+    aims = list(wanted)
     story.random.shuffle(aims)
     stories, lives = 0, 0
     while aims or story.folder.exists():
@@ -182,7 +271,7 @@ def test_a_run_killed_at_any_moment_goes_on_as_if_nothing_had_been(
         shutil.rmtree(story.folder)
         shutil.rmtree(story.folder.parent / ".stores")
         stories += 1
-    with capsys.disabled():
-        phases = Counter(phase for phase, _, _ in story.hit)
-        print(f"\n{engine}, seed {seed}: {len(story.hit)} kills in {stories} runs: {dict(phases)}; {story.hit}")
-    assert len(story.hit) >= len(AIMS)
+    phases = Counter(phase for phase, _, _ in story.hit)
+    print(f"\n{engine}, seed {seed}: {len(story.hit)} kills in {stories} runs: {dict(phases)}; {story.hit}")
+    assert len(story.hit) >= len(wanted)
+    return phases

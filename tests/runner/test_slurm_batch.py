@@ -19,8 +19,9 @@ def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
 
 
 def test_srun_is_told_everything_it_would_guess_otherwise() -> None:
-    assert batch.srun_command(*job(SLURM_CPUS_PER_TASK="16"), ["python", "x.py"]) == [
+    assert batch.srun_command(*job(SLURM_CPUS_PER_TASK="16"), ["python", "x.py"], "runner-n1-7") == [
         "srun",
+        "--job-name=runner-n1-7",
         "--nodes=2",
         "--ntasks=4",
         "--ntasks-per-node=2",
@@ -71,6 +72,7 @@ def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:
         (1, "Out Of Memory", 5),
         (134, "Aborted (core dumped)", 1),
         (1, "", 1),
+        (-9, "", 5),  # srun itself was killed
     ],
 )
 def test_the_first_rank_that_ended_badly_decides_the_exit_code(code: int, first_end: str, expected: int) -> None:

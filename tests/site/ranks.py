@@ -3,6 +3,8 @@
 ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
 ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
+ranks.py hold FOLDER PROGRAM                     the same, with the folder held as `runner train` holds it
+ranks.py trial FOLDER PROGRAM                    the same, ended as `runner bench` ends a trial that takes too long
 ranks.py rank FOLDER PROGRAM                     in each task
 """
 
@@ -12,11 +14,16 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from runner import batch, launch
+from runner.bench import trial
+from runner.errors import StageError
+from runner.holder import holding
+from runner.records import RunFolder
 from runner.sbatch import SbatchRequest
 from runner.submit import submit
 from runner.sweep import members
@@ -95,6 +102,26 @@ def start_slowly(folder: Path, place: launch.RankEnvironment) -> None:
     time.sleep(600)
 
 
+def train_on(folder: Path, place: launch.RankEnvironment, for_s: float = 600) -> None:
+    """Shows all the time that it works, and writes down whoever else does."""
+    step = os.environ["SLURM_STEP_ID"]
+    mine = folder / f"alive-{step}-{place.rank}"
+    began = time.time()
+    mine.touch()
+    while time.time() < began + for_s:
+        mine.touch()
+        for other in folder.glob("alive-*"):
+            if other.name.split("-")[1] != step and other.stat().st_mtime > began:
+                with open(folder / "together", "a") as together:
+                    together.write(f"{mine.name} beside {other.name}\n")
+        time.sleep(0.05)
+
+
+def train_briefly(folder: Path, place: launch.RankEnvironment) -> None:
+    """The same, for a second."""
+    train_on(folder, place, for_s=1)
+
+
 def get_nowhere(folder: Path, place: launch.RankEnvironment) -> None:
     """Is told to stop as soon as it runs, whenever it runs."""
     with open(folder / "lives", "a") as lives:
@@ -104,6 +131,8 @@ def get_nowhere(folder: Path, place: launch.RankEnvironment) -> None:
 
 PROGRAMS = {
     "start_slowly": start_slowly,
+    "train_on": train_on,
+    "train_briefly": train_briefly,
     "get_nowhere": get_nowhere,
     "meet": meet,
     "fail": fail,
@@ -126,6 +155,22 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         path = changes[changes.index("--output") + 1]
         folder = Path(path)
         folder.mkdir(exist_ok=True)
+    if step == "hold":
+        held = RunFolder(folder)
+        held.make()
+        try:
+            with holding(held, os.environ):
+                return launch.run_batch([sys.executable, __file__, "rank", path, program], folder)
+        except StageError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+    if step == "trial":
+        command = [sys.executable, __file__, "hold", path, program]
+        process = subprocess.Popen(command, start_new_session=True)
+        while len(list(folder.glob("alive-*"))) < 4:
+            time.sleep(0.05)
+        trial._end(process)
+        return 0
     if step == "launch":
         assert launch.role(os.environ) == "batch"
         hang_after_s = 5.0 if program == "hang" else None

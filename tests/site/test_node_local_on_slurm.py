@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from stage.asset import LockedAsset, LockedEnvironment, LockedFile, Source
 from stage.bundle import Bundle
 from stage.digest import sha256_of_bytes
 from stage.environment.profile import Profile
-from stage.lockfile import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from tests.site.conftest import RUN, RUNNER, Site
 from tests.site.test_train_on_slurm import log, losses
 from tests.stage.bundles import finish

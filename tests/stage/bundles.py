@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from stage.asset import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.bundle import Bundle, finish, write_blocks
 from stage.digest import Digest, hash_file
-from stage.lockfile import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
+from stage.lockfile import Lockfile
 from tests.stage.locks import COMMIT
 from tests.support.staging import safetensors
 

@@ -20,8 +20,9 @@ from stage.errors import StageError, as_shown
 from stage.findings import read_report
 from stage.inspect import safetensors_header
 from stage.lockreader import read_lock
-from stage.manifest import Manifest, as_lock_request
+from stage.manifest import Manifest
 from stage.patchfile import find_volumes
+from stage.request import as_lock_request
 from stage.sign import signed_by
 from stage.verify import verify
 from tests.stage.bundles import make_bundle

@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stage.digest import Digest
-from stage.lockfile import (
+from stage.asset import (
     FOLDERS,
     Base,
     Code,
@@ -21,11 +20,12 @@ from stage.lockfile import (
     LockedEnvironment,
     LockedFile,
     LockedSplit,
-    Lockfile,
     PackageEntry,
     Part,
     Source,
 )
+from stage.digest import Digest
+from stage.lockfile import Lockfile
 from stage.names import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -16,10 +16,11 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage.asset import Base, LockedAsset, LockedFile, Source
 from stage.bases import server_of, unanswered_bases
 from stage.bundle import Bundle
 from stage.loadcheck import check_loads
-from stage.lockfile import Base, LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.sources.adapters import base_of
 from tests.stage.locks import COMMIT

@@ -12,9 +12,10 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 
+from stage.asset import Ingredient, LockedAsset, LockedFile, Source
 from stage.bom import bom_text
 from stage.bundle import manifest_text, parse_manifest
-from stage.lockfile import Ingredient, LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from stage.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import COMMIT, brought_and_made, canonical, every_kind, locks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -167,11 +169,25 @@ def test_a_path_that_may_not_travel_ends_with_3(laptop: Path) -> None:
 
 
 def test_what_cannot_be_finished_ends_with_5(laptop: Path) -> None:
-    folder = laptop / "full"
-    folder.touch()
-    done = stage("fetch", "m.yaml", "-o", "full/b", cwd=laptop)
+    (laptop / "b").mkdir()
+    descriptor = os.open(laptop / "b", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another fetch would
+    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    os.close(descriptor)
     assert done.returncode == 5 and done.stderr.startswith("error: ") and "\n  -> " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(laptop: Path) -> None:
+    """As one that may not be written is: running it again would end the same (tests/stage/test_read_only.py)."""
+    (laptop / "nowhere").symlink_to("gone/too")
+    place = {"notes.txt/b": errno.ENOTDIR, "x" * 256: errno.ENAMETOOLONG, "nowhere": errno.EEXIST}
+    if os.access("/proc", os.W_OK):  # root may, and cannot
+        place["/proc/b"] = errno.ENOENT
+    for target, code in place.items():
+        done = run_as(["fetch", "m.yaml", "-o", target], laptop, environment_of(laptop))
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {target}"), (target, done.stderr)
+        assert os.strerror(code) in done.stderr and "again" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -266,8 +282,8 @@ def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
     """Names come from a Hub, where anybody may write what he likes."""
     from dataclasses import replace
 
+    from stage.asset import Column
     from stage.bundle import finish
-    from stage.lockfile import Column
 
     made = make_bundle(tmp_path / "bundle", big=False)
     lines = made.lock.assets["lines"]

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from stage.asset import LockedAsset, LockedEnvironment, LockedFile, Source
 from stage.digest import sha256_of_bytes
 from stage.environment.torch_builds import runs_on
-from stage.lockfile import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from tests.stage.bundles import finish
 from tests.support.node import SHELLS, Node
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import EnvironmentLaptop, bootstrap, run, tree_of
+from tests.support.environments import EnvironmentLaptop, alone, bootstrap, run, tree_of
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +86,20 @@ def test_pip_and_its_records_agree_with_the_files(created: Path) -> None:
     assert run(created, "python", "-c", code) == "agreed"
 
 
-def test_killed_then_made_by_another_shell_at_a_longer_prefix_it_is_the_same_tree(
+def test_the_shell_alone_killed_while_its_tar_goes_on_another_shell_makes_the_same_tree_and_leaves_nothing(
     environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
 ) -> None:
     prefix = tmp_path / ("long" * 20)
     killed = start_bootstrap(environment_laptop.asset, prefix)
-    os.killpg(killed.pid, signal.SIGKILL)
+    os.killpg(killed.pid, signal.SIGSTOP)  # so that there is much left to write when the next run comes
+    os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(f"{prefix.name}.part.")
+    assert {"tar", "gzip"} <= set(group_of(killed))
+    os.killpg(killed.pid, signal.SIGCONT)
     done = bootstrap(environment_laptop.asset, prefix, shell="bash")
     assert done.returncode == 0, done.stderr
-    assert f"removing what an interrupted run left: {left}" in done.stdout
-    assert list(tmp_path.iterdir()) == [prefix]
+    assert f"removing what an interrupted run left: {prefix}.part.{killed.pid}\n" in done.stdout
+    assert (list(tmp_path.iterdir()), group_of(killed)) == ([prefix], [])
     assert tree_of(prefix) == tree_of(created)
     assert run(prefix, "greet") == "hello from the environment 1.1"
 
@@ -106,7 +107,7 @@ def test_killed_then_made_by_another_shell_at_a_longer_prefix_it_is_the_same_tre
 def test_what_was_left_and_is_still_written_to_goes_in_the_end_though_the_prefix_is_made(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
-    """`kill -9` of the shell alone: its tar lives on, and rm meets a folder that is not empty."""
+    """As by a tar that lives on: rm meets a folder that is not empty."""
     prefix, left = tmp_path / "env", tmp_path / "env.part.999999999"
     prefix.mkdir()
     (left / ".airlift").mkdir(parents=True)
@@ -117,6 +118,57 @@ def test_what_was_left_and_is_still_written_to_goes_in_the_end_though_the_prefix
     writer.wait()
     assert (done.returncode, f"removing what an interrupted run left: {left}" in done.stdout) == (2, True)
     assert list(tmp_path.iterdir()) == [prefix]
+
+
+@pytest.mark.slow
+def test_the_shell_alone_killed_while_its_python_relocates_puts_nothing_where_the_next_run_works(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / "env"
+    killed = start_bootstrap(environment_laptop.asset, prefix)
+    part = tmp_path / f"env.part.{killed.pid}"
+    while not (part / ".airlift/prefix").exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert group_of(killed)
+    while group_of(killed):  # it goes on to its end, but for the last step
+        time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == [part]
+    done = bootstrap(environment_laptop.asset, prefix)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == [prefix]
+    assert tree_of(prefix) == tree_of(created)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_removed_is_named_with_the_reason_and_goes_with_a_later_run(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """A disk that somebody mounted in it: no `rm` gets past that."""
+    prefix, left = tmp_path / "env", tmp_path / "env.part.999999999"
+    for folder in (".airlift", "lib/mounted", "share"):
+        (left / folder).mkdir(parents=True)
+    (left / ".airlift/owner").write_text(f"{os.uname().nodename}\n")
+    script = 'mount -t tmpfs none "$2"/lib/mounted && sh "$0"/bootstrap.sh "$1"'
+    command = [*alone("m"), "sh", "-c", script, environment_laptop.asset, prefix, left]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.partition(f"left for the next run to remove: {left}\n")[2]
+    assert "resource busy" in said.splitlines()[0].lower(), done.stdout
+    assert not (left / "share").exists()
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+    again = bootstrap(environment_laptop.asset, prefix)
+    assert (again.returncode, f"removing what an interrupted run left: {left}" in again.stdout) == (2, True)
+    assert list(tmp_path.iterdir()) == [prefix]
+
+
+def group_of(leader: subprocess.Popen[bytes]) -> list[str]:
+    """The names of the processes of a process group that have not ended."""
+    shown = subprocess.run(["ps", "-eo", "pgid=,stat=,comm="], capture_output=True, text=True, check=True).stdout
+    found = [line.split(None, 2) for line in shown.splitlines()]
+    return [name for group, state, name in found if int(group) == leader.pid and not state.startswith("Z")]
 
 
 def test_interrupted_it_leaves_nothing(environment_laptop: EnvironmentLaptop, tmp_path: Path) -> None:

@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from stage.asset import LockedFile
 from stage.digest import sha256_of_bytes
 from stage.environment.create import create
 from stage.errors import DamageError, UsageError
-from stage.lockfile import LockedFile
 from stage.sources.local import bring_local
 from tests.support.environments import EnvironmentLaptop, alone, bootstrap
 
 SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]
+
+
+# What a killed run left, with most of the files that the disk has room for.
+LEFTOVER = (
+    'mkdir -p "$1"/env.part.999999999/.airlift && cd "$1"/env.part.999999999 && uname -n >.airlift/owner && '
+    "seq 4500 | xargs touch && cd /"
+)
 
 
 def on_a_disk(asset: Path, options: str, after: str = "") -> subprocess.CompletedProcess[str]:
@@ -70,7 +77,7 @@ def test_a_prefix_that_cannot_be_is_refused(environment_laptop: EnvironmentLapto
     for prefix, words in {
         "there": "exists",
         "link": "exists",
-        "no/such/folder": "is not a folder",
+        "no/such/folder": "there is no folder",
         "x" * (longest + 1): "is 201 bytes long; the environment's programs have room for 200",
         "ü" * (longest // 2 + 1): "have room for 200",
         "with space": "has ' ' in it",
@@ -100,6 +107,7 @@ def test_a_prefix_may_be_as_long_as_the_placeholder_and_have_letters_of_any_lang
         ("size=500m,nr_inodes=1000", "", "files are needed in"),
         ("size=500m", 'mount -o remount,ro "$1"', "cannot be written by you"),
         ("size=500m,noexec", "", "cannot be run (mounted noexec). Nothing was unpacked"),
+        ("size=500m,nr_inodes=5000,noexec", LEFTOVER, "cannot be run (mounted noexec). Nothing was unpacked"),
     ],
 )
 def test_a_disk_that_will_not_do_is_named_and_left_empty(

@@ -23,6 +23,7 @@ from click.testing import Result
 
 from stage.bundle import Bundle
 from stage.digest import sha256_of_bytes
+from stage.serve.catalogue import Catalogue
 from tests.support.hubs import TestHub
 
 ID = "acme/raw"
@@ -239,6 +240,82 @@ def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: 
     assert {split: rows(split) for split in Bundle.open(Path("b")).asset("raw").configs["default"]} == expected
 
 
+def class_label(*names: str) -> dict[str, Any]:
+    return {"dtype": {"class_label": {"names": {str(number): name for number, name in enumerate(names)}}}}
+
+
+FEELINGS = ("negative", "positive", "no idea")
+FEATURES = [
+    {"name": "text", "dtype": "string"},
+    {"name": "label", **class_label(*FEELINGS)},
+    {"name": "feeling", **class_label(*FEELINGS)},
+]
+MISFITS = [
+    {"name": "stars", **class_label("one", "two")},
+    {"name": "share", **class_label("a", "b")},
+    {"name": "gone", **class_label("a", "b")},
+    {"name": "tags", "sequence": class_label("a", "b")["dtype"]},
+]
+
+
+@on_our_hub
+@pytest.mark.parametrize("how", ["csv", "jsonl", "arrow"])
+def test_class_names_of_a_card_are_what_datasets_makes_of_them(
+    hub: TestHub, stage: Callable[..., Result], how: str
+) -> None:
+    import datasets
+
+    table = pa.table({"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None]})
+    table = table.append_column("feeling", [["positive", " no idea", "0", "negative"]])
+    files = {
+        "csv": b"text,label,feeling\na,1,positive\nb,0, no idea\nc,-1,0\nd,,negative\n",
+        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist()),
+        "arrow": arrow(table),
+    }
+    hub.commit("datasets", ID, {"README.md": card(dataset_info={"features": FEATURES}), f"train.{how}": files[how]})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert "raw: default: `feeling` has the class names of the card: negative, positive, no idea" in said
+    Path("repository").mkdir()
+    Path("repository/README.md").write_bytes(card(dataset_info={"features": FEATURES}))
+    Path("repository", f"train.{how}").write_bytes(files[how])
+    theirs = datasets.load_dataset("repository", cache_dir="cache", split="train")
+    ours = datasets.Dataset.from_parquet("b/data/datasets/raw/default/*.parquet", cache_dir="cache")
+    assert ours.features == theirs.features and ours[:] == theirs[:]
+    assert ours.features["label"].names == list(FEELINGS) and rows("train")[1]["feeling"] == 2
+
+
+@on_our_hub
+def test_class_names_that_rows_do_not_fit_are_told_and_change_nothing(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    row = {"stars": 2, "share": 0.5, "tags": [1]}
+    readme = card(dataset_info={"features": MISFITS})
+    hub.commit("datasets", ID, {"README.md": readme, "train.jsonl": json.dumps(row).encode()})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    for column, why in {
+        "stars": "it holds 2, and the 2 names are one, two",
+        "share": "it is a column of double, not of whole numbers or text",
+        "gone": "there is no such column",
+        "tags": "they are of what is inside of a list or struct",
+    }.items():
+        assert f"the card's class names for `{column}` are not taken: {why}" in said
+    assert rows("train") == [row]
+
+
+@on_our_hub
+def test_folders_name_the_classes_of_images_whatever_the_card_says(hub: TestHub, stage: Callable[..., Result]) -> None:
+    readme = card(dataset_info={"features": [{"name": "label", **class_label("dog", "cat")}]})
+    hub.commit("datasets", ID, {"README.md": readme, "cat/1.png": b"PNG", "dog/2.png": b"PNG"})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b", "--no-offline-check").output
+    assert "`label` are not taken: its folders are cat, dog, and `datasets` goes by that" in said
+    assert [row["label"] for row in rows("train")] == [0, 1]
+    served = Catalogue.of(Bundle.open(Path("b"))).repositories["datasets", ID].versions[0].files["README.md"]
+    assert b"dog" not in bytes(served.content), "a client would call the cat a dog"
+
+
 TWO = card(
     configs=[
         {"config_name": "en", "data_files": "en/*.jsonl"},
@@ -337,6 +414,23 @@ def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
     manifest()
     output = stage("lock", "m.yaml", code=code).output
     assert said in output and "m.yaml:1" in output and not Path("m.lock").exists()
+
+
+@on_our_hub
+def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    evil = card(configs=[{"config_name": "a%", "data_files": "a.csv"}])
+    hub.commit("datasets", ID, {"README.md": evil, "a.csv": b"a\n1\n"})
+    manifest()
+    said = stage("lock", "m.yaml", code=3).output
+    assert "Choose another `config`" in said and "with `path:`" in said and "add it to `exclude`" not in said
+    documents = {"LICENSE": b"MIT", "License": b"MIT", "NOTICE%.md": b"x"}  # what nobody asked for stops nothing
+    hub.commit("datasets", ID, {"a.csv": b"a\n1\n", "README.md": b"", **documents})
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("raw")
+    assert len({"LICENSE", "License"} & {file.origin for file in asset.files}) == 1
+    assert "NOTICE%.md" in {left.path for left in asset.left_out}
 
 
 @on_our_hub

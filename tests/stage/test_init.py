@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage.init import asset_names, manifest_text
-from stage.manifest import DatasetRequest, Manifest, ModelRequest
+from stage.manifest import Manifest
 from stage.names import collisions, problem_with_asset_name
+from stage.request import DatasetRequest, ModelRequest
 from stage.sources.lookup import Asked, LookedUp
 from tests.support.staging import DATASET, MODEL, Laptop, dataset_files, model_files
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from stage.asset import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
 from stage.findings import Finding
 from stage.lacking import Lacking, lacking
 from stage.loadcheck import LoadReport, _way_out
-from stage.lockfile import LeftOut, LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 
 SENTENCES = "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt onnx/config.json onnx/vocab.txt"
 
@@ -19,7 +20,7 @@ def model(taken: str, left: str) -> LockedAsset:
         request={"model": "a/b", "include": ["*.safetensors"]},
         source=Source("hub", "a/b"),
         files=tuple(LockedFile(f"data/models/m/{path}", 1, None, None, path) for path in taken.split()),
-        left_out=tuple(LeftOut(path, 1, "not in `include`") for path in left.split()),
+        left_out=tuple(LeftOut(path, 1, NOT_INCLUDED) for path in left.split()),
     )
 
 
@@ -47,8 +48,13 @@ def test_a_tokenizer_left_out_is_told_in_a_repository_of_modules_too() -> None:
     assert pipeline == Lacking((), ("its tokenizer (tokenizer/vocab.json)",))
 
 
+PATHS = ("data/models/m/model.safetensors", "data/datasets/d/c/train.parquet")
+
+
 def test_what_does_not_load_for_a_file_left_out_is_not_mended_by_another_revision() -> None:
     lock = Lockfile("x", {"m": model("model.safetensors", SENTENCES)})
     finding = Finding("data/models/m/config.json", "unloadable", "a config beside the weights", "nothing")
     assert _way_out(lock, LoadReport((finding,), ())) == 'Add to `include` (or take out of `exclude`): "config.json".'
-    assert "another revision" in _way_out(lock, LoadReport((Finding("data/x", "unloadable", "a", "b"),), ()))
+    advice = {path: _way_out(lock, LoadReport((Finding(path, "unloadable", "a", "b"),), ())) for path in PATHS}
+    assert all("another revision" in said for said in advice.values())
+    assert ["`exclude`" in said for said in advice.values()] == [True, False], "advice for an entry that takes none"

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage.asset import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.bundle import finish
 from stage.cli import main
 from stage.digest import hash_file
@@ -24,7 +25,7 @@ from stage.errors import DamageError
 from stage.fence import child, wall
 from stage.inspect import index_problems, safetensors_header
 from stage.loadcheck import check_loads
-from stage.lockfile import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
+from stage.lockfile import Lockfile
 from tests.stage.locks import COMMIT
 from tests.support.staging import MODEL, Laptop, model_files, safetensors
 

@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.errors import PolicyError, UsageError
-from stage.manifest import (
-    DatasetRequest,
-    EnvironmentRequest,
-    Manifest,
-    ModelRequest,
-    PathRequest,
-    UrlRequest,
-    as_lock_request,
-)
+from stage.manifest import Manifest
+from stage.request import DatasetRequest, EnvironmentRequest, ModelRequest, PathRequest, UrlRequest, as_lock_request
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_KIND = """\
@@ -101,8 +94,9 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
     ("text", "line", "said"),
     [
         ("name: x\nassets: {a: {model: b}}\n", None, "`format` should be 1, it is missing"),
-        ("format: 2\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found 2"),
-        ("format: true\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found True"),
+        ("format: 2\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found the number 2"),
+        ("format: true\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found true|Write `format: 1`"),
+        ("format: on\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found `on`, which YAML reads as true"),
         ("format: 1\n", None, "no assets"),
         ("format: 1\nassets: {}\n", 2, "no assets"),
         ("format: 1\nassets: [a]\n", 2, "`assets` should be a mapping"),
@@ -128,10 +122,23 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("model: 'a b'"), 4, "should be a repository"),
         (asset("model: [a/b]"), 4, "`model` should be text"),
         (asset("path: http://h/x.csv"), 4, "this is an address|Write `url: http://h/x.csv`"),
-        (asset("model: a/b\ninclude: [{x: y}]"), 5, "should be a list of texts, found a list"),
+        (asset("model: a/b\ninclude: [{x: y}]"), 5, "should be a list of texts; item 1 is a mapping"),
         (asset("model:"), 4, "`model` should be text, found nothing"),
         ("format: 1\nassets:\n", 2, "`assets` should be a mapping, found nothing"),
-        (asset("model: a/b\nrevision: 1234567"), 5, "`revision` should be text, found the number 1234567|quotes"),
+        (
+            asset("model: a/b\nrevision: 1234567"),
+            5,
+            '`revision` should be text, found the number 1234567|revision: "1234567"',
+        ),
+        (asset("model: a/b\nrevision: 1.10"), 5, 'found the number 1.10|revision: "1.10"'),
+        (
+            asset("dataset: a/b\nconfig: no"),
+            5,
+            '`config` should be text, found `no`, which YAML reads as false|config: "no"',
+        ),
+        (asset("dataset: a/b\nsplits: [train,\n      yes]"), 6, "item 2 is `yes`, which YAML reads as true|in quotes"),
+        (asset("path: x\nconvert: yes"), 5, "one of csv, json, jsonl, text|found `yes`, which YAML reads as true"),
+        (asset("path: x\nconvert: true"), 5, "one of csv, json, jsonl, text|found true."),
         (asset("model: a/b\nrevision: 1e4567"), 5, "`revision` should be text|quotes"),
         (asset("model: a/b\nrevision: ''"), 5, "`revision` should be text"),
         (asset("model: a/b\ninclude: [1]"), 5, "`include` should be a list of texts"),

@@ -19,11 +19,12 @@ import pytest
 
 from stage import bundle as layout
 from stage.apply import apply
+from stage.asset import LockedAsset, LockedFile, Source
 from stage.bundle import finish, write_blocks
 from stage.digest import BLOCK_SIZE, hash_file
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.findings import read_report
-from stage.lockfile import LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from stage.patch import patch_damage, patch_since
 from stage.progress import Reporter
 from stage.verify import verify
@@ -137,7 +138,7 @@ def test_a_report_or_a_patch_of_another_bundle_is_refused(sound: Path, copy: Pat
     other = make_bundle(tmp_path / "other", big=False).root
     (other / "data/models/bert/vocab.txt").unlink()
     (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
-    with pytest.raises(UsageError, match="of another bundle"):
+    with pytest.raises(UsageError, match="of another bundle, or of this one as it was before"):
         patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", None, QUIET)
     (copy / "data/models/bert/vocab.txt").unlink()
     patch = mended(sound, copy, tmp_path)

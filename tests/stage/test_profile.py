@@ -68,7 +68,7 @@ def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        ("format: 1", "format: 2", 1, "`format` should be 1, found 2"),
+        ("format: 1", "format: 2", 1, "`format` should be 1, found the number 2"),
         ("format: 1\n", "", None, "`format` should be 1, it is missing"),
         ("linux-64", "win-64", 3, "linux-64, linux-aarch64"),
         ("platform: linux-64\n", "", None, "`platform` is missing"),

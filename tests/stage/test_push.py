@@ -190,8 +190,13 @@ def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
     assert f"{BIG}: extra" in done.stderr and "--delete" in done.stderr
     report = json.loads((tmp_path / "laptop" / "smaller.report.json").read_text())
     assert {finding["problem"] for finding in report["findings"]} == {"extra"}
-    done = push(sshd, smaller, there, "--delete")
+    (there / "data/files/mine").mkdir(parents=True)
+    (there / "data/files/mine/note|1.txt").write_text("mine")
+    done = push(sshd, smaller, there, "--delete", "--json")
     assert done.returncode == 0, done.stderr
+    removed = json.loads(done.stdout)["removed"]
+    assert {BIG, "data/files/mine/", "data/files/mine/note|1.txt"} < set(removed) and (smaller / WEIGHTS).exists()
+    assert not [path for path in removed if (smaller / path).exists() or (there / path).exists()]
     assert verify(there).bundle_id == verify(smaller).bundle_id
 
 

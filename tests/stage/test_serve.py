@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
+from stage.asset import LockedAsset, LockedFile, Source
 from stage.bundle import Bundle
-from stage.lockfile import LockedAsset, LockedFile, Lockfile, Source
+from stage.lockfile import Lockfile
 from stage.serve import hub, packages
 from stage.serve.answers import FileBody, Question
 from stage.serve.card import card_of

@@ -182,10 +182,13 @@ def test_a_signature_for_another_use_is_refused(bundle: Path, keys: Path, signer
     assert "a signature for `git`" in _verified(run, bundle, signers, 4)[1]
 
 
-def test_damage_of_the_payload_alone_stays_exit_1(signed: Path, signers: Path, run: Run) -> None:
+def test_damage_of_the_payload_alone_stays_exit_1_beside_a_good_signature(
+    signed: Path, signers: Path, run: Run
+) -> None:
     (signed / "data/models/bert/config.json").write_bytes(b"{}")
     out, err = _verified(run, signed, signers, 1)
     assert "config.json" in out and "1 finding" in err and "sign" not in err
+    assert "signed by alice@lab (SHA256:" in out and "the signature is good; what is damaged" in out
 
 
 def test_a_bad_signature_and_damage_are_both_said(signed: Path, signers: Path, run: Run) -> None:

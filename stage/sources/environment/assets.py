@@ -12,15 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from stage.asset import Ingredient, LockedAsset, LockedEnvironment, LockedFile, PackageEntry, Source
 from stage.digest import FileDigests, hash_file, sha256_of_bytes
 from stage.environment.assemble import Assembly, assemble, check_holds_airlift
 from stage.environment.lockfile import made_by_stage
 from stage.environment.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
 from stage.environment.profile import Profile
 from stage.errors import IncompleteError, UsageError
-from stage.lockfile import Ingredient, LockedAsset, LockedEnvironment, LockedFile, PackageEntry, Source
-from stage.manifest import EnvironmentRequest, Manifest, as_lock_request
+from stage.manifest import Manifest
 from stage.progress import Reporter
+from stage.request import EnvironmentRequest, as_lock_request
 from stage.sources.download import Downloader
 from stage.sources.environment.lock import is_stale, lock_environment
 from stage.sources.environment.private import Asked, PrivateAddresses

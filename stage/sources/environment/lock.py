@@ -17,7 +17,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stage.disk import human_count, write_atomically
+from stage.disk import human_count, require_folder_of, write_atomically
 from stage.environment.addresses import without_secrets
 from stage.environment.fit import verdicts
 from stage.environment.lockfile import OURS, EnvironmentLock, LockedPackage, made_by_stage
@@ -122,8 +122,7 @@ def lock_environment(
     """
     spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
     path, solver = output or spec.lock_path, choose_solver(conda, os.environ)
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}.", f"mkdir -p {path.parent}")
+    require_folder_of(path)
     before = EnvironmentLock.load(path) if path.exists() else None
     if spec.platforms and profile.platform not in spec.platforms:
         raise UsageError(

@@ -104,7 +104,7 @@ CASES = [
         how="process",
     ),
     Case("format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))),
-    Case("format of next year", 2, ("`format` should be 1, found 2",), fetch(SOUND.replace("1", "2", 1))),
+    Case("format of next year", 2, ("`format` should be 1, found the number 2",), fetch(SOUND.replace("1", "2", 1))),
     Case("number of 10,000 digits", 2, ("m.yaml:1",), fetch(SOUND.replace("1", "1" * 10_000, 1))),
     Case("number as name", 2, ("m.yaml:2", "should be text"), fetch(SOUND.replace("name: m", "name: 12"))),
     Case("number as path", 2, ("m.yaml:5", "should be text"), fetch(SOUND.replace("path: notes", "path: 5"))),
