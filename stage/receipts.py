@@ -116,7 +116,13 @@ def settle(root: Path, note: Callable[[str], None]) -> None:
 
     Args:
         note: told, where a person would notice.
+
+    Raises:
+        UsageError: not a bundle.
     """
+    layout.require_bundle(root)
+    if (root / layout.PAYLOAD).is_symlink():  # it could lead anywhere; there will be no receipt
+        return
     try:
         newest = stamp_of(_payload(root)).newest
     except OSError:  # the verification says so

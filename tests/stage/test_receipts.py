@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stage.errors import UsageError
 from stage.findings import Shard, read_report
 from stage.receipts import Receipt, find, record, settle, state_folder
 from stage.shards import merge
@@ -169,6 +170,16 @@ def test_a_bundle_that_has_just_arrived_has_its_receipt_after_one_verification(t
     settle(root, said.append)
     assert record(tmp_path / "state", verify(root)) is None
     assert isinstance(find(tmp_path / "state", root), Receipt)
+
+
+def test_a_payload_that_leads_elsewhere_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_bundle(tmp_path / "bundle").root
+    (root / "data").rename(tmp_path / "elsewhere")
+    (root / "data").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("stage.receipts._payload", lambda root: pytest.fail("looked into"))
+    settle(root, pytest.fail)
+    with pytest.raises(UsageError, match="bundle"):
+        settle(tmp_path / "elsewhere", pytest.fail)
 
 
 def test_a_change_in_the_tick_after_the_waiting_is_seen(tmp_path: Path) -> None:
