@@ -223,7 +223,8 @@ class Downloader:
         if download.size is not None and partial.size + len(piece) > download.size:
             raise _Again(f"more than the {download.size} bytes announced")
         partial.append(piece)
-        self.stop.wait(self._limit.delay(len(piece)))
+        if delay := self._limit.delay(len(piece)):
+            self.stop.wait(delay)
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Asks for the bytes from `offset` on, following redirects; the token stays with its own origin."""
@@ -234,7 +235,7 @@ class Downloader:
                 headers["Range"] = f"bytes={offset}-"
                 if not download.evidence and download.version:
                     headers["If-Range"] = download.version
-            at_home = origin_of(url) == origin_of(download.url)
+            at_home = url == download.url or origin_of(url) == origin_of(download.url)
             if download.token and at_home:
                 headers["Authorization"] = f"Bearer {download.token}"
             elif download.login and at_home:
