@@ -156,16 +156,6 @@ def disk_needed(config: RunConfig, shape: ModelShape) -> int:
     return shape.num_parameters * (16 * (config.checkpoint.keep + 1 + config.checkpoint.best) + 4)
 
 
-def count_parameters(model: ModelInput) -> int | None:
-    """Parameters according to the safetensors headers; None without weights.
-
-    Raises:
-        UsageError: a header cannot be read.
-    """
-    shapes = weight_shapes(model)
-    return None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
-
-
 def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     """What the arithmetic needs of a run's model, with what of it is trained.
 

@@ -33,8 +33,11 @@ from runner.training.running_statistics import RunningStatistics
 from runner.training.schedule import rate, warmup_steps
 from runner.training.signals import StopRequest
 from runner.training.tasks import Task
-from runner.training.throughput import StepClock, refuse_loss
+from runner.training.throughput import StepClock, refuse_number
 from runner.vitals import Vitals
+
+# Steps in a row that update nothing; in fp16 the loss scale begins at 2^16 and is halved at each.
+MOST_SKIPPED, MOST_SKIPPED_SCALED = 10, 40
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Trainer:
     should_stop: bool = False
     evaluation_due: bool = False
     is_best: bool = False
+    skipped: int = 0
     resumed_at_end: bool = False
 
     def resume(self) -> None:
@@ -133,10 +137,37 @@ class Trainer:
             "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
             **self.clock.measures(self.plan.total, int(tokens)), "memory_gib": peak_memory(self.device),
         })  # fmt: skip
-        if unsaved or not math.isfinite(loss_of_step):
+        if unsaved:
             self.checkpoints.finish()
-        if not math.isfinite(loss_of_step):
-            refuse_loss(self.step, loss_of_step, self.ranks.gather(summed.item()), self.folder.checkpoints)
+        self.require_number("loss", loss_of_step, summed.item())
+        self.tell_skipped(norm)
+
+    def tell_skipped(self, norm: float) -> None:
+        """Says which step had a gradient that is no number; ends a run that has nothing else any more.
+
+        Raises:
+            StageError: on every rank.
+        """
+        self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
+        scaled = self.plan.precision == "fp16"  # there it is how the loss scale is found
+        if self.skipped and not scaled:
+            self.observer.say(f"step {self.step}: its gradient is no number ({norm}), so it has updated nothing")
+        if self.skipped >= (MOST_SKIPPED_SCALED if scaled else MOST_SKIPPED):
+            self.require_number(f"gradient of {self.skipped} steps in a row", norm)
+
+    def require_number(self, what: str, value: float, *own: float) -> None:
+        """Ends the run if a value that is the same on all ranks is none.
+
+        Args:
+            own: this rank's part of it, if it has one.
+
+        Raises:
+            StageError: on every rank.
+        """
+        if not math.isfinite(value):
+            self.checkpoints.finish()
+            by_rank = [each for part in self.ranks.gather(own) for each in part]
+            refuse_number(self.step, what, value, by_rank, self.folder.checkpoints)
 
     def micro_batches(self) -> list[dict[str, torch.Tensor]]:
         """This rank's part of the step."""
@@ -184,6 +215,7 @@ class Trainer:
             self.evaluation_due = False
             self.vitals.beat("save")
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
+            self.require_number("validation loss", found["validation_loss"])
             self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
     def save(self) -> None:

@@ -126,19 +126,25 @@ class StepClock:
         return said
 
 
-def refuse_loss(step: int, loss: float, by_rank: Sequence[float], checkpoints: Path) -> NoReturn:
-    """Ends a run whose loss is no number any more: every later step would only spread it.
+def refuse_number(step: int, what: str, value: float, by_rank: Sequence[float], checkpoints: Path) -> NoReturn:
+    """Ends a run whose loss or gradient is no number any more: every later step would only spread it.
+
+    Args:
+        what: `loss`, ...
+        by_rank: of each rank; empty for what is of all together.
 
     Raises:
         StageError: always; says the step and the ranks.
     """
-    ranks = [str(rank) for rank, value in enumerate(by_rank) if not math.isfinite(value)]
-    where = f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if ranks else "summed over the ranks"
+    ranks = [str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own)]
+    together = " summed over the ranks" if by_rank else ""
+    where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if ranks else together
     raise StageError(
-        f"step {step}: the loss is {loss} {where}. Nothing was saved after it; the checkpoints before it in "
+        f"step {step}: the {what} is {value}{where}. Nothing was saved after it; the checkpoints before it in "
         f"{checkpoints} are whole.",
         "Lower optimizer.lr, set precision: bf16 or fp32 instead of fp16, or look at that step's data; then run "
-        "the command again with that change: it goes on from the last checkpoint.",
+        "the command again with that change: it goes on from the last checkpoint. If it ends so again at once, that "
+        "one was made on the way down: remove it (rm -r), and the one before it is taken.",
         exit_code=1,
     )
 

@@ -18,7 +18,7 @@ from runner.cli import main
 from runner.config import RunConfig
 from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
-from runner.preflight import check, count_parameters, disk_needed
+from runner.preflight import check, disk_needed, shape_of
 from runner.records import RunFolder
 from stage.receipts import record, state_folder
 from stage.verify import verify
@@ -306,12 +306,9 @@ def test_the_disk_asked_for_is_that_of_the_folder_to_be_made(
 
 
 def test_what_is_asked_for_is_what_a_run_writes(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
-    from runner.shapes import ModelShape
-
     config, inputs, _ = resolved
-    parameters = count_parameters(inputs.model)
-    assert parameters
-    needed = disk_needed(config, ModelShape.of(inputs.model.settings, parameters))
+    shape = shape_of(config, inputs.model)
+    parameters, needed = shape.num_parameters, disk_needed(config, shape)
     # keep: 2, so three checkpoints at most, of weights and two moments in fp32 at the least.
     assert 3 * 12 * parameters <= needed <= 3 * 20 * parameters
 
@@ -319,10 +316,10 @@ def test_what_is_asked_for_is_what_a_run_writes(resolved: tuple[RunConfig, Input
 def test_parameters_are_counted_as_the_library_counts_them(resolved: tuple[RunConfig, Inputs, RunFolder]) -> None:
     from safetensors import safe_open
 
-    _, inputs, _ = resolved
+    config, inputs, _ = resolved
     with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
         expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
-    assert count_parameters(inputs.model) == expected
+    assert shape_of(config, inputs.model).num_parameters == expected
 
 
 @pytest.mark.parametrize(

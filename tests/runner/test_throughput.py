@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,60 @@ def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(exploded: 
             (folder / "checkpoints" / name / entry["path"]).stat().st_size == entry["size"] for entry in listed["files"]
         )
     assert not (folder / "model").exists()
+
+
+def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_saved(shared_cluster: Cluster) -> None:
+    shared_cluster.write(
+        "lost", steps=5, engine={"name": "ddp"}, optimizer={"lr": 1e9, "clip": 0}, evaluation={"every": 1},
+        checkpoint={"every": 1, "best": True}, schedule={"name": "constant", "warmup": 0},
+    )  # fmt: skip
+    done = shared_cluster.run("train", "lost.yaml", "--processes", "1")
+    assert done.returncode == 1, done.stderr
+    assert "error: step 1: the validation loss is nan. Nothing was saved after it" in done.stderr
+    assert "Traceback" not in done.stderr
+    checkpoints = shared_cluster.output("lost") / "checkpoints"
+    assert not list(checkpoints.glob("step-*")) and not (checkpoints / "best.json").exists()
+
+
+# The loss is 0 and its derivative is not there.
+NO_GRADIENT = """
+import os, sys, torch
+from pathlib import Path
+from torch import nn
+from runner.config import RunConfig
+from runner.launch import RankEnvironment
+from runner.plan import Plan
+from runner.training.engines import make_engine
+from runner.training.ranks import join
+
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+    def forward(self, inputs):
+        return (self.weight * inputs).abs().sum().sqrt()
+
+run_file, meeting = sys.argv[1:]
+place = RankEnvironment(rank=0, world_size=1, local_rank=0, local_world_size=1, master_addr="127.0.0.1", master_port=1)
+os.environ.update(place.variables())
+join("deepspeed", "cpu", place, meeting)
+for engine, zero in (("ddp", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3)):
+    config = RunConfig.load(Path(run_file), [f"engine.name={engine}"])
+    made = make_engine(Root(), config, Plan(8, 1, 1, 1, 1, "fp32", zero, ()), torch.device("cpu"))
+    loss = made.forward({"inputs": torch.ones(8)}, last=True)
+    made.backward(loss, last=True)
+    norm = made.step(0.1)
+    print("said", engine, zero, loss.item(), norm, made.export()["weight"].tolist() == [0.0] * 8)
+"""
+
+
+def test_a_gradient_that_is_no_number_updates_nothing_with_any_engine(shared_cluster: Cluster, tmp_path: Path) -> None:
+    shared_cluster.write("tiny", precision="fp32")
+    command = [sys.executable, "-c", NO_GRADIENT, str(shared_cluster.folder / "tiny.yaml"), str(tmp_path / "meet")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    said = [line.split() for line in done.stdout.splitlines() if line.startswith("said")]
+    assert len(said) == 5, done.stderr
+    assert [line for line in said if line[3] != "0.0" or line[4] not in ("nan", "inf") or line[5] != "True"] == []
 
 
 def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(exploded: tuple[Path, str]) -> None:

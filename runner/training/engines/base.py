@@ -36,7 +36,7 @@ class Engine(Protocol):
     def step(self, rate: float) -> float:
         """Clips, updates with this learning rate, clears. Returns the gradient's norm before clipping.
 
-        In fp16 a step whose gradient overflowed updates nothing and halves the loss scale; its norm is inf.
+        A step whose gradient is no number updates nothing, and has a norm of inf or nan; fp16 halves its loss scale.
         """
         ...
 

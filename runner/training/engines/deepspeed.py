@@ -7,6 +7,7 @@ shared-memory collective that only inference uses. Only NVMe offload needs a com
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -109,7 +110,11 @@ class DeepSpeedEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         norm = self._norm_at_stage_0() if self._is_plain else None
-        self._engine.step()
+        if norm is None or math.isfinite(norm):
+            self._engine.step()
+        else:  # every other stage passes over such a step by itself
+            self._engine.module.zero_grad(set_to_none=True)
+            self._engine.micro_steps += 1
         return float(norm if norm is not None else self._engine.get_global_grad_norm() or 0.0)
 
     @property

@@ -7,6 +7,7 @@ ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ class NativeEngine:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(trained, self._clip, norm)
-        self._scaler.step(self._optimizer)
+        # With loss scaling the scaler sees to that itself.
+        if self._scaler.is_enabled() or math.isfinite(norm):
+            self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         return float(norm)

@@ -54,7 +54,7 @@ def num_tokens(batch: Batch) -> int:
 
 def metrics(sums: list[float], count: float) -> dict[str, float]:
     """Loss and perplexity of the validation split."""
-    mean = sums[0] / count
+    mean = sums[0] / count if count else math.nan  # texts of one token leave nothing to guess
     return {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 700.0))}
 
 
