@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stage.bundle import MANIFEST, PAYLOAD
 from stage.digest import sha256_of_bytes
@@ -46,6 +45,15 @@ class Sound(NamedTuple):
     stamp: Stamp = Stamp()
 
 
+class _Said(NamedTuple):
+    """What is said of one piece: its number, which of its lines are astray, and of the others the sizes and stamp."""
+
+    number: int
+    astray: list[int]
+    sizes: str
+    stamp: Stamp
+
+
 class HeadStart:
     """A context manager: reading begins on entering, and has ended on leaving, be it done or not.
 
@@ -66,6 +74,8 @@ class HeadStart:
         self._root = root
         self._name, self._folder = b"", -1  # of a worker: the folder whose files it reads, and its descriptor
         self._workers = Workers(self._read, len(self._pieces), jobs, joins=True)
+        self._messages = self._workers.messages()
+        self._said: list[_Said] = []
 
     def __enter__(self) -> HeadStart:
         self._workers.__enter__()
@@ -83,42 +93,41 @@ class HeadStart:
             return claimed
         return {path: claim for path, claim in claimed.items() if claim[0] is None or claim[0] > SMALL}
 
-    def wait(self) -> None:
+    def wait(self, progress: Callable[[int], None] | None = None) -> None:
         """Returns when all is read.
+
+        Args:
+            progress: called with the number of bytes of sound files, piece by piece.
 
         Raises:
             IncompleteError: a process was ended from outside.
         """
-        _ = self._said
+        for number, astray, sizes, stamp in self._messages:
+            self._said.append(_Said(number, astray, sizes, Stamp(*stamp)))
+            if progress:
+                progress(self._said[-1].stamp.size)
 
     def sound(self, implied: bytes | None, files: Sequence[LockedFile]) -> Sound:
-        """What was read and is as a lock says.
+        """What was read and is as a lock says. To be asked after `wait`.
 
         Args:
             implied: the manifest that it implies; None if it is no lock to go by. If what was read by is any other,
                 nothing is known to be sound.
             files: what it says of each line.
-
-        Raises:
-            IncompleteError: as for `wait`.
         """
         astray = {file.path for file in files}
         stamp = Stamp()
         if implied != self._text:
             return Sound(frozenset(astray), stamp)
         ends = [*accumulate(piece.count(b"\n") for piece in self._pieces)]
-        for number, places, sizes, sums in self._said:
-            held = list(files[ends[number - 1] if number else 0 : ends[number]])
-            for place in reversed(places):
+        for said in self._said:
+            held = list(files[ends[said.number - 1] if said.number else 0 : ends[said.number]])
+            for place in reversed(said.astray):
                 del held[place]
-            if _seal(file.size for file in held) == sizes:
+            if _seal(file.size for file in held) == said.sizes:
                 astray.difference_update(file.path for file in held)
-                stamp = stamp.plus(Stamp(*sums))
+                stamp = stamp.plus(said.stamp)
         return Sound(frozenset(astray), stamp)
-
-    @cached_property
-    def _said(self) -> list[list[Any]]:
-        return list(self._workers.messages())
 
     def _read(self, number: int, send: Send) -> None:
         """Reads one piece, in whichever process; sends which lines are astray, and the sizes and stamp of the others.

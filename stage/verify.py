@@ -87,7 +87,7 @@ def verify(
     work = to_read(later)
     resumed = journal.begin(seal, work) if journal and seal else Resumed()
     if ahead and work:
-        ahead.wait()  # its processes and these together would be more than `jobs`
+        ahead.wait(progress)  # its processes and these together would be more than `jobs`
     with Reading(root, work, jobs, resumed.runs) as reading:
         lock = read_sound_lock(root, tags, known, found)
         expected = expected_payload(lock, tags)
@@ -100,9 +100,9 @@ def verify(
             _check_sizes(entries, expected, found)
         if expected == claimed:
             readback = reading.finish(progress, journal.add if journal else None)
+            if ahead:
+                ahead.wait(progress)
             sound = ahead.sound(implied, lock.files) if ahead and lock is not None else Sound()
-            if progress:
-                progress(sound.stamp.size)
             missed = {path: claimed[path] for path in sound.astray - later.keys()}
     if expected != claimed:
         readback, resumed, sound, missed = Readback([], Stamp()), Resumed(), Sound(), expected

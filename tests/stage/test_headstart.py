@@ -41,6 +41,7 @@ def read_ahead(root: Path, bundle: Bundle, manifest: bytes | None = None) -> Sou
     if manifest is not None:
         (root / layout.MANIFEST).write_bytes(manifest)
     with HeadStart(root, 2, least=0) as ahead:
+        ahead.wait()
         return ahead.sound(manifest or layout.payload_manifest(bundle.lock), bundle.lock.files)
 
 
@@ -118,8 +119,9 @@ def test_no_line_leads_out_of_the_payload(copy: Path, path: str) -> None:
     there = b"secret" if "\0" in path or not path else Path(copy, path).read_bytes()
     (copy / layout.MANIFEST).write_bytes(f"{sha256(there).hexdigest()}  {path}\n".encode())
     with HeadStart(copy, 2, least=0) as ahead:
-        ((_, astray, _, stamp),) = ahead._said
-    assert astray == [0] and stamp[0] == 0
+        ahead.wait()
+        (said,) = ahead._said
+    assert said.astray == [0] and said.stamp.files == 0
 
 
 @pytest.mark.parametrize("noise", [b"\n" * 40_000, b"\n", b"no end", b"\xff" * 200 + b"\n", b"x" * 70_000 + b"\n"])
@@ -136,12 +138,14 @@ def test_a_size_that_the_lock_gets_wrong_is_not_sound(sound: Bundle) -> None:
     right = sound.lock.files
     wrong = [*right[:-1], type(right[-1])(**{**vars(right[-1]), "size": right[-1].size + 1})]
     with HeadStart(sound.root, 2, least=0) as ahead:
+        ahead.wait()
         found = ahead.sound(layout.payload_manifest(sound.lock), wrong)
     assert right[-1].path in found.astray
 
 
 def test_of_another_manifest_than_the_locks_nothing_is_known(sound: Bundle) -> None:
     with HeadStart(sound.root, 2, least=0) as ahead:
+        ahead.wait()
         assert ahead.sound(None, sound.lock.files).astray == {file.path for file in sound.lock.files}
 
 
