@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,19 +143,26 @@ def _trust(bundle: Path, signers: Path | None) -> Trust | None:
 def _verified(
     bundle: Path, level: str, jobs: int | None, shard: Shard | None, resume: bool, reporter: Reporter
 ) -> VerificationReport:
-    from stage.bundle import announced_size
-    from stage.journal import Journal
-    from stage.receipts import settle, state_folder
-    from stage.verify import verify
+    from stage.headstart import HeadStart
+    from stage.settling import settle
+    from stage.workers import cores
 
-    if level == "fast":
-        with _no_collections():
-            return verify(bundle, "fast", shard=shard)
-    settle(bundle, reporter.note)
-    journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
-    to_read = announced_size(bundle) // (shard.count if shard else 1)
-    with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
-        report = verify(bundle, "full", jobs=jobs, shard=shard, progress=bar, journal=journal)
+    if level != "fast":
+        settle(bundle, reporter.note)
+    reads_all = level != "fast" and shard is None
+    with HeadStart(bundle, jobs or cores()) if reads_all else nullcontext() as ahead:
+        from stage.bundle import announced_size  # what takes long to import, from here on
+        from stage.journal import Journal
+        from stage.receipts import state_folder
+        from stage.verify import verify
+
+        if level == "fast":
+            with _no_collections():
+                return verify(bundle, "fast", shard=shard)
+        journal = Journal(state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume)
+        to_read = announced_size(bundle) // (shard.count if shard else 1)
+        with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
+            report = verify(bundle, "full", jobs=jobs, shard=shard, progress=bar, journal=journal, ahead=ahead)
     if level == "deep":
         from stage.loadcheck import verify_deep
 

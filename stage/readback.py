@@ -77,6 +77,10 @@ class Readback(NamedTuple):
     findings: list[Finding]
     stamp: Stamp
 
+    def plus(self, other: Readback) -> Readback:
+        """What came of both, of different files."""
+        return Readback(self.findings + other.findings, self.stamp.plus(other.stamp))
+
 
 class _Bad(NamedTuple):
     """A unit that is not as it should be: its digest (None if it was not to be had), its length, or why not read."""

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,10 +22,9 @@ from stage import bundle as layout
 from stage.digest import sha256_of_bytes
 from stage.disk import age_in_words
 from stage.findings import VerificationReport
-from stage.stamp import TICK_NS, Stamp, now_ns, stamp_of, unsure_ns
+from stage.stamp import Stamp, stamp_of
 
 FORMAT = 1
-NOTICED_NS = 5 * 10**8
 
 
 @dataclass(frozen=True)
@@ -109,30 +108,6 @@ def record(folder: Path, report: VerificationReport) -> str | None:
     partial.write_text(json.dumps(receipt.to_json(), indent=1) + "\n")
     partial.replace(path)
     return None
-
-
-def settle(root: Path, note: Callable[[str], None]) -> None:
-    """Waits until what was changed a moment ago is old enough for a receipt: some milliseconds, or two seconds.
-
-    Args:
-        note: told, where a person would notice.
-
-    Raises:
-        UsageError: not a bundle.
-    """
-    layout.require_bundle(root)
-    if (root / layout.PAYLOAD).is_symlink():  # it could lead anywhere; there will be no receipt
-        return
-    try:
-        newest = stamp_of(_payload(root)).newest
-    except OSError:  # the verification says so
-        return
-    unsure = unsure_ns(root, newest)
-    missing = newest + unsure - now_ns()
-    if 0 <= missing <= unsure:  # a clock that is ahead by more is not waited for
-        if missing > NOTICED_NS:
-            note("files were changed just now: it begins in two seconds, so that a receipt of it can be kept")
-        time.sleep((missing + TICK_NS) / 10**9)
 
 
 def find(folder: Path, root: Path) -> Receipt | str:

@@ -115,9 +115,9 @@ def claimed_payload(tags: Mapping[str, bytes]) -> tuple[Skimmed | None, Payload]
         return None, {}
     if (known := skim(text)) is not None:
         return known, {
-            path: (size, digest)
+            path: claim
             for files in known.lists
-            for path, size, digest in zip(files.paths, files.sizes, files.sha256, strict=True)
+            for path, claim in zip(files.paths, zip(files.sizes, files.sha256, strict=True), strict=True)
         }
     from stage.lockreader import parse_lock
 
@@ -157,7 +157,7 @@ def read_sound_lock(root: Path, tags: Mapping[str, bytes], known: Skimmed | None
 
 def check_lock_text(lock: Lockfile, tags: Mapping[str, bytes], found: Found) -> None:
     """A lock can be written in one way only, or two bundle ids could mean the same bytes."""
-    if not lock.is_complete or lock.id != sha256_of_bytes(tags[layout.LOCK]):
+    if not lock.is_complete or lock.to_json() != tags[layout.LOCK]:
         found.add(layout.LOCK, "invalid", "a complete lock in its one true text", "an edited or unfinished one")
 
 
@@ -169,11 +169,17 @@ def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> Payloa
     return {path: (None, digest) for path, digest in manifest.items()}
 
 
-def check_implied_texts(root: Path, lock: Lockfile, tags: Mapping[str, bytes], found: Found) -> None:
-    """`bagit.txt`, both manifests and the Payload-Oxum must say what the lock implies, whatever the digests say."""
+def check_implied_texts(
+    root: Path, lock: Lockfile, manifest: bytes | None, tags: Mapping[str, bytes], found: Found
+) -> None:
+    """`bagit.txt`, both manifests and the Payload-Oxum must say what the lock implies, whatever the digests say.
+
+    Args:
+        manifest: the payload's, as the lock implies it; None if it is not complete.
+    """
     implied = {layout.BAGIT: layout.BAGIT_TEXT}
-    if lock.is_complete:
-        implied[layout.MANIFEST] = layout.payload_manifest(lock)
+    if manifest is not None:
+        implied[layout.MANIFEST] = manifest
         if (root / layout.MANIFEST).is_file() and (root / layout.MANIFEST).read_bytes() == implied[layout.MANIFEST]:
             found.blame_record(layout.MANIFEST, layout.TAG_MANIFEST)
     for path, text in implied.items():

@@ -1,8 +1,8 @@
 """Compares a bundle with its lock: every byte accounted for. Findings are data, and all of them are found.
 
-Three rooms do it: `tagfiles` (which of the files beside the payload can be believed), this one (what is there and
-what should be there, by name, kind and size) and `readback` (the bytes, in the background). A damaged file is a
-`Finding`; being unable to look (no such folder, not a bundle) is an exception. Never touches the network.
+Four rooms do it: `tagfiles` (which of the files beside the payload can be believed), this one (what is there and
+what should be there, by name, kind and size), `headstart` and `readback` (the bytes, in the background). A damaged file
+is a `Finding`; being unable to look (no such folder, not a bundle) is an exception. Never touches the network.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from stage.bundle import require_bundle
 from stage.digest import BLOCKS_ABOVE, sha256_of_bytes
 from stage.disk import read_file
 from stage.findings import LEVELS, Finding, Found, Shard, VerificationReport
+from stage.headstart import HeadStart, Sound
 from stage.journal import Journal, Resumed
 from stage.names import printable
-from stage.readback import PayloadFile, Reading, units
+from stage.readback import PayloadFile, Readback, Reading, Unit, units
 from stage.stamp import Stamp, now_ns, unsure_ns
 from stage.tagfiles import (
     Payload,
@@ -33,6 +34,7 @@ from stage.tagfiles import (
     expected_payload,
     read_sound_lock,
 )
+from stage.workers import cores
 
 if TYPE_CHECKING:
     from stage.lockfile import Lockfile
@@ -50,6 +52,7 @@ def verify(
     shard: Shard | None = None,
     progress: Callable[[int], None] | None = None,
     journal: Journal | None = None,
+    ahead: HeadStart | None = None,
 ) -> VerificationReport:
     """Verifies a bundle, or one shard of it.
 
@@ -60,42 +63,58 @@ def verify(
             by every shard, so that `stage.shards.merge` can tell whether all saw the same bundle.
         progress: called with the number of payload bytes just read.
         journal: where to go on, and to note what should be known if this is interrupted.
+        ahead: reads already; only for a whole verification of every byte.
 
     Raises:
         UsageError: not a bundle, or a sound lock of a newer format.
         IncompleteError: a process that read was ended from outside.
     """
     require_bundle(root)
-    began, began_ns = time.time(), now_ns()
+    began, began_ns = (ahead.began, ahead.began_ns) if ahead else (time.time(), now_ns())
+    jobs = jobs or cores()
     found = Found()
     entries = _scan(root, found)
     payload = f"{layout.PAYLOAD}/"
     beside = {p: e.stat(follow_symlinks=False).st_size for p, e in entries.items() if not p.startswith(payload)}
     tags, recorded = check_tags(root, beside, found)
     seal = _seal(root, entries)
+
+    def to_read(files: Payload) -> list[Unit]:
+        return units(_files(entries, files, tags), shard) if level == "full" else []
+
     # Reading begins with what the lock claims; whether it may be believed is found out meanwhile.
     known, claimed = claimed_payload(tags)
-    work = units(_files(entries, claimed, tags), shard) if level == "full" else []
+    later = ahead.leaves(claimed) if ahead else claimed
+    work = to_read(later)
     resumed = journal.begin(seal, work) if journal and seal else Resumed()
-    with Reading(root, work, jobs or _cores(), resumed.runs) as reading:
+    if ahead and work:
+        ahead.wait(progress)  # its processes and these together would be more than `jobs`
+    with Reading(root, work, jobs, resumed.runs) as reading:
         lock = read_sound_lock(root, tags, known, found)
         expected = expected_payload(lock, tags)
+        implied = layout.payload_manifest(lock) if lock is not None and lock.is_complete else None
         if lock is not None:
             check_lock_text(lock, tags, found)
-            check_implied_texts(root, lock, tags, found)
+            check_implied_texts(root, lock, implied, tags, found)
         _check_names(entries, set(beside), expected, lock, recorded, found)
         if level == "fast" or shard is not None:  # whoever reads a file sees its size; here not all are read
             _check_sizes(entries, expected, found)
         if expected == claimed:
             readback = reading.finish(progress, journal.add if journal else None)
+            if ahead:
+                ahead.wait(progress)
+            sound = ahead.sound(implied, lock.files) if ahead and lock is not None else Sound()
+            missed = {path: claimed[path] for path in sound.astray - later.keys()}
     if expected != claimed:
-        work, resumed = units(_files(entries, expected, tags), shard) if level == "full" else [], Resumed()
-        with Reading(root, work, jobs or _cores()) as reading:
-            readback = reading.finish(progress)
+        readback, resumed, sound, missed = Readback([], Stamp()), Resumed(), Sound(), expected
+    if missed:
+        with Reading(root, to_read(missed), jobs) as reading:
+            readback = readback.plus(reading.finish(progress))
     if journal:
         journal.finished()
     for finding in readback.findings:
         found.add_finding(finding)
+    stamp = readback.stamp.plus(resumed.stamp).plus(sound.stamp)
     reads_all = level == "full" and shard is None
     return VerificationReport(
         root=root,
@@ -107,20 +126,13 @@ def verify(
         shard=shard,
         seal=seal,
         began=resumed.since or began,
-        stamp=_stamp(readback.stamp.plus(resumed.stamp), root, began_ns)
-        if level == "full" and not found.findings
-        else None,
+        stamp=_stamp(stamp, root, began_ns) if level == "full" and not found.findings else None,
         renamed=_renamed(root, entries, expected, found.findings) if reads_all else (),
     )
 
 
 def _stamp(stamp: Stamp, root: Path, began_ns: int) -> Stamp | None:
     return stamp if stamp.settled(began_ns, unsure_ns(root, stamp.newest)) else None
-
-
-def _cores() -> int:
-    """Cores this process may use: on a shared node that is fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _renamed(

@@ -30,15 +30,19 @@ class Workers:
     """Runs `work(number, send)` for every number below `count` in `processes` processes; in this one if that is one.
 
     A context manager: work begins on entering, and has ended on leaving, be it done or not.
+
+    Args:
+        joins: this process is one of them as soon as it listens: until then it has other things to do.
     """
 
-    def __init__(self, work: Callable[[int, Send], None], count: int, processes: int) -> None:
+    def __init__(self, work: Callable[[int, Send], None], count: int, processes: int, *, joins: bool = False) -> None:
         assert count <= MOST_PIECES, "writing their numbers would wait for workers that wait to be listened to"
         self._work = work
         self._count = count
         self._processes = min(processes, count)
+        self._joins = joins
         self._children: list[int] = []
-        self._results = -1
+        self._numbers = self._results = -1
 
     def __enter__(self) -> Workers:
         if self._processes > 1:
@@ -48,8 +52,9 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._results >= 0:
-            os.close(self._results)
+        for descriptor in (self._numbers, self._results):
+            if descriptor >= 0:
+                os.close(descriptor)
         for child in self._children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -62,11 +67,12 @@ class Workers:
         """
         if self._processes <= 1:
             for number in range(self._count):
-                sent: list[Message] = []
-                self._work(number, sent.append)
-                yield from sent
+                yield from self._done_here(number)
             return
         done = 0
+        while self._joins and (mine := os.read(self._numbers, _NUMBER.size)):
+            yield from self._done_here(_NUMBER.unpack(mine)[0])
+            done += 1
         with open(self._results, "rb", closefd=False) as lines:
             for line in lines:
                 message = json.loads(line)
@@ -80,10 +86,15 @@ class Workers:
                 "Run the same command again, with fewer --jobs if memory is short.",
             )
 
+    def _done_here(self, number: int) -> list[Message]:
+        sent: list[Message] = []
+        self._work(number, sent.append)
+        return sent
+
     def _start(self) -> None:
-        numbers, numbers_in = os.pipe()
+        self._numbers, numbers_in = os.pipe()
         self._results, results_in = os.pipe()
-        for _ in range(self._processes):
+        for _ in range(self._processes - self._joins):
             try:
                 child = os.fork()
             except OSError:  # the user may have no more processes: those there are do it all, or this one
@@ -91,9 +102,8 @@ class Workers:
             if child == 0:
                 os.close(numbers_in)
                 os.close(self._results)
-                self._be_a_worker(numbers, results_in)
+                self._be_a_worker(results_in)
             self._children.append(child)
-        os.close(numbers)
         os.close(results_in)
         if not self._children:
             os.close(numbers_in)
@@ -102,11 +112,11 @@ class Workers:
         os.write(numbers_in, b"".join(map(_NUMBER.pack, range(self._count))))
         os.close(numbers_in)
 
-    def _be_a_worker(self, numbers: int, results: int) -> None:
+    def _be_a_worker(self, results: int) -> None:
         """Never returns."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to talk about
         try:
-            while number := os.read(numbers, _NUMBER.size):
+            while number := os.read(self._numbers, _NUMBER.size):
                 self._work(_NUMBER.unpack(number)[0], lambda message: _send(results, message))
                 _send(results, None)
         except BrokenPipeError:
@@ -116,6 +126,11 @@ class Workers:
             raise
         finally:
             os._exit(0)
+
+
+def cores() -> int:
+    """Cores this process may use: on a shared node that is fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _send(results: int, message: Message | None) -> None:

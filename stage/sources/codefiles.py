@@ -11,7 +11,8 @@ from stage.names import printable
 from stage.progress import Reporter
 from stage.request import ModelRequest
 from stage.sources.code import Reference, relative_imports
-from stage.sources.hub import DEFAULT_ENDPOINT, Hub, Repository
+from stage.sources.hub import Hub, Repository
+from stage.sources.refusals import DEFAULT_ENDPOINT
 from stage.sources.selection import RemoteFile, why_left
 from stage.sources.smallfiles import SmallFiles
 

@@ -17,6 +17,8 @@ import urllib3
 
 from stage import __version__
 
+_NO_RETRIES = urllib3.Retry(False, redirect=False)  # what urllib3 makes of `retries=False`, for each request anew
+
 
 class Connections:
     """A pool of HTTP connections.
@@ -48,7 +50,7 @@ class Connections:
             headers={"User-Agent": f"airlift/{__version__}", **headers},
             preload_content=False,
             redirect=False,
-            retries=False,
+            retries=_NO_RETRIES,
             timeout=self._timeout,
         )
         self.answered = True

@@ -1,9 +1,9 @@
 """The Hub: a repository and a revision become a commit, a listing, and addresses of files.
 
 Tokens, headers, pages, the rules of names and the meaning of errors are huggingface_hub's; what this room adds is
-patience (the client gives up at the first 429 or reset on metadata) and words: which asset, why, what to do. The two
-answers it needs are asked for by the addresses of `HfApi.repo_info` and `list_repo_tree` (hf_api.py): `HfApi` itself
-takes as long to import as fifty small files to bring. (docs/adr/0042)
+patience (the client gives up at the first 429 or reset on metadata), and `refusals` the words. The two answers it needs
+are asked for by the addresses of `HfApi.repo_info` and `list_repo_tree` (hf_api.py): `HfApi` itself takes as long to
+import as fifty small files to bring. (docs/adr/0042)
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ from urllib.parse import quote
 import httpx2
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.errors import (
-    DisabledRepoError,
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names are found on first use
     build_hf_headers,
@@ -42,19 +38,20 @@ from stage.digest import Digest, is_hex
 from stage.disk import MAX_NUMBER
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.licences import stated
-from stage.names import names_a_local_path, problem_with_address
+from stage.names import problem_with_address
 from stage.progress import Reporter
 from stage.sources.answers import SENSELESS, guarded_client
-from stage.sources.download import Download, untrusted
-from stage.sources.http import origin_of, proxy_for, without_credentials
+from stage.sources.http import without_credentials
+from stage.sources.refusals import DEFAULT_ENDPOINT, Refusals
+from stage.sources.responses import untrusted
 from stage.sources.retry import RETRIED_STATUS, Patience, RetryPolicy, asked_delay
 from stage.sources.selection import RemoteFile
+from stage.sources.wanted import Download
 from stage.sources.xet import XetFile, XetStore
 
 if TYPE_CHECKING:
     from huggingface_hub.file_download import HfFileMetadata
 
-DEFAULT_ENDPOINT = "https://huggingface.co"
 MAX_FILES = 1_000_000  # of a repository: ten times what the Hub advises
 DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
 
@@ -106,6 +103,7 @@ class Hub:
             raise UsageError(f"the endpoint `{self.endpoint}` is no address: {problem}.", "Such as: https://hf.co")
         self._reporter, self._policy, self._stop = reporter, policy, stop
         self._token = get_token()
+        self._refusals = Refusals(self.endpoint, bool(self._token), self._info)
         self._answered = False  # whether it ever did
         # Else the client asks huggingface.co, whatever our endpoint is, for things to put into its User-Agent, and
         # behind a firewall waits for that.
@@ -177,7 +175,7 @@ class Hub:
             size=size,
             evidence=evidence,
             token=self._token,
-            refused=lambda status, code: self._refused(what, kind, id, path, status, code),
+            refused=lambda status, code: self._refusals.refused(what, kind, id, path, status, code),
         )
 
     def through_xet(self, download: Download, kind: str, id: str, commit: str, size: int, store: XetStore) -> Download:
@@ -242,16 +240,16 @@ class Hub:
             except (StageError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError) as error:
                 problem, asked_s = self._retried(error)
                 if problem is None:
-                    raise self._in_words(what, kind, id, revision, error) from None
+                    raise self._refusals.in_words(what, kind, id, revision, error) from None
             except httpx2.UnsupportedProtocol as error:
-                raise self._senseless(what, error) from None
+                raise self._refusals.senseless(what, error) from None
             except httpx2.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise untrusted(f"{what}: {self.name}", error) from None
-                problem, asked_s = self._transport_problem(error), None
+                problem, asked_s = self._refusals.transport_problem(error), None
                 unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self._answered
             except SENSELESS as error:
-                raise self._senseless(what, error) from None
+                raise self._refusals.senseless(what, error) from None
             try:
                 patience.wait(f"{what}: {self.name}", problem, asked_s, unreached=unreached)
             except IncompleteError as error:
@@ -259,113 +257,12 @@ class Hub:
                     error.message, f"{error.remedy} Behind a firewall, name a mirror with --endpoint."
                 ) from None
 
-    def _senseless(self, what: str, error: Exception) -> IncompleteError:
-        """huggingface_hub believes what it is told; whoever answers so is no Hub, or something is in between."""
-        problem = f"{type(error).__name__}: {_first_line(error)[:200]}"
-        return IncompleteError(
-            f"{what}: what {self.name} answers makes no sense ({problem}).",
-            "Is it a Hub? Look at the address in a browser; behind a proxy or a login page, name another --endpoint.",
-        )
-
     @staticmethod
     def _retried(error: Exception) -> tuple[str | None, float | None]:
         response = getattr(error, "response", None)
         if isinstance(error, HfHubHTTPError) and response is not None and response.status_code in RETRIED_STATUS:
             return f"HTTP {response.status_code}", asked_delay(response.headers)
         return None, None
-
-    def _in_words(self, what: str, kind: str, id: str, revision: str, error: Exception) -> StageError:
-        match error:
-            case StageError():
-                return error
-            case GatedRepoError():
-                return self._gated(what, kind, id)
-            case RevisionNotFoundError():
-                return self._no_revision(what, kind, id, revision)
-            case DisabledRepoError():
-                return UsageError(f"{what}: the {kind} {id} was disabled by the Hub.", "Use another repository.")
-            case RepositoryNotFoundError():
-                return self._not_found(what, kind, id)
-            case OfflineModeIsEnabled():
-                return UsageError(
-                    f"{what}: HF_HUB_OFFLINE is set, so the Hub may not be asked.", "unset HF_HUB_OFFLINE"
-                )
-            case HFValidationError():
-                return UsageError(
-                    f"{what}: `{id}` cannot be a repository: {error}",
-                    f"What lies on this machine is `path: {id}`." if names_a_local_path(id) else "",
-                )
-            case HfHubHTTPError() if error.response is not None and error.response.status_code in (401, 403):
-                return self._not_found(what, kind, id)
-            case HfHubHTTPError() if error.response is not None and _is_a_page(error.response):
-                status = error.response.status_code
-                return IncompleteError(
-                    f"{what}: {self.name} does not answer as a Hub: HTTP {status}, a page for people.",
-                    "Give the address of a Hub or a mirror of it, as a script would: --endpoint https://huggingface.co",
-                )
-        return IncompleteError(
-            f"{what}: {self.name} answered: {_first_line(error)}", "Try again, or another --endpoint."
-        )
-
-    def _transport_problem(self, error: httpx2.TransportError) -> str:
-        if isinstance(error, httpx2.TimeoutException):
-            return "no answer in time"
-        if not isinstance(error, httpx2.ConnectError):
-            return "the connection broke"
-        proxy = proxy_for(self.endpoint)
-        _, host, port = origin_of(proxy or self.endpoint)
-        where = f"the proxy {host}:{port} that the environment names" if proxy else f"{host}:{port}"
-        return f"cannot connect to {where}"
-
-    def _refused(self, what: str, kind: str, id: str, path: str, status: int, code: str | None) -> StageError:
-        """A file was refused although its repository's listing was not."""
-        if status in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
-            return self._gated(what, kind, id)
-        if status in (401, 403, 404):
-            return UsageError(
-                f"{what}: {path} of {id} is not there any more (HTTP {status}).",
-                "Its commit may have been deleted: run again with --update to follow the repository as it is now.",
-            )
-        return IncompleteError(f"{what}: HTTP {status} from {self.name}.", "Try again, or another --endpoint.")
-
-    def _page(self, kind: str, id: str) -> str:
-        return f"{DEFAULT_ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{id}"
-
-    def _gated(self, what: str, kind: str, id: str) -> StageError:
-        if self._token:
-            return UsageError(
-                f"{what}: the {kind} {id} is gated, and the account of your token has no access.",
-                f"Accept its terms at {self._page(kind, id)} with that account; then run again.",
-            )
-        return UsageError(
-            f"{what}: the {kind} {id} is gated: it needs an account that accepted its terms.",
-            f"Accept them at {self._page(kind, id)}, then give a token: run `hf auth login`, or set HF_TOKEN.",
-        )
-
-    def _not_found(self, what: str, kind: str, id: str) -> StageError:
-        seen = "with your token" if self._token else "without a token"
-        other = "dataset" if kind == "model" else "model"
-        if self._exists(other, id):
-            return UsageError(f"{what}: `{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`.")
-        return UsageError(
-            f"{what}: {self.name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
-            "Check the spelling (org/name). For a private one give a token: run `hf auth login`, or set HF_TOKEN.",
-        )
-
-    def _exists(self, kind: str, id: str) -> bool:
-        try:
-            return "id" in self._info(kind, id)
-        except (HfHubHTTPError, HFValidationError, httpx2.TransportError, *SENSELESS):
-            return False
-
-    def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
-        try:
-            refs = self._info(kind, id, "/refs")
-            names = [str(ref["name"]) for ref in [*refs["branches"], *refs["tags"]]]
-        except (HfHubHTTPError, httpx2.TransportError, *SENSELESS):
-            names = []
-        hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
-        return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
 
 
 def timeout_s() -> float:
@@ -394,12 +291,3 @@ def _remote_file(entry: Mapping[str, Any], what: str) -> RemoteFile:
     if type(size) is not int or not 0 <= size <= MAX_NUMBER:
         raise IncompleteError(f"{what}: the listing gives {path!a} no size.", "Try another --endpoint.")
     return RemoteFile(path, size, evidence)
-
-
-def _is_a_page(response: httpx2.Response) -> bool:
-    """Whether a server's answer is one for people: a Hub's are JSON, or name their error in a header."""
-    return "html" in response.headers.get("Content-Type", "").lower() and "X-Error-Code" not in response.headers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

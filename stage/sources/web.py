@@ -15,10 +15,11 @@ from stage.errors import IncompleteError, StageError, UsageError
 from stage.manifest import Manifest
 from stage.names import check_path
 from stage.request import UrlRequest, as_lock_request, way_without
-from stage.sources.download import Download, Downloader
+from stage.sources.download import Downloader
 from stage.sources.ftp import FtpFile
 from stage.sources.http import without_credentials
 from stage.sources.hub import timeout_s
+from stage.sources.wanted import Download
 
 
 def resolve_url(name: str, request: UrlRequest, downloader: Downloader, manifest: Manifest) -> LockedAsset:

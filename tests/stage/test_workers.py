@@ -14,13 +14,14 @@ from stage.errors import IncompleteError
 from stage.workers import MOST_PIECES, Send, Workers
 
 
+@pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("processes", [1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 3, MOST_PIECES])
-def test_each_piece_is_done_once(processes: int, count: int) -> None:
+def test_each_piece_is_done_once(processes: int, count: int, joins: bool) -> None:
     def work(number: int, send: Send) -> None:
         send(["did", number])
 
-    with Workers(work, count, processes) as workers:
+    with Workers(work, count, processes, joins=joins) as workers:
         assert sorted(workers.messages()) == [["did", number] for number in range(count)]
 
 
@@ -36,6 +37,26 @@ def test_pieces_go_to_whoever_is_free(tmp_path: Path) -> None:
     with Workers(work, 20, 2) as workers:
         by = [pid for _, pid in workers.messages()]
     assert len(by) == 20 and len(set(by)) == 2 and os.getpid() not in by
+
+
+def test_who_joins_is_one_of_them_once_it_listens(tmp_path: Path) -> None:
+    """Of two, one other works meanwhile; a piece of its own shows that this one took part."""
+    owner = os.getpid()
+
+    def work(number: int, send: Send) -> None:
+        if os.getpid() != owner:
+            (tmp_path / str(number)).touch()
+            while number and not (tmp_path / "owner").exists():
+                time.sleep(0.001)
+        else:
+            (tmp_path / "owner").touch()
+        send([os.getpid()])
+
+    with Workers(work, 3, 2, joins=True) as workers:
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.001)
+        by = [pid for (pid,) in workers.messages()]
+    assert len(by) == 3 and len(set(by)) == 2 and owner in by
 
 
 def test_a_worker_that_is_ended_from_outside_is_no_verdict() -> None:
