@@ -7,7 +7,6 @@ arrived waits until that is over: a tick of the disk's clock, or two seconds.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,9 @@ _NOTICED_NS = 5 * 10**8
 def settle(root: Path, note: Callable[[str], None]) -> None:
     """Waits until what was changed a moment ago is old enough for a receipt.
 
-    Looks at what lies beside the payload alone: of a bundle that arrives, that comes last, and to ask for the state of
-    a hundred thousand files takes longer than the wait. Where it is wrong, the verification leaves no receipt.
+    Looks at the bundle's folder and what is directly in it: `fetch`, `push` and `cp` write there last, and rsync gives
+    folders their times when all is there. To ask for the state of a hundred thousand files takes longer than the wait.
+    Where that is wrong, the verification leaves no receipt.
 
     Args:
         note: told, where a person would notice.
@@ -33,10 +33,10 @@ def settle(root: Path, note: Callable[[str], None]) -> None:
     require_bundle(root)
     try:
         with os.scandir(root) as listing:
-            statuses = [entry.stat(follow_symlinks=False) for entry in listing]
+            statuses = [root.stat(), *(entry.stat(follow_symlinks=False) for entry in listing)]
     except OSError:  # the verification says so
         return
-    newest = stamp_of([status for status in statuses if stat.S_ISREG(status.st_mode)]).newest
+    newest = stamp_of(statuses).newest
     unsure = unsure_ns(root, newest)
     missing = newest + unsure - now_ns()
     # Since Linux 6.13 a stamp can be up to a tick ahead of that clock. One that is ahead by more is not waited for.

@@ -174,7 +174,15 @@ def test_a_bundle_that_has_just_arrived_has_its_receipt_after_one_verification(t
     assert isinstance(find(tmp_path / "state", root), Receipt)
 
 
-def test_only_what_lies_beside_the_payload_is_looked_at_for_that(
+def test_what_rsync_has_just_brought_has_its_receipt_too(tmp_path: Path) -> None:
+    """It brings the payload last, and gives folders their times after that."""
+    laptop, cluster = make_bundle(tmp_path / "laptop").root, tmp_path / "cluster"
+    subprocess.run(["rsync", "-a", f"{laptop}/", f"{cluster}/"], check=True)
+    settle(cluster, pytest.fail)
+    assert record(tmp_path / "state", verify(cluster)) is None
+
+
+def test_only_what_lies_directly_in_the_bundle_is_looked_at_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To ask for the state of a hundred thousand files takes longer than the wait."""
