@@ -10,18 +10,18 @@ the same lock gives the same text.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from stage.asset import Ingredient, LockedAsset, LockedFile, PackageEntry
 from stage.licences import identifiers
 from stage.lockfile import Lockfile
 
-Component = dict[str, Any]  # a component, as CycloneDX's JSON has it
+if TYPE_CHECKING:
+    from cyclonedx.model import HashType
+    from cyclonedx.model.component import Component
+    from cyclonedx.model.license import License
 
-_SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
-_IN_ADDRESSES = ":/?#@!$&()*+,;=%"  # RFC 3986, 2.2 and 2.4; brackets belong to IPv6 hosts alone
 _WEIGHTS = (".safetensors",)
 _CONDA_ENDINGS = (".conda", ".tar.bz2")
 _CARDS = ("README.md", "CARD.md")
@@ -30,32 +30,33 @@ _MANY = 100  # ingredients (a folder of images has thousands): more are counted,
 
 def bom_text(lock: Lockfile) -> bytes:
     """The document's one true text (JSON, keys sorted, newline at the end) for a complete lock."""
-    components = _ordered(_component(asset) for asset in lock.assets.values())
-    whole = {
-        "type": "data",
-        "name": lock.name,
-        "version": lock.id,
-        "bom-ref": f"bundle:{lock.id}",
-        "hashes": _sha256(lock.id),
-        "description": "An Airlift bundle; the hash is that of its stage.lock, which lists every file.",
-    }
-    references = sorted(component["bom-ref"] for component in components)
-    depends = {"dependsOn": references} if references else {}
-    document = {
-        "$schema": _SCHEMA,
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "metadata": {"component": whole},
-        "components": components,
-        "dependencies": [*({"ref": reference} for reference in references), {"ref": whole["bom-ref"], **depends}],
-    }
-    return (json.dumps(_without_nothing(document), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+
+    whole = Component(
+        type=ComponentType.DATA,
+        name=lock.name,
+        version=lock.id,
+        bom_ref=f"bundle:{lock.id}",
+        hashes=[_sha256(lock.id)],
+        description="An Airlift bundle; the hash is that of its stage.lock, which lists every file.",
+    )
+    bom = Bom(components=[_component(asset) for asset in lock.assets.values()])
+    bom.metadata.component = whole
+    bom.register_dependency(whole, bom.components)
+    document = json.loads(JsonV1Dot6(bom).output_as_string())
+    del document["serialNumber"], document["metadata"]["timestamp"]
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _component(asset: LockedAsset) -> Component:
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
+    from cyclonedx.model.component import Component, ComponentType, Pedigree
+    from packageurl import PackageURL
+
     source = asset.source
-    cards = {file.path for file in asset.files if file.path in {f"{asset.folder}/{card}" for card in _CARDS}}
+    cards = [file.path for file in asset.files if file.path in {f"{asset.folder}/{card}" for card in _CARDS}]
     ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()  # some are of two splits
     facts = {
         "airlift:kind": asset.kind,
@@ -74,37 +75,37 @@ def _component(asset: LockedAsset) -> Component:
     purl = None
     if source.type == "hub" and name.strip():
         qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
-        purl = _purl("huggingface", namespace, name, source.commit, qualifiers)
-    return {
-        "type": "machine-learning-model" if asset.kind in ("model", "tokenizer") else "data",
-        "name": asset.name,
-        "version": source.commit,
-        "bom-ref": f"asset:{asset.name}",
-        "licenses": _licences(asset.licence) if asset.licence else None,
-        "purl": purl,
-        "components": _ordered([*(_weights(f) for f in asset.files if f.path.endswith(_WEIGHTS)), *_packages(asset)]),
-        "pedigree": {"ancestors": _ordered(_ancestor(i, asset.name) for i in ancestors)}
+        purl = PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL if asset.kind in ("model", "tokenizer") else ComponentType.DATA,
+        name=asset.name,
+        version=source.commit,
+        bom_ref=f"asset:{asset.name}",
+        licenses=_licences(asset.licence) if asset.licence else None,
+        purl=purl,
+        components=[*(_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)), *_packages(asset)],
+        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
         if 0 < len(ancestors) <= _MANY
         else None,
-        "externalReferences": [{"type": "model-card", "url": card} for card in sorted(cards)],
-        "properties": [{"name": key, "value": value} for key, value in sorted(facts.items()) if value is not None],
-    }
+        external_references=[
+            ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(card)) for card in cards
+        ],
+        properties=[Property(name=key, value=value) for key, value in facts.items() if value is not None],
+    )
 
 
-def _licences(licence: str) -> list[dict[str, Any]]:
-    from cyclonedx.spdx import fixup_id, is_expression  # reads all of SPDX's licences on import
+def _licences(licence: str) -> list[License]:
+    from cyclonedx.contrib.license.factories import LicenseFactory  # reads all of SPDX's licences on import
 
-    words = identifiers(licence)
-    known = {word: fixup_id(word) for word in words}
-    if expression := next((word for word in words if known[word] is None and is_expression(word)), None):
-        return [{"expression": expression}]  # the schema allows one, alone
-    ids = sorted({id for id in known.values() if id is not None})
-    others = sorted({word for word, id in known.items() if id is None})
-    return [{"license": {"id": id}} for id in ids] + [{"license": {"name": word}} for word in others]
+    return [LicenseFactory().make_from_string(word) for word in identifiers(licence)]
 
 
 def _weights(file: LockedFile) -> Component:
-    return {"type": "file", "name": file.path, "bom-ref": f"file:{file.path}", "hashes": _sha256(file.sha256)}
+    from cyclonedx.model.component import Component, ComponentType
+
+    return Component(
+        type=ComponentType.FILE, name=file.path, bom_ref=f"file:{file.path}", hashes=[_sha256(file.sha256 or "")]
+    )
 
 
 def _packages(asset: LockedAsset) -> list[Component]:
@@ -116,41 +117,42 @@ def _packages(asset: LockedAsset) -> list[Component]:
 
 
 def _package(entry: PackageEntry, file: LockedFile) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
     purl = None
     match [entry.manager, *entry.path.split("/")]:
         case ["conda", "channel", channel, subdir, name] if entry.name.strip():
             ending = next((ending for ending in _CONDA_ENDINGS if name.endswith(ending)), "")
             build = name.removesuffix(ending).rpartition("-")[2]
             facts = {"build": build, "channel": channel, "subdir": subdir, "type": ending.removeprefix(".")}
-            purl = _purl("conda", "", entry.name, entry.version, facts)
+            purl = PackageURL("conda", None, entry.name, entry.version, facts)
         case ["pip", *_, name] if entry.name.strip():
-            purl = _purl("pypi", "", entry.name, entry.version, {"file_name": name})
-    return {
-        "type": "library",
-        "name": entry.name,
-        "version": entry.version,
-        "bom-ref": f"package:{entry.manager}:{entry.name}:{file.path}",
-        "purl": purl,
-        "hashes": _sha256(file.sha256),
-    }
+            purl = PackageURL("pypi", None, entry.name, entry.version, {"file_name": name})
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=entry.name,
+        version=entry.version,
+        bom_ref=f"package:{entry.manager}:{entry.name}:{file.path}",
+        purl=purl,
+        hashes=[_sha256(file.sha256)] if file.sha256 else None,
+    )
 
 
 def _ancestor(ingredient: Ingredient, asset: str) -> Component:
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+    from cyclonedx.model.component import Component, ComponentType
+
     fetched = ingredient.origin.startswith(("http://", "https://", "ftp://"))
-    address = quote(ingredient.origin, safe=_IN_ADDRESSES)
-    return {
-        "type": "file",
-        "name": ingredient.origin,
-        "bom-ref": f"made-from:{asset}:{ingredient.origin}",
-        "hashes": _sha256(ingredient.sha256),
-        "externalReferences": [{"type": "distribution", "url": address}] if fetched else None,
-    }
-
-
-def _purl(type: str, namespace: str, name: str, version: str | None, qualifiers: dict[str, str] | None) -> str:
-    from packageurl import PackageURL
-
-    return PackageURL(type, namespace or None, name, version, qualifiers).to_string()
+    return Component(
+        type=ComponentType.FILE,
+        name=ingredient.origin,
+        bom_ref=f"made-from:{asset}:{ingredient.origin}",
+        hashes=[_sha256(ingredient.sha256)] if ingredient.sha256 else None,
+        external_references=[ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(ingredient.origin))]
+        if fetched
+        else None,
+    )
 
 
 def _made_from(ingredients: Collection[Ingredient]) -> str | None:
@@ -158,16 +160,7 @@ def _made_from(ingredients: Collection[Ingredient]) -> str | None:
     return f"{len(ingredients)} files, {size} bytes" if ingredients else None
 
 
-def _sha256(value: str | None) -> list[dict[str, str]]:
-    return [{"alg": "SHA-256", "content": value}] if value else []
+def _sha256(value: str) -> HashType:
+    from cyclonedx.model import HashAlgorithm, HashType
 
-
-def _ordered(components: Iterable[Component]) -> list[Component]:
-    return sorted(components, key=lambda c: (c["type"], c["name"], c.get("version") or "", c["bom-ref"]))
-
-
-def _without_nothing(value: Any) -> Any:
-    """The same without fields that say nothing: None, or a list of none."""
-    if isinstance(value, dict):
-        return {key: _without_nothing(item) for key, item in value.items() if item is not None and item != []}
-    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
+    return HashType(alg=HashAlgorithm.SHA_256, content=value)
