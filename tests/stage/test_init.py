@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stage.init import asset_names, manifest_text
 from stage.manifest import Manifest
-from stage.names import collisions, problem_with_asset_name
+from stage.names import collisions, names_a_local_path, problem_with_asset_name
 from stage.request import DatasetRequest, ModelRequest
 from stage.sources.lookup import Asked, LookedUp
 from tests.support.staging import DATASET, MODEL, Laptop, dataset_files, model_files
@@ -114,7 +114,7 @@ def test_an_unknown_name_writes_nothing(laptop: Laptop) -> None:
 
 
 repositories = st.from_regex(r"[A-Za-z0-9_.-]{1,8}(/[A-Za-z0-9_.-]{1,8})?", fullmatch=True).filter(
-    lambda r: ".." not in r
+    lambda r: ".." not in r and not names_a_local_path(r)
 )
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 found = st.builds(
