@@ -169,3 +169,11 @@ def age_in_words(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file. What cannot be the name of one (too long, with a zero byte in it) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

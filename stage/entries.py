@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stage import names
+from stage.disk import is_file
 from stage.errors import UsageError
 from stage.yamlfile import Lines, Where
+
+_LONGEST_NAME = 96  # characters, of a repository on the Hub (huggingface_hub, utils/_validators.py)
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Entry:
                 f"Write `path: {value}`" + (", and how to read it: `convert: csv`." if key == "dataset" else "."),
             )
         parts = value.split("/")
-        allowed = all(part and all(c.isalnum() or c in "-_." for c in part) for part in parts)
+        allowed = all(0 < len(part) <= _LONGEST_NAME and all(c.isalnum() or c in "-_." for c in part) for part in parts)
         if len(parts) > 2 or not allowed or ".." in value:
             raise self.wrong(key, "should be a repository such as org/name", value)
         return value
@@ -128,4 +131,4 @@ class Entry:
 def _is_local(value: str, folder: Path) -> bool:
     """Whether a repository's name means something on this machine. A folder `org/name` may be just a clone of it."""
     is_data = "/" not in value and value.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"))
-    return names.names_a_local_path(value) or is_data or (folder / value).is_file()
+    return names.names_a_local_path(value) or is_data or is_file(folder / value)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from stage.disk import is_file
 from stage.errors import UsageError, as_shown
 from stage.licences import identifiers
 from stage.manifest import FORMAT
@@ -84,7 +85,7 @@ def refuse_local(name: str) -> None:
     Raises:
         UsageError: it does.
     """
-    if names_a_local_path(name) or Path(name).is_file():
+    if names_a_local_path(name) or is_file(Path(name)):
         raise UsageError(
             f"{name}: lies on this machine; `init` asks a Hub for repositories (org/name).",
             f"In a manifest it is an asset of its own: `{_usable(Path(name).stem) or 'files'}: {{path: {name}}}`.",

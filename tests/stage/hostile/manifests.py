@@ -80,6 +80,7 @@ CASES = [
     Case("alias once", 2, ("m.yaml:7", "aliases"), fetch(SOUND + "    exclude: &a ['x']\n    include: *a\n")),
     Case("merge key", 2, ("aliases",), fetch("base: &b {path: notes}\n" + HEAD + "  x:\n    <<: *b\n")),
     Case("key twice", 2, ("m.yaml:6", "written twice"), fetch(SOUND + "    path: other\n")),
+    Case("endless name", 2, ("m.yaml:5", "org/name"), fetch(HEAD + "  x:\n    dataset: " + "9" * 5000 + "/b\n")),
     Case("asset twice", 2, ("written twice",), fetch(SOUND + "  notes:\n    path: other\n")),
     Case("nested lists", 2, ("nested too deeply",), fetch("[" * 100_000)),
     Case("nested mappings", 2, ("nested too deeply",), fetch("".join(f"{' ' * n}a:\n" for n in range(300)))),
