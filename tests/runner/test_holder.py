@@ -139,6 +139,7 @@ KILLED = replace(ME, born="1", job=17, since=time.time())
         ("COMPLETING", "", False),  # Slurm no longer tells of steps that still end
         ("COMPLETED", "", True),
     ],
+    ids=["its step", "another step", "a step of a like name", "completing", "completed"],
 )
 def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
     folder: RunFolder, squeue: Callable[[str], None], state: str, step: str, gone: bool
