@@ -112,17 +112,13 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     run.check(world_size(role, num_local, environ), print, _device(run, role, num_local, environ))
     _explain(run, "" if dry_run else f" (one a line in {run.folder.config})")
     if dry_run:
-        _tell_holder(run, environ)
+        for line in run.held(environ):
+            print(line)
         print("dry run: nothing was started")
         return 0
     run.folder.make()
     with holding(run.folder, environ):
         return _launch(run, role, num_local, environ)
-
-
-def _tell_holder(run: Run, environ: Mapping[str, str]) -> None:
-    for line in run.held(environ):
-        print(line)
 
 
 def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> int:
