@@ -125,7 +125,7 @@ class Cluster:
         """A user's environment on a login node: no Slurm, nothing that says offline."""
         dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
+        return {**kept, "OMP_NUM_THREADS": "1", **more}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]

@@ -79,15 +79,27 @@ def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
     return Stores(stores), Order(parts, config.seed)
 
 
+def prepared(cluster: Cluster, *runs: Path) -> None:
+    """Makes what these runs read, here: to start a command takes longer."""
+    for run in runs:
+        config = RunConfig.load(run)
+        for wanted in recipes(config, resolve(config, cluster.bundle), config.sequence_length or 0).values():
+            for recipe in wanted:
+                prepare(recipe, cluster.folder / "output" / ".stores", print)
+
+
 @pytest.fixture(scope="module")
-def pictured(shared_cluster: Cluster) -> Path:
+def pictured(convolved: Cluster) -> Path:
+    return convolved.output("pictured")
+
+
+def write_pictured(shared_cluster: Cluster) -> Path:
     """CIFAR-10's layout, data parallel, a ViT whose staged head knows three classes."""
-    shared_cluster.write(
+    return shared_cluster.write(
         "pictured", task="image-classification", model={"asset": "tiny-vit"}, sequence_length=None, steps=24,
         dataset={"asset": "cifar-10", "validation": "test"}, batch={"global": 16, "micro": 8},
         optimizer={"lr": 0.003}, engine={"name": "ddp"}, **QUICK,
     )  # fmt: skip
-    return shared_cluster.trained("pictured")
 
 
 def test_the_tarball_of_cifar_teaches_a_vit(pictured: Path) -> None:
@@ -122,8 +134,11 @@ def accuracy(run: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def convolved(pictured: Path, shared_cluster: Cluster) -> Cluster:
-    """A ResNet from a staged config, with every engine; but for the first, each stopped half way and gone on."""
+def convolved(shared_cluster: Cluster) -> Cluster:
+    """A ResNet from a staged config, with every engine; but for the first, each stopped half way and gone on.
+
+    And, in the same ranks, the ViT and the GPT-2.
+    """
 
     def run(name: str, engine: dict[str, Any], steps: int) -> Path:
         return shared_cluster.write(
@@ -135,10 +150,9 @@ def convolved(pictured: Path, shared_cluster: Cluster) -> Cluster:
     runs = [run("resnet", {"name": "ddp"}, 24)]
     for name, engine in RESNETS.items():
         runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
-    config = RunConfig.load(runs[0])
-    for wanted in recipes(config, resolve(config, shared_cluster.bundle), 0).values():
-        prepare(wanted[0], pictured.parent / ".stores", print)
-    in_ranks(shared_cluster, 2, *runs)
+    others = [write_pictured(shared_cluster), write_sharded(shared_cluster)]
+    prepared(shared_cluster, runs[0], *others)
+    in_ranks(shared_cluster, 2, *runs, *others)
     return shared_cluster
 
 
@@ -169,13 +183,16 @@ def test_the_resnet_that_is_exported_is_the_one_that_was_evaluated(convolved: Cl
     assert accuracy(folder) == pytest.approx(metrics(folder, "validation_accuracy")[-1][1], abs=1e-6)
 
 
-def test_gpt2_learns_sharded_from_documents_side_by_side(shared_cluster: Cluster) -> None:
-    shared_cluster.write(
+def write_sharded(shared_cluster: Cluster) -> Path:
+    return shared_cluster.write(
         "sharded", task="causal-lm", model={"asset": "gpt2-bare"}, steps=12, packing={"documents": "separate"},
         dataset={"asset": "reference", "limit": {"train": 300, "validation": 40}}, sequence_length=64,
         optimizer={"lr": 0.003}, engine={"name": "fsdp", "wrap": {"min_params": 10_000}}, **QUICK,
     )  # fmt: skip
-    folder = shared_cluster.trained("sharded")
+
+
+def test_gpt2_learns_sharded_from_documents_side_by_side(convolved: Cluster) -> None:
+    folder = convolved.output("sharded")
     losses = [loss for _, loss in metrics(folder)]
     assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
     assert losses[-1] < losses[0] - 0.3
@@ -186,19 +203,29 @@ def test_gpt2_learns_sharded_from_documents_side_by_side(shared_cluster: Cluster
 PARITY = {"masked-lm": ("still-bert", "AutoModelForMaskedLM"), "causal-lm": ("tiny-chat", "AutoModelForCausalLM")}
 
 
+@pytest.fixture(scope="module")
+def alone(shared_cluster: Cluster) -> Cluster:
+    """The tasks of `PARITY` on one rank."""
+    runs = [
+        shared_cluster.write(
+            f"parity-{task}", task=task, model={"asset": asset}, steps=20, batch={"global": 8, "micro": 8},
+            dataset={"asset": "reference", "limit": {"train": 300}, "validation": None},
+            optimizer={"lr": 0.001, "weight_decay": 0.1}, **QUICK,
+        )
+        for task, (asset, _) in PARITY.items()
+    ]  # fmt: skip
+    prepared(shared_cluster, *runs)
+    in_ranks(shared_cluster, 1, *runs)
+    return shared_cluster
+
+
 @pytest.mark.parametrize("task", PARITY)
-def test_losses_are_those_of_transformers_trainer(shared_cluster: Cluster, task: str, tmp_path: Path) -> None:
+def test_losses_are_those_of_transformers_trainer(alone: Cluster, task: str, tmp_path: Path) -> None:
     """20 steps in fp32 on the same batches, within 1e-4: loss, optimizer, decay and clipping."""
-    asset, auto = PARITY[task]
-    shared_cluster.write(
-        f"parity-{task}", task=task, model={"asset": asset}, steps=20, batch={"global": 8, "micro": 8},
-        dataset={"asset": "reference", "limit": {"train": 300}, "validation": None},
-        optimizer={"lr": 0.001, "weight_decay": 0.1}, **QUICK,
-    )  # fmt: skip
-    folder = shared_cluster.trained(f"parity-{task}", processes=1)
-    expected = trainer_losses(f"parity-{task}", shared_cluster, auto, tmp_path)
+    _, auto = PARITY[task]
+    expected = trainer_losses(f"parity-{task}", alone, auto, tmp_path)
     assert len(expected) == 20
-    assert [loss for _, loss in metrics(folder)] == pytest.approx(expected, abs=1e-4)
+    assert [loss for _, loss in metrics(alone.output(f"parity-{task}"))] == pytest.approx(expected, abs=1e-4)
 
 
 def trainer_losses(name: str, cluster: Cluster, auto: str, scratch: Path) -> list[float]:

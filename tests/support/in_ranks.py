@@ -43,9 +43,11 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
 if __name__ == "__main__":
     os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-    # Imported once: the ranks are forked.
-    import deepspeed  # noqa: F401
+    # Imported once: the ranks are forked. The optimizer is asked about by each engine of DeepSpeed, and with it comes
+    # torch's compiler.
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     import torch.multiprocessing as mp
+    import torch.utils.tensorboard  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 
     import runner.training.engines.deepspeed

@@ -1,7 +1,9 @@
-"""Small real models: random weights, and tokenizers trained on real English."""
+"""Small real models: random weights, and tokenizers made of real English."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,18 @@ from scripts.lib.demo_repositories import paragraphs
 
 
 def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool) -> Any:
-    """A real tokenizer, trained on the demo's English."""
+    """A real tokenizer, made of the demo's English; the same one every time."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     texts = (text for _, text in paragraphs()["train"])
     symbols = list(dict.fromkeys(special.values()))
     if wordpiece:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk_token"]))
-        tokenizer.normalizer = normalizers.BertNormalizer()
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=symbols))
+        normalizer, pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        split = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)) for text in texts)
+        words = Counter(word for pieces in split for word, _ in pieces)
+        tokenizer = Tokenizer(models.WordPiece(_word_pieces(words, symbols, vocabulary), unk_token=special["unk_token"]))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
         ends = [(symbol, tokenizer.token_to_id(symbol)) for symbol in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
         # As published tokenizers often have it; neither may reach the prepared data.
@@ -30,6 +33,14 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=symbols))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def _word_pieces(words: Mapping[str, int], symbols: Sequence[str], size: int) -> dict[str, int]:
+    """All letters and the commonest words. Not by tokenizers' WordPieceTrainer: it makes another one every time."""
+    letters = sorted({letter for word in words for letter in word})
+    common = sorted((word for word in words if len(word) > 1), key=lambda word: (-words[word], word))
+    pieces = [*symbols, *letters, *(f"##{letter}" for letter in letters), *common][:size]
+    return {piece: number for number, piece in enumerate(pieces)}
 
 
 def tiny_model_files(folder: Path, kind: str) -> dict[str, bytes]:

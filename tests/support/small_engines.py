@@ -171,6 +171,6 @@ if __name__ == "__main__":
 
     # Imported once: the ranks are forked.
     os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # which brings torch's compiler
 
     mp.start_processes(one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS, start_method="fork")
