@@ -116,6 +116,9 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
             print(line)
         print("dry run: nothing was started")
         return 0
+    if finished := run.finished():
+        print("\n".join(finished))
+        return 0
     run.folder.make()
     with holding(run.folder, environ):
         return _launch(run, role, num_local, environ)

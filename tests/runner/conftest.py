@@ -18,6 +18,8 @@ import pytest
 # Some tests call the launcher in this process; it would have everything after it do without.
 import torch  # noqa: F401
 
+from runner.config import RunConfig
+from runner.inputs import resolve
 from scripts.lib.demo_repositories import DATASET, dataset_files
 from scripts.lib.loopback_hub import LoopbackHub
 from tests.support.models import tiny_model_files
@@ -121,6 +123,17 @@ class Cluster:
         """What was prepared for a run made elsewhere: the tests that only train need not prepare."""
         shutil.copytree(run_folder.parent / ".stores", self.folder / "output" / ".stores")
 
+    def prepare(self, *run_files: Path) -> None:
+        """`runner prepare` in this process: to start the command takes longer."""
+        from runner.data.prepare import prepare
+        from runner.data.recipe import recipes
+
+        for path in run_files:
+            config = RunConfig.load(path)
+            for several in recipes(config, resolve(config, self.bundle), config.sequence_length or 0).values():
+                for recipe in several:
+                    prepare(recipe, self.folder / "output" / ".stores", print)
+
     def environment(self, **more: str) -> dict[str, str]:
         """A user's environment on a login node: no Slurm, nothing that says offline."""
         dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
@@ -160,14 +173,15 @@ class Cluster:
         return self.output(name)
 
 
-def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> None:
-    """Trains these run files, which must succeed, one after the other on as many ranks."""
+def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> str:
+    """Trains these run files, which must succeed, one after the other on as many ranks; returns what they said."""
     command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
     root = Path(__file__).parents[2]
     environment = cluster.environment(PYTHONPATH=str(root))
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
     names = {path.stem.partition(".")[0] for path in runs}
     assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
+    return done.stdout
 
 
 def logs(run_folder: Path) -> str:

@@ -53,8 +53,7 @@ def on_two(shared_cluster: Cluster) -> Cluster:
         write(shared_cluster, f"{name}.2", ENGINES[begin], 5, every=4, keep=2, asynchronous=True)
         for name, (begin, _, _) in JOURNEYS.items()
     ]
-    done = shared_cluster.run("prepare", "ddp.yaml")
-    assert done.returncode == 0, done.stderr
+    shared_cluster.prepare(runs[0])
     in_ranks(shared_cluster, 2, *runs)
     return shared_cluster
 

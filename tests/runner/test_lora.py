@@ -56,8 +56,7 @@ def trained(shared_cluster: Cluster) -> Cluster:
         often = {**RUNS[name], "evaluation": {"every": 1}}  # which must change nothing
         runs.append(write(shared_cluster, f"{name}-stopped.1", 3, often))
         runs.append(write(shared_cluster, f"{name}-stopped.2", STEPS, often, merge=True))
-    done = shared_cluster.run("prepare", "lora-ddp.yaml")
-    assert done.returncode == 0, done.stderr
+    shared_cluster.prepare(runs[0])
     in_ranks(shared_cluster, 2, *runs)
     return shared_cluster
 

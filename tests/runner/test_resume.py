@@ -5,7 +5,6 @@ One real run of each kind; test_checkpoint has the many ways of each, test_kills
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.runner.conftest import Cluster, assert_same_story, metrics, rank_pids
+from tests.runner.conftest import Cluster, assert_same_story, metrics
 
 # Runs in every Python process that has its folder on PYTHONPATH. Rank 1 or 0 is killed by itself, as by the kernel's
 # out-of-memory killer, when it is about to do the named thing; the second time nothing happens.
@@ -69,28 +68,25 @@ KILLS = (
 )
 
 
-def test_stopped_then_killed_in_mid_step_then_in_mid_checkpoint_a_run_loses_nothing_but_time(
+def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
     cluster: Cluster, undisturbed: dict[int, Path]
 ) -> None:
     cluster.take_data(undisturbed[2])
     cluster.write(engine={"zero": 2})
-    done = stopped_by_ctrl_c(cluster)
-    process = cluster.start("train", "tiny.yaml", "--processes", "2")
-    wait_for(lambda: steps_done(cluster.output()) > done, process)
-    os.kill(rank_pids(process.pid)[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 5, err
-    assert "Traceback" not in err
+    stopped_by_ctrl_c(cluster)
     killed_in_mid_checkpoint(cluster, "0", "open", "step-8.tmp/files.json")
     finished = cluster.run("train", "tiny.yaml", "--processes", "2")
     assert finished.returncode == 0, finished.stderr
     assert "resumed from step-6" in finished.stdout
+    # What DeepSpeed says belongs into the logs.
+    assert "DeepSpeed" not in finished.stdout + finished.stderr
+    assert "[INFO]" not in finished.stdout + finished.stderr
     assert_same_story(cluster.output(), undisturbed[2])
     assert not list((cluster.output() / "checkpoints").glob("*.tmp"))
 
 
-def stopped_by_ctrl_c(cluster: Cluster) -> int:
-    """The launcher of a run saves and stops; returns the step."""
+def stopped_by_ctrl_c(cluster: Cluster) -> None:
+    """The launcher of a run saves and stops."""
     process = cluster.start("train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100")
     wait_for(lambda: steps_done(cluster.output()) >= 1, process)
     process.send_signal(signal.SIGINT)
@@ -101,7 +97,6 @@ def stopped_by_ctrl_c(cluster: Cluster) -> int:
     assert done < 7
     assert (cluster.output() / "checkpoints" / f"step-{done}" / "files.json").exists()
     assert not (cluster.output() / "requeue").exists()
-    return done
 
 
 def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -> None:
@@ -111,6 +106,7 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     done = cluster.run("train", "tiny.yaml", "--processes", "2", **site_folder(cluster, SITE_CUSTOMIZE), **kill)
     assert flag.exists(), done.stderr
     assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
     torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
     assert torn == [at.partition("/")[0]]
     assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
@@ -195,18 +191,19 @@ def test_only_the_newest_checkpoints_are_kept(undisturbed: dict[int, Path]) -> N
     assert (folder / "latest").read_text().strip() == "step-8"
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+def test_a_damaged_checkpoint_is_named_and_a_longer_run_goes_on_from_the_one_before_it(
     cluster: Cluster, finished: Path, undisturbed: dict[int, Path]
 ) -> None:
     victim = finished / "checkpoints" / "step-8" / "engine" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    done = cluster.run("train", "zero2.yaml", "--processes", "2")
+    done = cluster.run("train", "zero2.yaml", "--processes", "2", "--set", "steps=10")
     assert done.returncode == 0, done.stderr
     assert f"step-8 is passed over: engine/{victim.name}" in done.stdout
     assert "resumed from step-6" in done.stdout
-    assert_same_story(finished, undisturbed[2])
+    assert [step for step, _ in metrics(finished)] == list(range(1, 11))
+    assert metrics(finished)[:6] == metrics(undisturbed[2])[:6]
 
 
 def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, finished: Path) -> None:
@@ -215,13 +212,6 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, fini
     said = cluster.refused("train", "zero2.yaml", "--processes", "2", *other)
     assert "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
     assert (finished / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_longer_run_goes_on_where_the_shorter_one_ended(cluster: Cluster, finished: Path) -> None:
-    done = cluster.run("train", "zero2.yaml", "--processes", "2", "--set", "steps=10")
-    assert done.returncode == 0, done.stderr
-    assert "resumed from step-8" in done.stdout
-    assert [step for step, _ in metrics(finished)] == list(range(1, 11))
 
 
 def test_a_shorter_run_than_was_done_already_is_refused(cluster: Cluster, finished: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.config import RunConfig
-from runner.data.prepare import open_prepared, prepare
+from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.data.store import Stores
 from runner.inputs import resolve
@@ -79,15 +79,6 @@ def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
     return Stores(stores), Order(parts, config.seed)
 
 
-def prepared(cluster: Cluster, *runs: Path) -> None:
-    """Makes what these runs read, here: to start a command takes longer."""
-    for run in runs:
-        config = RunConfig.load(run)
-        for wanted in recipes(config, resolve(config, cluster.bundle), config.sequence_length or 0).values():
-            for recipe in wanted:
-                prepare(recipe, cluster.folder / "output" / ".stores", print)
-
-
 @pytest.fixture(scope="module")
 def pictured(convolved: Cluster) -> Path:
     return convolved.output("pictured")
@@ -151,7 +142,7 @@ def convolved(shared_cluster: Cluster) -> Cluster:
     for name, engine in RESNETS.items():
         runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
     others = [write_pictured(shared_cluster), write_sharded(shared_cluster)]
-    prepared(shared_cluster, runs[0], *others)
+    shared_cluster.prepare(runs[0], *others)
     in_ranks(shared_cluster, 2, *runs, *others)
     return shared_cluster
 
@@ -214,7 +205,7 @@ def alone(shared_cluster: Cluster) -> Cluster:
         )
         for task, (asset, _) in PARITY.items()
     ]  # fmt: skip
-    prepared(shared_cluster, *runs)
+    shared_cluster.prepare(*runs)
     in_ranks(shared_cluster, 1, *runs)
     return shared_cluster
 

@@ -19,9 +19,11 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
     symbols = list(dict.fromkeys(special.values()))
     if wordpiece:
         normalizer, pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        split = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)) for text in texts)
-        words = Counter(word for pieces in split for word, _ in pieces)
-        tokenizer = Tokenizer(models.WordPiece(_word_pieces(words, symbols, vocabulary), unk_token=special["unk_token"]))
+        parted = (pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)) for text in texts)
+        words = Counter(word for several in parted for word, _ in several)
+        tokenizer = Tokenizer(
+            models.WordPiece(_word_pieces(words, symbols, vocabulary), unk_token=special["unk_token"])
+        )
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
         ends = [(symbol, tokenizer.token_to_id(symbol)) for symbol in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
