@@ -34,7 +34,7 @@ class SmallFiles:
             raise UsageError(
                 f"{what}: {printable(file.path)} of {repository.id} has {human_size(file.size)}; it has to be read to "
                 f"know what else is needed, and may have {human_size(limit)}.",
-                "Try another revision, or `exclude` it.",
+                "Try another revision: no config, tokenizer or module that is in use is as large.",
             )
         words = f"{what}: {file.path}"
         download = self._hub.download(

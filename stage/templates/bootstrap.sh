@@ -152,12 +152,17 @@ remove() { # the tar of a run that was killed alone lives on, and writes
   say "  ${why%%"$newline"*}"
 }
 
+gone() { # whether no such process is here; one of somebody else, in a folder of a group, is
+  why=$(LC_ALL=C kill -0 "$1" 2>&1) && return 1
+  case $why in *ermi*) return 1 ;; esac
+}
+
 clear_leftovers() { # what runs that were killed on this machine left beside PREFIX
   for old in "$prefix".part.*; do
     [ -d "$old" ] || continue
     owner=
     [ -f "$old/.airlift/owner" ] && read -r owner <"$old/.airlift/owner"
-    if [ "$owner" = "$(uname -n)" ] && ! kill -0 "${old##*.}" 2>/dev/null; then
+    if [ "$owner" = "$(uname -n)" ] && gone "${old##*.}"; then
       say "removing what an interrupted run left: $old"
       remove "$old"
     else

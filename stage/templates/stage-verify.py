@@ -922,7 +922,8 @@ def run(arguments, out, err):
         return 1
     if not arguments.quiet:
         how = "names and sizes are right (bytes not read)" if arguments.fast else "every byte is as it was fetched"
-        say("%s: sound: %d files, %d bytes, %s" % (report["bundle"], report["files"], report["bytes"], how), out)
+        files = "%d file%s" % (report["files"], "" if report["files"] == 1 else "s")
+        say("%s: sound: %s, %d bytes, %s" % (report["bundle"], files, report["bytes"], how), out)
         say("bundle id %s" % report["bundle_id"], out)
     return 0
 

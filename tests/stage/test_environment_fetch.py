@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -118,6 +120,26 @@ def test_what_was_left_and_is_still_written_to_goes_in_the_end_though_the_prefix
     writer.wait()
     assert (done.returncode, f"removing what an interrupted run left: {left}" in done.stdout) == (2, True)
     assert list(tmp_path.iterdir()) == [prefix]
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_what_somebody_else_is_at_work_on_is_left_alone(environment_laptop: EnvironmentLaptop, shell: str) -> None:
+    """In a folder of a group: their processes are there, and cannot be signalled."""
+    user = 20_000 if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(environment_laptop.asset / "bootstrap.sh", folder)
+        (folder / "env").mkdir()
+        for process in (1, 999_999_999):
+            (folder / f"env.part.{process}/.airlift").mkdir(parents=True)
+            (folder / f"env.part.{process}/.airlift/owner").write_text(f"{os.uname().nodename}\n")
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        command = [shell, folder / "bootstrap.sh", folder / "env"]
+        done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert f"left alone: {folder}/env.part.1, of another run" in done.stdout + done.stderr
+        assert sorted(path.name for path in folder.glob("env.part.*")) == ["env.part.1"]
 
 
 @pytest.mark.slow
