@@ -84,10 +84,8 @@ def verify(
         )
     if not merge and len(paths) > 1:
         raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
-    if report is not None and shard is not None:
-        report = _report_of(report, shard)
     if report is not None:
-        _check_report_path(report, None if merge else paths[0])
+        report = _report_of(report, shard, None if merge else paths[0])
     with Reporter(quiet=quiet or as_json) as reporter:
         if merge:
             result, trust = _merged(paths), None
@@ -117,12 +115,6 @@ def _shard(text: str | None) -> Shard | None:
     from stage.shards import parse_shard
 
     return parse_shard(text, os.environ)
-
-
-def _report_of(report: Path, shard: Shard) -> Path:
-    from stage.shards import report_path
-
-    return report_path(report, shard)
 
 
 def _merged(paths: Sequence[Path]) -> VerificationReport:
@@ -195,10 +187,14 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
         reporter.note(why_not)
 
 
-def _check_report_path(report: Path, bundle: Path | None) -> None:
-    """Before hours of reading, not after."""
+def _report_of(report: Path, shard: Shard | None, bundle: Path | None) -> Path:
+    """Where the report goes; that it can is found out before hours of reading, not after."""
     from stage.disk import require_folder_of
 
+    if shard is not None:
+        from stage.shards import report_path
+
+        report = report_path(report, shard)
     if bundle is not None and bundle.resolve() in report.resolve().parents:
         raise UsageError(
             f"--report {report}: inside the bundle it would itself be an extra file.", "Put it beside the bundle."
@@ -206,6 +202,7 @@ def _check_report_path(report: Path, bundle: Path | None) -> None:
     if report.is_dir():
         raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
     require_folder_of(report, "--report ")
+    return report
 
 
 def _print(result: VerificationReport, trust: Trust | None, report: Path | None, quiet: bool) -> None:

@@ -144,16 +144,9 @@ class _Fetch:
 
     def run(self, previous: Lockfile | None) -> FetchOutcome:
         """Checks, brings, finishes."""
-        files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
-        stale = self.folder.stale({file.path for _, file in files})
-        here = [(asset, file) for asset, file in files if self.folder.size_of(file.path) == file.size]
-        absent = [(asset, file) for asset, file in files if self.folder.size_of(file.path) != file.size]
+        stale = self.folder.stale({file.path for file in self.lock.files})
         check_space(self.root, need(self.lock, self.folder, self.sharing).room)
-        if here:
-            size = sum(file.size for _, file in here)
-            self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
-            damaged = self._each("check", here, self._check)
-            absent += [pair for pair, is_damaged in zip(here, damaged, strict=True) if is_damaged]
+        absent = self._absent()
         shared = self._take_shared([pair for pair in absent if self.sharing.has(pair[1])])
         absent = [(asset, file) for asset, file in absent if file.path not in shared]
         to_make = self._to_make(absent)
@@ -163,6 +156,22 @@ class _Fetch:
             self._bring_and_finish(absent, to_make, stale)
             write_lock(self.lock, self.manifest, previous)
         self.sharing.keep(self.digests)
+        return self._outcome(absent, to_make, shared)
+
+    def _absent(self) -> list[Pair]:
+        """What is not here, or not as it should be: everything else is hashed."""
+        files = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
+        here = [pair for pair in files if self.folder.size_of(pair[1].path) == pair[1].size]
+        absent = [pair for pair in files if self.folder.size_of(pair[1].path) != pair[1].size]
+        if here:
+            size = sum(file.size for _, file in here)
+            self.reporter.note(f"checking {human_count(len(here), 'file')} ({human_size(size)}) already here")
+            damaged = self._each("check", here, self._check)
+            absent += [pair for pair, is_damaged in zip(here, damaged, strict=True) if is_damaged]
+        return absent
+
+    def _outcome(self, absent: list[Pair], to_make: list[str], shared: dict[str, int]) -> FetchOutcome:
+        """What came of it, also told."""
         remade = [file for name in to_make for file in self.lock.assets[name].files if file.made_by]
         fetched = [file for _, file in absent if not file.made_by] + remade
         size = max(0, sum(file.size for file in fetched) - self.sources.taken_over)
