@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stage import bundle as layout
-from stage.applystore import CHUNK, Store
+from stage.applystore import CHUNK, Store, place_beside
 from stage.asset import LockedFile
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
@@ -63,14 +63,14 @@ def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
     """Applies a patch whose volumes lie at `paths`, or some of them.
 
     Raises:
-        UsageError: no bundle, no patch, or a patch for another bundle.
+        UsageError: no bundle, no patch, a patch for another bundle, or a bundle that is a mount point.
         DamageError: the patch is damaged; or the bundle has damage that the patch does not mend.
         IncompleteError: volumes are missing (those given are kept), or no space.
-        PolicyError: a link stands where a file has to be written.
+        PolicyError: a link, or a folder with something in it, stands where a file has to be written.
     """
     _refuse_swapped(root, paths)
     require_bundle(root)
-    for folder in (root, root.absolute().parent):  # what is built waits beside the bundle
+    for folder in (root, place_beside(root).parent):  # what is built waits beside the bundle
         require_writable(folder)
     volumes = find_volumes(paths)
     with alone_in(root):
@@ -160,10 +160,13 @@ class _Apply:
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []
         todo = [file for file in self._wanted() if not self._is_in_place(file)]
+        self._refuse_folders({*(file.path for file in todo), *self.plan.tags, *layout.SEAL}, set(stale))
         self._require_space(todo)
         with self.reporter.bytes_bar("apply", sum(file.size for file in todo)) as progress:
             for file in todo:
                 self._build(file, progress)
+        for name in layout.SEAL:
+            _remove_empty(self.root / name)
         if folder is not None and not self._is_sealed_target():
             folder.mark_unfinished({file.path for file in self.lock.files})
             folder.remove([*stale, *folder.stale_blocks(layout.tag_paths(self.lock))])
@@ -204,6 +207,22 @@ class _Apply:
                 return all(_hash_of(source.fileno(), p.start, p.end) == p.sha256 for p in content.pieces)
         except OSError:
             return False
+
+    def _refuse_folders(self, paths: set[str], stale: set[str]) -> None:
+        """Folders in the places of files, unless nothing will be in them.
+
+        Raises:
+            PolicyError: there is one.
+        """
+        for path in sorted(paths):
+            place = self.root / path
+            for found in place.rglob("*") if _is_real_folder(place) else ():
+                if not _is_real_folder(found) and found.relative_to(self.root).as_posix() not in stale:
+                    raise PolicyError(
+                        f"{printable(str(place))}: a folder with something in it stands where a file has to be. The "
+                        "bundle is as it was.",
+                        f"Move it out of the bundle: mv {shlex.quote(str(place))} ELSEWHERE",
+                    )
 
     def _require_space(self, todo: list[LockedFile]) -> None:
         needed = sum(file.size for file in todo if not self.store.built(file.path).exists())
@@ -260,6 +279,7 @@ class _Apply:
     def _put_in_place(self, file: LockedFile) -> None:
         target = self.root / file.path
         _make_real_folder(self.root, target.parent)
+        _remove_empty(target)
         self.store.built(file.path).replace(target)
         sync_folder(target.parent)
 
@@ -279,6 +299,7 @@ class _Apply:
             if not _is_regular(self.root / path) or sha256_of_bytes(read_file(self.root / path)) != tags[path]:
                 changed.append(path)
             _make_real_folder(self.root, (self.root / path).parent)
+            _remove_empty(self.root / path)
             write_atomically(self.root / path, self.store.tag(path))
             for left in (self.root / path).parent.glob(f"{Path(path).name}.*{PARTIAL_SUFFIX}"):
                 left.unlink()  # of an apply that was killed just here
@@ -309,6 +330,17 @@ def _is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Makes room for a file where a folder of empty folders stands."""
+    if _is_real_folder(folder):
+        for inner, _, _ in os.walk(folder, topdown=False):
+            os.rmdir(inner)
 
 
 def _hash_of(descriptor: int, start: int, end: int) -> str:

@@ -6,6 +6,7 @@ so that a later run finds what an earlier one left, and nothing of another patch
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,33 @@ from stage.patchfile import Content, Plan, Volume
 CHUNK = 2**22
 
 
+def place_beside(root: Path) -> Path:
+    """Where an `apply` works: beside the bundle itself, not beside a link to it, so that a rename puts files in place.
+
+    Raises:
+        UsageError: from there nothing can be renamed into the bundle: it is a mount point.
+    """
+    real = root.resolve()
+    folder = real.with_name(f"{real.name}.apply.partial")
+    if real.stat().st_dev != real.parent.stat().st_dev or _is_mounted_apart(real):
+        raise UsageError(
+            f"{root}: this folder is a mount point: what changes is built beside a bundle and renamed into it, and "
+            f"{real.parent} is another disk, or mounted apart. Nothing was changed.",
+            "Give the bundle where its disk has a folder above it (not as it is bound into a container), or move it "
+            "into a folder of its own on that disk.",
+        )
+    return folder
+
+
+def _is_mounted_apart(folder: Path) -> bool:
+    """Whether the system tells apart two mounts of one disk here: it says so before it looks for what to rename."""
+    try:
+        (folder.parent / f".{os.getpid()}.nothing.partial").rename(folder / f".{os.getpid()}.nothing.partial")
+    except OSError as error:
+        return error.errno == errno.EXDEV
+    return False
+
+
 class Store:
     """`<bundle>.apply.partial`: pieces of volumes that came earlier, and files that are built."""
 
@@ -27,7 +55,7 @@ class Store:
         self._root = root
         self._plan = plan
         self._volumes = {volume.number: volume for volume in volumes}
-        self.folder = root.absolute().with_name(f"{root.absolute().name}.apply.partial")
+        self.folder = place_beside(root)
         self._kept = self.folder / plan.id[:16]
 
     def require_all_volumes(self) -> None:

@@ -272,9 +272,10 @@ class _Fetch:
         """Whether the folder is, tag files included, just what finishing it again would make."""
         if not (self.root / layout.TAG_MANIFEST).is_file() or not self.lock.is_complete:
             return False
-        same_request = (self.root / layout.REQUEST).read_bytes() == self.manifest.text
         report = verify(self.root, "fast")
-        return same_request and report.ok and report.bundle_id == self.lock.id
+        if not report.ok or report.bundle_id != self.lock.id:
+            return False
+        return (self.root / layout.REQUEST).read_bytes() == self.manifest.text
 
     def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
         """Hashes a file that is here; True if it is damaged."""

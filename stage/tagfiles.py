@@ -8,12 +8,13 @@ may tell which of the two is damaged.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage import bundle as layout
 from stage.digest import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
-from stage.disk import MAX_TEXT
+from stage.disk import MAX_TEXT, read_file
 from stage.errors import PolicyError, UsageError
 from stage.findings import Found
 from stage.lockskim import Skimmed, skim
@@ -180,8 +181,10 @@ def check_implied_texts(
     implied = {layout.BAGIT: layout.BAGIT_TEXT}
     if manifest is not None:
         implied[layout.MANIFEST] = manifest
-        if (root / layout.MANIFEST).is_file() and (root / layout.MANIFEST).read_bytes() == implied[layout.MANIFEST]:
-            found.blame_record(layout.MANIFEST, layout.TAG_MANIFEST)
+        # One that could not be read is told already, and there is nobody to blame for it.
+        with suppress(OSError):
+            if layout.MANIFEST in found and read_file(root / layout.MANIFEST) == implied[layout.MANIFEST]:
+                found.blame_record(layout.MANIFEST, layout.TAG_MANIFEST)
     for path, text in implied.items():
         if path in tags and tags[path] != text:
             found.add(path, "invalid", f"the text that {layout.LOCK} implies", "another")

@@ -489,8 +489,11 @@ def check_implied_texts(root, files, complete, bundle_id, tags, found):
     if complete:
         text = manifest_text({path: digest for path, (_, digest) in files.items()})
         implied.append((MANIFEST, text))
-        if (root / MANIFEST).is_file() and read_file(root, MANIFEST) == text:
-            found.blame_record(MANIFEST, TAG_MANIFEST)
+        try:
+            if MANIFEST in found and (root / MANIFEST).is_file() and read_file(root, MANIFEST) == text:
+                found.blame_record(MANIFEST, TAG_MANIFEST)
+        except OSError:
+            pass  # told already
     for path, text in implied:
         if path in tags and tags[path] != text:
             found.add(path, "invalid", "the text that stage.lock implies", "another")

@@ -22,7 +22,7 @@ from stage.apply import apply
 from stage.asset import LockedAsset, LockedFile, Source
 from stage.bundle import finish, write_blocks
 from stage.digest import BLOCK_SIZE, hash_file
-from stage.errors import DamageError, IncompleteError, UsageError
+from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
 from stage.findings import read_report
 from stage.lockfile import Lockfile
 from stage.patch import patch_damage, patch_since
@@ -465,3 +465,66 @@ def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path)
     (copy / layout.LOCK).write_text("{}")
     done = stage("apply", copy, mended(sound, copy, tmp_path))
     assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def small_update(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """An old bundle without large files, a new one, and the patch between them."""
+    folder = tmp_path_factory.mktemp("small")
+    old = make_bundle(folder / "old", big=False).root
+    new = new_version(old, folder / "new", big=False)
+    patch_since(new, old / layout.LOCK, folder / "patch", None, QUIET)
+    return old, new, folder / "patch"
+
+
+def test_a_bundle_behind_a_link_to_another_disk_is_updated(
+    small_update: tuple[Path, Path, Path], memory: Path, tmp_path: Path
+) -> None:
+    old, new, patch = small_update
+    if memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second disk here")
+    shutil.copytree(old, memory / "bundle")
+    (tmp_path / "link").symlink_to(memory / "bundle")
+    apply(tmp_path / "link", [patch], QUIET)
+    assert state(memory / "bundle") == state(new)
+    assert [path.name for path in memory.iterdir()] == ["bundle"]
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+@pytest.mark.parametrize("mounted", ["mount -t tmpfs none", "mount --bind {}"])
+def test_a_bundle_that_is_a_mount_point_is_refused_before_anything_changes(
+    small_update: tuple[Path, Path, Path], tmp_path: Path, mounted: str
+) -> None:
+    old, _, patch = small_update
+    namespace = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
+    shutil.copytree(old, tmp_path / "bundle")
+    (tmp_path / "here").mkdir()
+    script = f"""cd {tmp_path} && {mounted.format("bundle")} here || exit 99; {{ [ -e here/data ] || cp -r bundle/. here; }} &&
+    find here -type f -exec sha256sum {{}} + >before; {sys.executable} -m stage apply here {patch}; code=$?
+    find here -type f -exec sha256sum {{}} + | cmp before && exit $code"""
+    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    if done.returncode == 99 or "unshare:" in done.stderr:
+        pytest.skip("cannot mount here")
+    assert done.returncode == 2 and "is a mount point" in done.stderr, done.stdout + done.stderr
+
+
+def test_an_empty_folder_in_a_files_place_makes_room_and_a_full_one_is_refused(
+    small_update: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    old, new, patch = small_update
+    for name in ("update", "repair", "full"):
+        shutil.copytree(old, tmp_path / name)
+        payload = "data/files/big/new.bin" if name == "update" else "data/models/bert/vocab.txt"
+        for path in (payload, layout.MANIFEST, layout.BOM, layout.TAG_MANIFEST):
+            (tmp_path / name / path).unlink(missing_ok=True)
+            (tmp_path / name / path / "inner").mkdir(parents=True)
+    apply(tmp_path / "update", [patch], QUIET)
+    assert state(tmp_path / "update") == state(new)
+    mend = mended(old, tmp_path / "repair", tmp_path)
+    (tmp_path / "full/data/models/bert/vocab.txt/inner/mine").write_text("unsaved")
+    before = state(tmp_path / "full")
+    with pytest.raises(PolicyError, match="a folder with something in it stands where a file has to be"):
+        apply(tmp_path / "full", [mend], QUIET)
+    assert state(tmp_path / "full") == before
+    apply(tmp_path / "repair", [mend], QUIET)
+    assert state(tmp_path / "repair") == state(old) and verify(tmp_path / "repair").ok

@@ -198,6 +198,24 @@ def test_a_file_without_the_right_to_read_is_no_damage_to_carry(small: Path, tmp
         assert f"chmod -R u+rX {copy}" in done.stderr and "patch" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [["manifest-sha256.txt"], ["stage.lock", "bagit.txt"]])
+def test_an_unreadable_file_beside_the_payload_is_a_finding_and_the_verdict_damage(
+    small: Path, tmp_path: Path, closed: list[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    for name in closed:
+        (copy / name).chmod(0)
+    (copy / "data/models/bert/vocab.txt").write_bytes(b"bad")
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    told = []
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run([*drop, *program, str(copy), "--json"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, done.stderr
+        told.append({finding["path"]: finding["problem"] for finding in json.loads(done.stdout)["findings"]})
+    assert told[0] == told[1] == {**dict.fromkeys(closed, "unreadable"), "data/models/bert/vocab.txt": "mismatched"}
+
+
 def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:
     assert standalone(pythons()[0], tmp_path / "gone").returncode == 2
     assert standalone(pythons()[0], copy / "data").returncode == 2
