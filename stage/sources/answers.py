@@ -12,7 +12,7 @@ import httpx2
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from stage.sources.http import origin_of
+from stage.sources.http import origin_of, require_usable_proxies
 
 MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
 MAX_REQUESTS = 5_000  # for one client: pages of a thousand files
@@ -32,7 +32,11 @@ SENSELESS = (
 def guarded_client(endpoint: str, timeout_s: float, trust: ssl.SSLContext) -> httpx2.Client:
     """huggingface_hub's own client but for this: it trusts whom our downloads trust (not certifi alone), waits for
     `timeout_s` seconds and no longer, sends the token to `endpoint` alone, and takes no more than `MAX_ANSWER`.
+
+    Raises:
+        UsageError: the environment names a proxy that cannot be used.
     """
+    require_usable_proxies()
     asked = 0
 
     def before(request: httpx2.Request) -> None:

@@ -37,6 +37,11 @@ def telling_part(path: str) -> str:
     return next((folder for folder in folders if folder.lower() in _FOLDERS), name)
 
 
+def is_known_by_whole_name(path: str) -> bool:
+    """Whether it is all of a name that tells (`kaggle.json`, `.env`, the folder `.ssh`), not how it ends."""
+    return by_name(path) is not None and not path.lower().endswith(tuple(_SUFFIXES))
+
+
 def by_name(path: str) -> str | None:
     """What the name says is in a file; None if it says nothing.
 

@@ -29,7 +29,9 @@ from stage.sources.responses import (
     discard,
     followed,
     in_words,
+    is_unpacked,
     raise_for_status,
+    refused,
     untrusted,
 )
 from stage.sources.retry import Patience, RetryPolicy, Stopped
@@ -67,7 +69,11 @@ class Downloader:
         if not download.evidence and not download.version:
             partial.unlink(missing_ok=True)
         for last_chance in (False, True):
-            digests, at_once, taken_over = self._complete(download, partial, progress)
+            try:
+                digests, at_once, taken_over = self._complete(download, partial, progress)
+            except DamageError:
+                partial.unlink(missing_ok=True)
+                raise
             problem = download.mismatch(digests)
             if problem is None:
                 with self._counting:
@@ -80,12 +86,7 @@ class Downloader:
                 break
             if not last_chance:
                 self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
-        raise DamageError(
-            f"{download.what}: refused: {problem}. Nothing of it was kept.",
-            download.pin
-            or "The source changed it, or something between it and here did (proxy, mirror): if the change is meant, "
-            "--update it (and its sha256 in the manifest); else try another --endpoint or network.",
-        )
+        raise refused(download, str(problem))
 
     def probe(self, download: Download) -> tuple[int | None, str | None]:
         """What a server says of a file before sending it: bytes, and something that changes when the file does.
@@ -101,7 +102,7 @@ class Downloader:
                 if download.source is not None:
                     return download.source.probe()
                 with closing(self._open(download, 0)) as response:
-                    return announced(response)
+                    return announced(download, response)
             except Broken as broken:
                 patience.wait(download.what, str(broken))
             except urllib3.exceptions.SSLError as error:
@@ -153,7 +154,7 @@ class Downloader:
                     partial.restart()
                 check_span(download, response, partial.size)
                 received = 0
-                encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+                encoded = is_unpacked(download, response)
                 for chunk in response.stream(self._limit.chunk(PIECE), decode_content=encoded):
                     self._take(chunk, download, partial)
                     received += len(chunk)

@@ -6,16 +6,18 @@ The one place that opens a socket for payload bytes. Follows no redirect and ret
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 import urllib.request
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import truststore
 import urllib3
 
 from stage import __version__
+from stage.errors import UsageError
 
 _NO_RETRIES = urllib3.Retry(False, redirect=False)  # what urllib3 makes of `retries=False`, for each request anew
 
@@ -42,6 +44,7 @@ class Connections:
 
         Raises:
             urllib3.exceptions.HTTPError: no answer.
+            UsageError: the environment names a proxy that cannot be used.
         """
         pool = self._pool(url)
         response = pool.urlopen(
@@ -80,18 +83,56 @@ def _target(url: str) -> str:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment (`https_proxy`, `no_proxy`, the system's settings on macOS) names for a URL."""
+    """The proxy that the environment (`https_proxy`, `no_proxy`, the system's settings on macOS) names for a URL.
+
+    Raises:
+        UsageError: it is none that can be used.
+    """
     parts = urlsplit(url)
     if not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return None
     proxies = urllib.request.getproxies()
-    return proxies.get(parts.scheme) or proxies.get("all")
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    return _proxy_address(found) if found else None
+
+
+def require_usable_proxies() -> None:
+    """Whether all proxies of the environment can be used: huggingface_hub's client takes up each, asked or not.
+
+    Raises:
+        UsageError: one cannot.
+    """
+    proxies = urllib.request.getproxies()
+    if "*" in (host.strip() for host in proxies.get("no", "").split(",")):
+        return
+    for scheme in ("http", "https", "all"):
+        if proxy := proxies.get(scheme):
+            _proxy_address(proxy)
+
+
+def _proxy_address(proxy: str) -> str:
+    """As curl reads it: without a scheme, it is an HTTP proxy."""
+    address = proxy.strip() if "://" in proxy else f"http://{proxy.strip()}"
+    try:
+        shown = without_credentials(address)
+        problem = "is not spoken here" if urlsplit(address).scheme not in ("http", "https") else None
+        problem = problem or (None if urlsplit(address).hostname else "names no host")
+    except ValueError as error:
+        shown, problem = address.rpartition("@")[2], f"is no address: {str(error).lower()}"
+    if problem is None:
+        return address
+    raise UsageError(
+        f"the proxy {shown} that the environment names {problem}: an HTTP proxy (http:// or https://) is.",
+        "Set http_proxy and https_proxy to one and unset all_proxy; or where none is needed, unset all three.",
+    )
 
 
 def _proxy_manager(proxy: str, at_once: int, context: ssl.SSLContext) -> urllib3.ProxyManager:
     parts = urlsplit(proxy)
-    credentials = f"{parts.username}:{parts.password or ''}" if parts.username else None
-    headers = urllib3.make_headers(proxy_basic_auth=credentials) if credentials else None
+    headers = None
+    if parts.username:
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        headers = {"Proxy-Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=at_once, ssl_context=context)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -129,10 +130,25 @@ def _selected(base: Path, walk: _Walk, request: PathRequest, manifest: Manifest,
     return Listing(base, taken, tuple(left), walk.notes())
 
 
-def _is_named(name: str, include: Sequence[str]) -> bool:
-    """Whether a pattern means a file or folder of that name, and not just everything."""
-    parts = {part for pattern in include for part in pattern.split("/") if part.strip("*?")}
-    return any(fnmatch.fnmatchcase(name, part) for part in parts)
+def _is_named(name: str, include: Sequence[str], *, whole: bool) -> bool:
+    """Whether a pattern means a file or folder of that name, and not just everything, or everything of a kind.
+
+    Args:
+        whole: all of the name is what tells: `*.json` does not mean `kaggle.json`, though `*.pem` means a key.
+    """
+    parts = {part for pattern in include for part in pattern.split("/") if _says_something(part)}
+    return any(fnmatch.fnmatchcase(name, part) and not (whole and _is_of_a_kind(part)) for part in parts)
+
+
+def _says_something(pattern: str) -> bool:
+    """Whether there is a letter or a digit in it that has to be in the name."""
+    return any(character.isalnum() for character in re.sub(r"\[!?\]?[^]]*\]", "", pattern))
+
+
+def _is_of_a_kind(pattern: str) -> bool:
+    """`*.json` and its like: nothing but wildcards before the last dot."""
+    stem = pattern.rpartition(".")[0]
+    return stem != "" and not _says_something(stem)
 
 
 def _refuse_private(listing: Listing, request: PathRequest, place: str) -> None:
@@ -146,7 +162,8 @@ def _refuse_private(listing: Listing, request: PathRequest, place: str) -> None:
     private: dict[str, str] = {}
     for path, size in listing.sizes.items():
         what = credentials.by_name(path) or credentials.by_first_bytes(listing.file(path), size)
-        if what and not _is_named(credentials.telling_part(path), request.include):
+        whole = credentials.is_known_by_whole_name(path)
+        if what and not _is_named(credentials.telling_part(path), request.include, whole=whole):
             private[path] = what
     if not private:
         return
@@ -188,7 +205,8 @@ class _Walk:
                 entries = list(listing)
             for entry in entries:
                 path = f"{prefix}{entry.name}"
-                if not _is_named(entry.name, self._include) and self._is_left(entry, path):
+                named = _is_named(entry.name, self._include, whole=entry.name in _LEFT_BY_PROGRAMS)
+                if not named and self._is_left(entry, path):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{path}/")

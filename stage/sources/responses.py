@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 
-from stage.errors import IncompleteError, PolicyError
+from stage.errors import DamageError, IncompleteError, PolicyError
 from stage.names import problem_with_address
 from stage.sources.http import origin_of
 from stage.sources.retry import RETRIED_STATUS, asked_delay
@@ -26,11 +26,12 @@ class Again(Exception):
 
 
 def followed(download: Download, url: str, location: str) -> str:
-    """Where a redirect leads.
+    """Where a redirect leads. A space or a byte above 127 in it is written as an address has it, as curl does.
 
     Raises:
         PolicyError: to no address of the web (`file:///etc/passwd`).
     """
+    location = re.sub("[ \x80-\xff]", lambda found: f"%{ord(found[0]):02X}", location.strip())
     try:
         url = urljoin(url, location)
         problem = problem_with_address(url)
@@ -78,13 +79,21 @@ def raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at_
     raise Again(f"HTTP {status} from the CDN (an expired address, mostly)")
 
 
-def announced(response: urllib3.BaseHTTPResponse) -> tuple[int | None, str | None]:
+def is_unpacked(download: Download, response: urllib3.BaseHTTPResponse) -> bool:
+    """Whether the body is to be unpacked on its way. A `.gz` that a server calls gzip-encoded is that file as it lies
+    there (Apache's AddEncoding, objects of cloud stores): its bytes are those that were asked for.
+    """
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    is_gzip_file = unquote(urlsplit(download.url).path).lower().endswith((".gz", ".tgz"))
+    return encoding not in ("", "identity") and not (encoding in ("gzip", "x-gzip") and is_gzip_file)
+
+
+def announced(download: Download, response: urllib3.BaseHTTPResponse) -> tuple[int | None, str | None]:
     """Size and version (an `If-Range` value: RFC 9110, 13.1.5) of what a response is about to send."""
     length = _number(response.headers.get("Content-Length"))
-    encoded = response.headers.get("Content-Encoding", "identity") != "identity"
     etag = response.headers.get("ETag", "")
     version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    return (None if encoded else length), version
+    return (None if is_unpacked(download, response) else length), version
 
 
 def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
@@ -92,6 +101,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
 
     Raises:
         Again: it is not.
+        DamageError: the file at a pinned address has another size than the one that was pinned.
         IncompleteError: nobody could tell.
     """
     if response.status == 206:
@@ -102,8 +112,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
             raise Again("an answer to another Range than the one asked for")
         total = span[3]
     else:
-        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        length = None if encoded else _number(response.headers.get("Content-Length"))
+        length, _ = announced(download, response)
         total = "*" if length is None else str(length)
     if download.size is None:
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
@@ -113,7 +122,20 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
                 "Give its `sha256` in the manifest, so that a torn download can be told from a whole one.",
             )
     elif total not in ("*", str(download.size)):
-        raise Again(f"the server has {total} bytes, the listing says {download.size}")
+        if download.pin and download.evidence:  # as for another digest: asking again brings the same file
+            raise refused(download, f"it has {int(total):,} bytes, not {download.size:,}")
+        says = f"{download.size} were announced" if download.pin else f"the listing says {download.size}"
+        raise Again(f"the server has {total} bytes, {says}")
+
+
+def refused(download: Download, problem: str) -> DamageError:
+    """What to say of bytes that are not the ones that were locked."""
+    return DamageError(
+        f"{download.what}: refused: {problem}. Nothing of it was kept.",
+        download.pin
+        or "The source changed it, or something between it and here did (proxy, mirror): if the change is meant, "
+        "--update it (and its sha256 in the manifest); else try another --endpoint or network.",
+    )
 
 
 def _number(text: str | None) -> int | None:

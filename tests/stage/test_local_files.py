@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stage import bundle as layout
+from stage.sources.listing import _is_named
+from stage.verify import verify
 from tests.support.staging import run_here
 
 OPENSSH_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -69,6 +72,40 @@ def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_
     manifest(folder, "r: {path: raw/.env}")
     run_here("lock", "m.yaml")
     assert taken(folder) == {".env"}
+
+
+NAMES_THEM = {
+    "kaggle.json": ("kaggle.json", "kaggle.*", "k*.json", "sub/kaggle.json"),
+    ".env": (".env", ".e*", "?env"),
+    ".ssh": (".ssh/", ".ssh/*"),
+    "id_rsa": ("id_*",),
+    "keys.p12": ("*.p12", "keys.*"),
+    "server.pem": ("*.pem",),
+    ".git": (".git/", ".git*"),
+}
+NAMES_NOTHING = ("*", "*.*", "**", "?*", "[!x]*", "[!x]*.*", ".*", "*.json", "[a-z]*.json", "*.env", "*.ssh", "*.git")
+
+
+def test_a_pattern_for_everything_or_for_a_kind_names_no_key() -> None:
+    for name, patterns in NAMES_THEM.items():
+        whole = name not in ("keys.p12", "server.pem")
+        assert all(_is_named(name, [pattern], whole=whole) for pattern in patterns), name
+        assert not _is_named(name, NAMES_NOTHING, whole=whole), name
+
+
+def test_patterns_with_a_dot_take_no_key_along(folder: Path) -> None:
+    (folder / "raw/.git").mkdir()
+    (folder / "raw/.git/config.ini").write_text("x")
+    (folder / "raw/a.json").write_text("{}")
+    for name in ("kaggle.json", ".env"):
+        (folder / "raw" / name).write_text("{}")
+    for pattern, private in (("*.*", [".env", "kaggle.json"]), ("*.json", ["kaggle.json"])):
+        manifest(folder, f'r: {{path: raw, include: ["{pattern}"]}}')
+        said = run_here("fetch", "m.yaml", "-o", "bundle", code=3).stderr
+        assert all(f"`{name}` (" in said for name in private), said
+    manifest(folder, 'r: {path: raw, include: ["*.*"], exclude: [.env, kaggle.json]}')
+    assert ".git" in run_here("fetch", "m.yaml", "-o", "bundle").stderr
+    assert taken(folder) == {"a.txt", "a.json", "sub/b.txt"}
 
 
 def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
@@ -175,3 +212,12 @@ def test_the_target_is_looked_at_before_local_files_are_read(folder: Path, fault
     else:
         assert done.returncode == 5 and "are missing" in done.stderr, done.stderr
     assert not (folder / "disk/a/bundle").exists() and not (folder / "m.lock").exists()
+
+
+def test_a_fetch_mends_a_bundle_from_which_any_file_beside_the_payload_is_gone(folder: Path) -> None:
+    manifest(folder, "r: {path: raw}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    for name in [*layout.TAG_FILES, layout.TAG_MANIFEST]:
+        (folder / "bundle" / name).unlink()
+        run_here("fetch", "m.yaml", "-o", "bundle")
+        assert (folder / "bundle" / name).is_file() and verify(folder / "bundle").ok, name

@@ -7,20 +7,21 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from stage.errors import IncompleteError, UsageError
 from stage.progress import Reporter
-from stage.sources.http import tls_context
+from stage.sources.http import Connections, tls_context
 from stage.sources.hub import Hub
 from stage.sources.rate import RateLimit, parse_rate
 from stage.sources.retry import RetryPolicy
 from tests.support.hubs import INDEPENDENT, IndependentHub
 from tests.support.proxy import Proxy
 from tests.support.staging import MANIFEST, Laptop
+from tests.support.web import serve
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,39 @@ def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(laptop: Lapto
     assert proxy.seen and not proxy.refused
     assert "s3cret" not in (laptop.bundle / "bag-info.txt").read_text()
     assert not any(request.token for request in laptop.hub.requests())
+
+
+@pytest.mark.parametrize(
+    ("password", "before"), [("al:p@s/s%", "http://al:p%40s%2Fs%25@"), ("al:pä€", "al:p%C3%A4%E2%82%AC@"), (None, "")]
+)
+def test_a_proxys_address_is_read_as_curl_reads_it(
+    monkeypatch: pytest.MonkeyPatch, password: str | None, before: str
+) -> None:
+    """A percent-encoded password is what it stands for, and without a scheme it is an HTTP proxy."""
+    with Proxy(password) as proxy, serve() as web:
+        web.files["/f"] = b"bytes"
+        monkeypatch.setenv("http_proxy", f"{before}{proxy.address}")
+        monkeypatch.setenv("no_proxy", "")
+        with closing(Connections(read_timeout_s=5, at_once=1, trust=tls_context()).get(web.url("/f"), {})) as answer:
+            assert (answer.status, answer.data) == (200, b"bytes")
+        assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize("address", ["socks5h://me:s3cret@127.0.0.1:9", "socks4://127.0.0.1:9", "http://[::1", "http://"])
+def test_a_proxy_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("all_proxy", address)
+    monkeypatch.setenv("no_proxy", "")
+    hub = Hub("http://hub.test", Reporter(quiet=True), RetryPolicy(attempts=1), threading.Event(), tls_context())
+    connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
+    for ask in (
+        lambda: hub.repository("bert", "model", "acme/bert", "main"),
+        lambda: connections.get("http://hub.test/f", {}),
+    ):
+        with pytest.raises(UsageError, match="that the environment names") as refused:
+            ask()
+        assert "unset all_proxy" in refused.value.remedy and "s3cret" not in str(refused.value)
 
 
 def test_tls_goes_through_the_proxy_as_a_tunnel(tls_laptop: Laptop, authority: Path, undisturbed_id: str) -> None:

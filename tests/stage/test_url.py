@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -131,6 +132,48 @@ def test_another_file_than_pinned_is_not_fetched_twice(stage: Callable[..., Resu
     assert len(web.requests) == 3
 
 
+@pytest.mark.parametrize("left", [0, 1_000_000])
+def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
+    stage: Callable[..., Result], web: Web, left: int
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("lock", "m.yaml")
+    web.files["/f"] = DATA + b"more"
+    web.requests.clear()
+    if left:
+        folder = Path("b/workshop.partial/x/originals")
+        folder.mkdir(parents=True)
+        (folder / f"f.{sha256(DATA)[:12]}.partial").write_bytes(DATA[:left])
+        Path("b/fetch.partial").write_text("")
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert web.requests == [("/f", f"bytes={left}-" if left else None)]
+    assert f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said and "--update x" in said
+    assert "listing" not in said and not list(Path("b").rglob("f.*"))
+
+
+@pytest.mark.parametrize(("path", "encoding"), [("/f.tar.gz", "x-gzip"), ("/F.TGZ", "gzip")])
+def test_a_gz_that_a_server_calls_encoded_comes_as_it_lies_there(
+    stage: Callable[..., Result], web: Web, path: str, encoding: str
+) -> None:
+    """Apache's AddEncoding and objects of cloud stores; curl and wget keep these bytes, and so does who publishes a sha256."""
+    packed = archive({"train.csv": b"a,b\n1,2\n" * 100})
+    web.files[path], web.encodings[path] = packed, encoding
+    manifest(url=web.url(path))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x", path[1:]).read_bytes() == packed
+    manifest(url=web.url(path), sha256=sha256(packed), unpack=True)
+    stage("fetch", "m.yaml", "-o", "unpacked")
+    assert Path("unpacked/data/files/x/train.csv").read_bytes() == b"a,b\n1,2\n" * 100
+
+
+def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f.csv"], web.encodings["/f.csv"] = gzip.compress(b"a,b\n1,2\n"), "gzip"
+    manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
+
+
 def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
     web.files["/f"] = DATA
     web.cut = [1_000_000, 500_000]
@@ -190,6 +233,14 @@ def test_a_server_that_does_not_say_how_long_the_file_is(
 
 def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
     web.files["/there"], web.redirects["/here.bin"] = DATA, web.url("/there")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/a%20fil%C3%A9.bin?x=1%20"] = DATA
+    web.redirects["/here.bin"] = " /a filé.bin?x=1%20".encode().decode("latin-1")
     manifest(url=web.url("/here.bin"))
     stage("fetch", "m.yaml", "-o", "b")
     assert Path("b/data/files/x/here.bin").read_bytes() == DATA

@@ -21,6 +21,7 @@ class Web:
         cut: so many bytes into the body of each of the next answers, the connection breaks.
         length: `length`, `chunked`, or `none` (the end of the connection is the end of the file).
         validator: whether an ETag is sent.
+        encodings: path -> the Content-Encoding that is said of its bytes.
         probes: how many requests for a file come first that read no body; these are not cut.
         requests: (path, Range) of every request.
     """
@@ -31,6 +32,7 @@ class Web:
     cut: list[int] = field(default_factory=list)
     length: str = "length"
     validator: bool = True
+    encodings: dict[str, str] = field(default_factory=dict)
     probes: int = 2
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -60,6 +62,8 @@ def serve() -> Iterator[Web]:
         def _send(self, data: bytes, asked: str | None) -> None:
             etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
             headers = {"ETag": etag} if web.validator else {}
+            if self.path in web.encodings:
+                headers["Content-Encoding"] = web.encodings[self.path]
             span = re.fullmatch(r"bytes=(\d+)-", asked or "")
             condition = self.headers.get("If-Range")
             start = int(span[1]) if span and condition in (None, etag) else 0
