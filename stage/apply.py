@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,11 +22,12 @@ from stage.asset import LockedFile
 from stage.bundle import require_bundle
 from stage.digest import hash_file, sha256_of_bytes
 from stage.disk import human_count, human_size, read_file, require_writable, sync_folder, write_atomically
-from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
+from stage.errors import DamageError, IncompleteError, UsageError
 from stage.lockfile import Lockfile
 from stage.lockreader import read_lock
 from stage.names import PARTIAL_SUFFIX, printable
 from stage.patchfile import Content, Plan, check_pieces, find_volumes
+from stage.places import is_regular, make_real_folder, refuse_folders, remove_empty
 from stage.progress import Reporter
 from stage.told import is_for_a_patch, lines, what_to_do
 from stage.verify import verify
@@ -160,13 +160,13 @@ class _Apply:
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []
         todo = [file for file in self._wanted() if not self._is_in_place(file)]
-        self._refuse_folders({*(file.path for file in todo), *self.plan.tags, *layout.SEAL}, set(stale))
+        refuse_folders(self.root, {*(file.path for file in todo), *self.plan.tags, *layout.SEAL}, set(stale))
         self._require_space(todo)
         with self.reporter.bytes_bar("apply", sum(file.size for file in todo)) as progress:
             for file in todo:
                 self._build(file, progress)
         for name in layout.SEAL:
-            _remove_empty(self.root / name)
+            remove_empty(self.root / name)
         if folder is not None and not self._is_sealed_target():
             folder.mark_unfinished({file.path for file in self.lock.files})
             folder.remove([*stale, *folder.stale_blocks(layout.tag_paths(self.lock))])
@@ -197,7 +197,7 @@ class _Apply:
     def _is_in_place(self, file: LockedFile) -> bool:
         """Whether an earlier run got this far. Of a large file only the blocks that the patch mends are read."""
         path = self.root / file.path
-        if not _is_regular(path) or path.stat().st_size != file.size:
+        if not is_regular(path) or path.stat().st_size != file.size:
             return False
         content = self.plan.contents.get(str(file.sha256))
         try:
@@ -207,22 +207,6 @@ class _Apply:
                 return all(_hash_of(source.fileno(), p.start, p.end) == p.sha256 for p in content.pieces)
         except OSError:
             return False
-
-    def _refuse_folders(self, paths: set[str], stale: set[str]) -> None:
-        """Folders in the places of files, unless nothing will be in them.
-
-        Raises:
-            PolicyError: there is one.
-        """
-        for path in sorted(paths):
-            place = self.root / path
-            for found in place.rglob("*") if _is_real_folder(place) else ():
-                if not _is_real_folder(found) and found.relative_to(self.root).as_posix() not in stale:
-                    raise PolicyError(
-                        f"{printable(str(place))}: a folder with something in it stands where a file has to be. The "
-                        "bundle is as it was.",
-                        f"Move it out of the bundle: mv {shlex.quote(str(place))} ELSEWHERE",
-                    )
 
     def _require_space(self, todo: list[LockedFile]) -> None:
         needed = sum(file.size for file in todo if not self.store.built(file.path).exists())
@@ -268,7 +252,7 @@ class _Apply:
         """A path of the old bundle whose file has just these bytes."""
         for old in self.here.files if self.here else ():
             path = self.root / old.path
-            if old.sha256 == file.sha256 and _is_regular(path) and hash_file(path).sha256 == file.sha256:
+            if old.sha256 == file.sha256 and is_regular(path) and hash_file(path).sha256 == file.sha256:
                 return old.path
         raise DamageError(
             f"{file.path}: the patch counts on a file of the old bundle that is missing or damaged. "
@@ -278,8 +262,8 @@ class _Apply:
 
     def _put_in_place(self, file: LockedFile) -> None:
         target = self.root / file.path
-        _make_real_folder(self.root, target.parent)
-        _remove_empty(target)
+        make_real_folder(self.root, target.parent)
+        remove_empty(target)
         self.store.built(file.path).replace(target)
         sync_folder(target.parent)
 
@@ -296,10 +280,10 @@ class _Apply:
             (self.root / layout.SIGNATURE).unlink(missing_ok=True)
         changed = []
         for path in [*sorted(set(tags) - set(last)), *(path for path in last if path in tags)]:
-            if not _is_regular(self.root / path) or sha256_of_bytes(read_file(self.root / path)) != tags[path]:
+            if not is_regular(self.root / path) or sha256_of_bytes(read_file(self.root / path)) != tags[path]:
                 changed.append(path)
-            _make_real_folder(self.root, (self.root / path).parent)
-            _remove_empty(self.root / path)
+            make_real_folder(self.root, (self.root / path).parent)
+            remove_empty(self.root / path)
             write_atomically(self.root / path, self.store.tag(path))
             for left in (self.root / path).parent.glob(f"{Path(path).name}.*{PARTIAL_SUFFIX}"):
                 left.unlink()  # of an apply that was killed just here
@@ -325,24 +309,6 @@ class _Apply:
         raise DamageError(f"{self.root}: the patch is in place; {left} left:{listed}", advice)
 
 
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def _is_real_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _remove_empty(folder: Path) -> None:
-    """Makes room for a file where a folder of empty folders stands."""
-    if _is_real_folder(folder):
-        for inner, _, _ in os.walk(folder, topdown=False):
-            os.rmdir(inner)
-
-
 def _hash_of(descriptor: int, start: int, end: int) -> str:
     digest = sha256()
     while start < end and (data := os.pread(descriptor, min(CHUNK, end - start), start)):
@@ -357,17 +323,3 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:  # no hard links on this disk: copy
         return False
     return True
-
-
-def _make_real_folder(root: Path, folder: Path) -> None:
-    """Makes a folder inside the bundle, never through a link out of it.
-
-    Raises:
-        PolicyError: something else stands there.
-    """
-    at = root
-    for part in folder.relative_to(root).parts:
-        at = at / part
-        if at.is_symlink() or (at.exists() and not at.is_dir()):
-            raise PolicyError(f"{printable(str(at))}: a link or file stands where a folder has to be.", "Remove it.")
-        at.mkdir(exist_ok=True)

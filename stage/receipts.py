@@ -64,9 +64,16 @@ class Receipt:
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where this user's receipts and journals lie (XDG Base Directory: `$XDG_STATE_HOME`, else ~/.local/state)."""
-    base = environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "airlift"
+    """Where this user's receipts and journals lie (XDG Base Directory: `$XDG_STATE_HOME`, else ~/.local/state).
+
+    For a user without a home folder (a container's uid that no passwd entry has) nowhere: a path where nothing can be.
+    """
+    if (base := environ.get("XDG_STATE_HOME", "")).startswith("/"):
+        return Path(base, "airlift")
+    try:
+        return Path.home() / ".local" / "state" / "airlift"
+    except RuntimeError:
+        return Path(os.devnull, "no home folder", "airlift")
 
 
 def record(folder: Path, report: VerificationReport) -> str | None:
@@ -117,9 +124,9 @@ def find(folder: Path, root: Path) -> Receipt | str:
         receipt = Receipt(**{**document, "stamp": Stamp(**document["stamp"])})
         if receipt.format != FORMAT:
             return f"its receipt is of format {receipt.format!r}, which this version does not read"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "not verified here"
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return f"its receipt ({_receipt_path(folder, root)}) cannot be read"
     try:
         seal = sha256_of_bytes((root / layout.TAG_MANIFEST).read_bytes())

@@ -13,12 +13,13 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stage import bundle as layout
 from stage.asset import LockedFile
+from stage.digest import is_hex
 from stage.disk import make_folder, some_of
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.lockfile import Lockfile
@@ -33,7 +34,7 @@ _OURS = {*layout.TAG_FILES, *layout.SEAL, layout.JOURNAL}
 
 @contextmanager
 def alone_in(root: Path) -> Iterator[None]:
-    """Keeps a second fetch out of a folder, which is made if need be and removed if it is left empty.
+    """Keeps a second fetch out of a folder, which is made if need be; one made here is removed if it is left empty.
 
     The lock (flock on the folder itself) ends with the process, however that ends. Where the file system knows no
     locks (some network disks) the fetch goes on without.
@@ -44,6 +45,7 @@ def alone_in(root: Path) -> Iterator[None]:
     if root.exists() and not root.is_dir():
         yield  # `WorkFolder.inspect` has the words
         return
+    was_there = root.exists()
     make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
@@ -51,8 +53,9 @@ def alone_in(root: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if not any(root.iterdir()):
-                root.rmdir()
+            if not was_there:
+                with suppress(OSError):  # most often: it is not empty
+                    root.rmdir()
     finally:
         os.close(descriptor)
 
@@ -135,7 +138,7 @@ class WorkFolder:
         stale: list[str] = []
         foreign: list[str] = []
         for path in self.sizes:
-            if path in wanted or path in _OURS or _is_unfinished(path) or path.startswith(f"{layout.BLOCKS}/"):
+            if path in wanted or path in _OURS or _is_unfinished(path) or _is_of_blocks(path):
                 continue
             (stale if path in self.ours else foreign).append(path)
         if foreign:
@@ -153,7 +156,7 @@ class WorkFolder:
 
     def stale_blocks(self, wanted: set[str]) -> list[str]:
         """Block digests of files that are not in the bundle any more."""
-        return [path for path in self.sizes if path.startswith(f"{layout.BLOCKS}/") and path not in wanted]
+        return [path for path in self.sizes if _is_of_blocks(path) and path not in wanted]
 
     def mark_unfinished(self, paths: set[str]) -> None:
         """Before anything changes: takes the seal off, and notes which files are going to be ours."""
@@ -179,6 +182,12 @@ class WorkFolder:
 
 def _is_unfinished(path: str) -> bool:
     return path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{WORKSHOP}/")
+
+
+def _is_of_blocks(path: str) -> bool:
+    """Whether a fetch wrote it: what a person put beside the block digests has another name than a digest."""
+    folder, _, name = path.rpartition("/")
+    return folder == layout.BLOCKS and is_hex(name, 64)
 
 
 def _sizes(root: Path) -> dict[str, int]:

@@ -136,8 +136,9 @@ def _is_named(name: str, include: Sequence[str], *, whole: bool) -> bool:
     Args:
         whole: all of the name is what tells: `*.json` does not mean `kaggle.json`, though `*.pem` means a key.
     """
-    parts = {part for pattern in include for part in pattern.split("/") if _says_something(part)}
-    return any(fnmatch.fnmatchcase(name, part) and not (whole and _is_of_a_kind(part)) for part in parts)
+    parts = {part for pattern in include for part in pattern.split("/")}
+    meant = (part for part in parts if _says_something(part) and not (whole and _is_of_a_kind(part)))
+    return name in parts or any(fnmatch.fnmatchcase(name, part) for part in meant)
 
 
 def _says_something(pattern: str) -> bool:

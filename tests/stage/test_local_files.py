@@ -221,3 +221,28 @@ def test_a_fetch_mends_a_bundle_from_which_any_file_beside_the_payload_is_gone(f
         (folder / "bundle" / name).unlink()
         run_here("fetch", "m.yaml", "-o", "bundle")
         assert (folder / "bundle" / name).is_file() and verify(folder / "bundle").ok, name
+
+
+def test_an_empty_folder_that_a_person_made_outlives_a_fetch_that_fails(folder: Path) -> None:
+    """In a parent that may not be written, removing it was the error that was told."""
+    (folder / "raw/.env").write_text("x")
+    manifest(folder, "r: {path: raw}")
+    (folder / "mine").mkdir()
+    assert ".env" in run_here("fetch", "m.yaml", "-o", "mine", code=3).stderr
+    assert (folder / "mine").is_dir()
+    run_here("fetch", "m.yaml", "-o", "new", code=3)
+    assert not (folder / "new").exists()
+
+
+def test_a_persons_file_among_the_block_digests_is_not_deleted(folder: Path) -> None:
+    manifest(folder, "r: {path: raw}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    (folder / "bundle/blocks").mkdir()
+    for name in ("notes.txt", "0" * 64):
+        (folder / "bundle/blocks" / name).write_text("mine")
+    (folder / "raw/a.txt").write_text("new\n")
+    said = run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r", code=2).stderr
+    assert "not from any fetch: `blocks/notes.txt`." in said
+    (folder / "bundle/blocks/notes.txt").rename(folder / "notes.txt")
+    run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r")
+    assert not (folder / "bundle/blocks").exists()

@@ -149,7 +149,9 @@ def test_a_proxys_address_is_read_as_curl_reads_it(
         assert len(proxy.seen) == 1
 
 
-@pytest.mark.parametrize("address", ["socks5h://me:s3cret@127.0.0.1:9", "socks4://127.0.0.1:9", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "address", ["socks5h://me:s3cret@127.0.0.1:9", "socks4://127.0.0.1:9", "http://[::1", "http://"]
+)
 def test_a_proxy_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)

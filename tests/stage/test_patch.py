@@ -499,7 +499,8 @@ def test_a_bundle_that_is_a_mount_point_is_refused_before_anything_changes(
     namespace = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
     shutil.copytree(old, tmp_path / "bundle")
     (tmp_path / "here").mkdir()
-    script = f"""cd {tmp_path} && {mounted.format("bundle")} here || exit 99; {{ [ -e here/data ] || cp -r bundle/. here; }} &&
+    script = f"""cd {tmp_path} && {mounted.format("bundle")} here || exit 99
+    [ -e here/data ] || cp -r bundle/. here
     find here -type f -exec sha256sum {{}} + >before; {sys.executable} -m stage apply here {patch}; code=$?
     find here -type f -exec sha256sum {{}} + | cmp before && exit $code"""
     done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=60)

@@ -259,6 +259,32 @@ def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: 
     assert "format 2" in str(find(state, bundle))
 
 
+def test_a_receipt_that_the_disk_does_not_give_is_none(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    path.unlink()
+    path.mkdir()  # whoever runs this: not to be read
+    assert "cannot be read" in str(find(state, bundle))
+    assert find(path / "no folder", bundle) == "not verified here"
+
+
+def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(bundle: Path, tmp_path: Path) -> None:
+    """A uid that no passwd entry has, as in a container."""
+    left_out = ("HOME", "XDG_STATE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    script = (
+        "import pwd, sys\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from stage.cli import main\n"
+        "main(['verify', *sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.startswith("the verdict holds; no receipt of it could be"), done.stderr
+    assert "no home folder" in done.stderr
+
+
 def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(bundle: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stage", "verify", str(bundle), "--jobs", "2"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}

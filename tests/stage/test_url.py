@@ -156,7 +156,7 @@ def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_
 def test_a_gz_that_a_server_calls_encoded_comes_as_it_lies_there(
     stage: Callable[..., Result], web: Web, path: str, encoding: str
 ) -> None:
-    """Apache's AddEncoding and objects of cloud stores; curl and wget keep these bytes, and so does who publishes a sha256."""
+    """Apache's AddEncoding and objects of cloud stores; curl and wget keep these bytes, as a sha256 has them."""
     packed = archive({"train.csv": b"a,b\n1,2\n" * 100})
     web.files[path], web.encodings[path] = packed, encoding
     manifest(url=web.url(path))
