@@ -477,36 +477,41 @@ def small_update(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, 
     return old, new, folder / "patch"
 
 
-def test_a_bundle_behind_a_link_to_another_disk_is_updated(
-    small_update: tuple[Path, Path, Path], memory: Path, tmp_path: Path
-) -> None:
-    old, new, patch = small_update
-    if memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("no second disk here")
-    shutil.copytree(old, memory / "bundle")
-    (tmp_path / "link").symlink_to(memory / "bundle")
-    apply(tmp_path / "link", [patch], QUIET)
-    assert state(memory / "bundle") == state(new)
-    assert [path.name for path in memory.iterdir()] == ["bundle"]
-    assert [path.name for path in tmp_path.iterdir()] == ["link"]
-
-
-@pytest.mark.parametrize("mounted", ["mount -t tmpfs none", "mount --bind {}"])
-def test_a_bundle_that_is_a_mount_point_is_refused_before_anything_changes(
-    small_update: tuple[Path, Path, Path], tmp_path: Path, mounted: str
-) -> None:
-    old, _, patch = small_update
+def with_a_mount(folder: Path, mount: str, script: str) -> subprocess.CompletedProcess[str]:
+    """A shell in the folder `folder`, with something mounted at `disk` that nobody else sees."""
+    (folder / "disk").mkdir()
     namespace = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
-    shutil.copytree(old, tmp_path / "bundle")
-    (tmp_path / "here").mkdir()
-    script = f"""cd {tmp_path} && {mounted.format("bundle")} here || exit 99
-    [ -e here/data ] || cp -r bundle/. here
-    find here -type f -exec sha256sum {{}} + >before; {sys.executable} -m stage apply here {patch}; code=$?
-    find here -type f -exec sha256sum {{}} + | cmp before && exit $code"""
-    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    command = [*namespace, "sh", "-c", f"{mount} disk || exit 99\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
     if done.returncode == 99 or "unshare:" in done.stderr:
         pytest.skip("cannot mount here")
+    return done
+
+
+def test_a_bundle_behind_a_link_to_another_disk_is_updated(
+    small_update: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    old, new, patch = small_update
+    (tmp_path / "link").symlink_to("disk/bundle")
+    script = f"""cp -r {old} disk/bundle && {sys.executable} -m stage apply link {patch} &&
+    diff -r disk/bundle {new} && ls disk . """
+    done = with_a_mount(tmp_path, "mount -t tmpfs none", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "apply.partial" not in done.stdout
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs none", "mount --bind bundle"])
+def test_a_bundle_that_is_a_mount_point_is_refused_before_anything_changes(
+    small_update: tuple[Path, Path, Path], tmp_path: Path, mount: str
+) -> None:
+    old, _, patch = small_update
+    shutil.copytree(old, tmp_path / "bundle")
+    script = f"""[ -e disk/data ] || cp -r bundle/. disk
+    find disk -type f -exec sha256sum {{}} + >before; {sys.executable} -m stage apply disk {patch}; code=$?
+    find disk -type f -exec sha256sum {{}} + | cmp before && exit $code"""
+    done = with_a_mount(tmp_path, mount, script)
     assert done.returncode == 2 and "is a mount point" in done.stderr, done.stdout + done.stderr
+    assert not (tmp_path / "disk.apply.partial").exists()
 
 
 def test_an_empty_folder_in_a_files_place_makes_room_and_a_full_one_is_refused(
