@@ -38,9 +38,15 @@ class Transfer:
         changes = (line.partition("|")[::2] for line in said.split("\n"))
         return [name for what, name in changes if what[1:2] == "f" and what[:1] in "<>" and "+" not in what]
 
-    def append(self) -> None:
-        """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again."""
-        self._run("--append-verify", *self._but_the_last())
+    def append(self, names: Sequence[str] | None = None) -> None:
+        """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again.
+
+        The only call that writes into files which are there; the others put a new one in an old one's place.
+
+        Args:
+            names: only these; None: all.
+        """
+        self._run("--append-verify", *self._but_the_last(), names=names)
 
     def update(self) -> None:
         """Brings what is of another size or time, which appending leaves alone."""
@@ -75,7 +81,8 @@ class Transfer:
             command += ["-e", self.place.ssh]
         if names is not None:
             command += ["--from0", "--files-from=-"]
-        command += [f"{self.root}/", self.place.rsync_target]
+        # Absolute: rsync takes `run-12:00` for a folder on the host `run-12`.
+        command += [f"{self.root.absolute()}/", self.place.rsync_target]
         listed = "".join(f"{name}\0" for name in names or ()).encode()
         code, said = _ended(command, listed, hear)
         if code != 0:

@@ -326,7 +326,7 @@ def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Pa
     assert not (tmp_path / "there").exists()
 
 
-def push_here(bundle: Path, there: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def push_here(bundle: Path, there: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
     """To a folder on this machine."""
     command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -379,6 +379,45 @@ def test_damage_here_is_found_before_a_first_push_sends_anything_and_a_receipt_s
     flip(bundle / WEIGHTS, 30_000)
     done = push_here(bundle, tmp_path / "third")
     assert done.returncode == 1 and "Nothing was sent" in done.stderr and not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("by_ssh", [True, False], ids=["ssh", "here"])
+def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_stays_sound(
+    sshd: Sshd, tmp_path: Path, by_ssh: bool
+) -> None:
+    """Bundles that share a store, a `cp -al` snapshot: to append would write into all of them."""
+    shared, alone = "data/files/notes/- *[w]? '$ ü.bin", "data/files/notes/alone.bin"
+    read_only = "data/files/notes/read-only.bin"
+    there, new = tmp_path / "there", tmp_path / "new"
+    make_bundle(there, big=False, files={path: path.encode() * 1000 for path in (shared, alone, read_only)})
+    snapshot = tmp_path / "snapshot"
+    shutil.copytree(there, snapshot, copy_function=os.link)
+    make_bundle(new, big=False, files=dict.fromkeys((shared, alone, read_only), b"more" * 20_000))
+    for path in (p for p in (*new.rglob("*"), *snapshot.rglob("*")) if p.is_file()):
+        at = 1_600_000_000 if path.is_relative_to(new) else 1_500_000_000
+        os.utime(path, (at, at))
+    for path in (alone, read_only):
+        shutil.copy(there / path, tmp_path / "x")
+        (tmp_path / "x").rename(there / path)
+    (there / read_only).chmod(0o444)
+    inodes = {path: (there / path).stat().st_ino for path in (shared, alone, read_only)}
+    before = verify(snapshot).bundle_id
+    done = push(sshd, new, there) if by_ssh else push_here(new, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(snapshot).ok and verify(snapshot).bundle_id == before
+    assert verify(there).ok and verify(there).bundle_id == verify(new).bundle_id
+    assert [path for path in inodes if (there / path).stat().st_ino == inodes[path]] == [alone]
+    assert "never written into" in done.stderr and "read-only.bin" in done.stderr
+
+
+def test_a_bundle_with_a_colon_in_its_name_is_no_other_machine(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    bundle.rename("run-12:00")
+    done = push_here(Path("run-12:00"), "./disk 12:00/a:b")
+    assert done.returncode == 0, done.stderr
+    assert verify(Path("disk 12:00/a:b")).ok
 
 
 def test_another_bundle_there_is_refused_with_a_folder_to_take(bundle: Path, tmp_path: Path) -> None:
