@@ -67,7 +67,7 @@ class Trainer:
     evaluation_due: bool = False
     is_best: bool = False
     skipped: int = 0
-    resumed_at_end: bool = False
+    was_finished: bool = False
     warm: frozenset[str] = frozenset()
 
     def resume(self) -> None:
@@ -79,8 +79,9 @@ class Trainer:
             check_not_past_the_end(state.step, self.num_steps, path)
             self.engine.load(path)
             self.step, self.evaluation_due = state.step, state.evaluation_due
-            self.resumed_at_end = self.step == self.num_steps and not self.evaluation_due
-        if self.ranks.is_first and not self.resumed_at_end:
+            if self.step == self.num_steps and self.ranks.gather(self.is_exported())[0]:
+                self.was_finished, self.evaluation_due = True, False
+        if self.ranks.is_first and not self.was_finished:
             note_export(self.folder, None)  # a kill from here on leaves a model/ that is not this run's
         self.observer.begin(self.step)
         if found is not None:
@@ -244,8 +245,8 @@ class Trainer:
         self.ranks.barrier()
 
     def export(self) -> None:
-        """Writes the final model; rank 0 holds it whole for a moment. A run whose end was exported keeps it."""
-        if self.resumed_at_end and self.ranks.gather(self.is_exported())[0]:
+        """Writes the final model; rank 0 holds it whole for a moment. A run that was finished keeps its own."""
+        if self.was_finished:
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
         self.vitals.beat("export")

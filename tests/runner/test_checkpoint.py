@@ -262,7 +262,7 @@ def in_use(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     unlink = os.unlink
 
     def refuse(path: Any, *, dir_fd: int | None = None) -> None:
-        if os.path.basename(os.fspath(path)) in held:
+        if Path(path).name in held:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         unlink(path, dir_fd=dir_fd)
 
@@ -504,8 +504,8 @@ def test_the_best_is_known_once_it_is_whole(beside: Checkpoints) -> None:
     assert not beside.mark_best(4, 2.0)
 
 
-# Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS). At last its
-# listing is old: it sees only what it made itself.
+# Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS). At last
+# its listing is old: it sees only what it made itself.
 TWO_RANKS = """
 import os, sys
 from pathlib import Path
