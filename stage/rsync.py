@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.bundle import SEAL
+from stage.bundle import SEAL, TAG_FILES
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.remote import Place
 
@@ -60,8 +60,11 @@ class Transfer:
         return sorted(name for what, name in changes if what.startswith("*deleting"))
 
     def finish(self) -> None:
-        """Brings the tag manifest and the signature: now it is a bundle."""
-        self._run("--checksum", names=[name for name in SEAL if (self.root / name).is_file()])
+        """Brings the tag manifest and the signature, the last by their names: now it is a bundle.
+
+        And, by their bytes, what lies beside the payload: another bundle's lock may be as long, and of the same second.
+        """
+        self._run("--checksum", names=[name for name in (*TAG_FILES, *SEAL) if (self.root / name).is_file()])
 
     def repair(self, paths: Sequence[str]) -> None:
         """Compares these files by checksum, and brings what differs."""

@@ -200,6 +200,20 @@ def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
     assert verify(there).bundle_id == verify(smaller).bundle_id
 
 
+def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(sshd: Sshd, tmp_path: Path) -> None:
+    first, second = (
+        make_bundle(tmp_path / name, big=False, files={"data/files/notes/a": text}).root
+        for name, text in (("first", b"one"), ("second", b"two"))
+    )
+    for path in (*first.rglob("*"), *second.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    there = tmp_path / "there"
+    assert push(sshd, first, there).returncode == 0
+    done = push(sshd, second, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id
+
+
 def test_somebody_elses_folder_is_not_written_into(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
     there = tmp_path / "home"
     there.mkdir()
