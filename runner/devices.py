@@ -13,9 +13,11 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from runner.config import SlurmConfig
+from runner.errors import human_count
 from runner.shapes import Device
 
 GIB = 2**30
@@ -78,7 +80,7 @@ def here(num_local: int, environ: Mapping[str, str], *, own_torch: bool = True) 
     """
     host = host_memory(environ) // num_local
     cpu = Device("cpu", "CPU", host, True, True)
-    if (own_torch and _torch_is_for_cpus()) or environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if (own_torch and _torch_is_for_cpus()) or hides_all(environ):
         return cpu
     if not any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE):
         return cpu
@@ -93,7 +95,7 @@ def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> De
         nodes: of the partition; empty where Slurm was not to be asked.
         num_local: ranks on a node.
     """
-    wanted = slurm.gpus_per_node
+    wanted = max(slurm.gpus_per_node, *_counts_asked(slurm))
     fitting = [node for node in nodes if node.gpus >= wanted]
     host = _memory_asked(slurm) or max((node.memory for node in fitting), default=0)
     types = _types_asked(slurm)
@@ -120,11 +122,29 @@ def gpu_named(name: str) -> Gpu | None:
 
 
 def visible_of(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, where it names them by number. Pure."""
-    numbers = (visible or "").split(",")
-    if not all(number.strip().isdigit() for number in numbers):
+    """Those that CUDA_VISIBLE_DEVICES leaves: up to the first that is none. Named by anything but numbers: all. Pure.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    if visible is None or visible.startswith(("GPU-", "MIG-")):
         return list(gpus)
-    return [gpus[int(number)] for number in numbers if int(number) < len(gpus)]
+    words = [word.strip() for word in visible.split(",")]
+    named = takewhile(lambda word: word.isdigit() and int(word) < len(gpus), words)
+    return [gpus[int(word)] for word in named]
+
+
+def hides_all(environ: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves no GPU: nothing in it, or nothing to begin with that is one."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible)
+
+
+def gpus_meant(environ: Mapping[str, str]) -> str:
+    """In words, that Slurm has given GPUs to this step on this node; empty where it has not, or they are hidden."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    if hides_all(environ) or not count.isdigit() or not int(count):
+        return ""
+    return f"Slurm has given this job {human_count(int(count), 'GPU')}"
 
 
 def read_driver(text: str) -> list[Gpu]:
@@ -172,13 +192,29 @@ def _ask_driver() -> list[Gpu]:
 
 def _types_asked(slurm: SlurmConfig) -> list[str]:
     """The types of GPU in `slurm.options`: `gres: gpu:a800:4`, `gpus-per-node: a800:4`, `constraint: a100`."""
-    options = {name: str(value) for name, value in slurm.options.items()}
-    entries = [e.split(":")[1:] for e in options.get("gres", "").split(",") if e.startswith("gpu:")]
-    entries += [options[name].split(":") for name in ("gpus", "gpus-per-node", "gpus-per-task") if name in options]
-    types = [entry[0] for entry in entries if entry and not entry[0].isdigit()]
+    types = [entry[0] for entry in _gpus_asked(slurm) if entry and not entry[0].isdigit()]
     if not types:
-        types = [word for word in re.findall(r"[\w-]+", options.get("constraint", "")) if gpu_named(word)]
+        words = re.findall(r"[\w-]+", str(slurm.options.get("constraint", "")))
+        types = [word for word in words if gpu_named(word)]
     return types
+
+
+def _counts_asked(slurm: SlurmConfig) -> list[int]:
+    """How many GPUs a node must have for each way in which `slurm.options` asks for some; 0: for none.
+
+    `gpus` is of the whole job, others of a task or a socket: a node has at least one.
+    """
+    counts = [int(entry[-1]) if entry and entry[-1].isdigit() else 1 for entry in _gpus_asked(slurm)]
+    per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+    return [0, *(count if per_node else min(count, 1) for count in counts)]
+
+
+def _gpus_asked(slurm: SlurmConfig) -> list[list[str]]:
+    """The words between colons of each request for GPUs: `gpu:a800:4` in `gres` is `["a800", "4"]`, `gpu` is `[]`."""
+    options = {name: str(value) for name, value in slurm.options.items()}
+    entries = [e.split(":")[1:] for e in options.get("gres", "").split(",") if e.split(":")[0] == "gpu"]
+    ways = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+    return entries + [options[way].split(":") for way in ways if way in options]
 
 
 def _memory_asked(slurm: SlurmConfig) -> int:

@@ -23,15 +23,17 @@ class Standpoint:
     """What one rank goes by.
 
     Attributes:
+        gpu: what tells its GPU from all others; empty for a CPU.
         must_agree: what has to be the same everywhere, in words.
     """
 
     host: str
     device: str
+    gpu: str
     must_agree: tuple[tuple[str, str], ...]
 
     @staticmethod
-    def of(plan: Plan, device: Device, config: RunConfig, inputs: Inputs) -> Standpoint:
+    def of(plan: Plan, device: Device, config: RunConfig, inputs: Inputs, gpu: str) -> Standpoint:
         """This rank's."""
         text = hashlib.sha256(config.to_yaml().encode()).hexdigest()
         facts = {
@@ -43,11 +45,11 @@ class Standpoint:
             "run file (sha256)": text[:12],
             "bundle": inputs.bundle_id[:12],
         }
-        return Standpoint(host=platform.node(), device=device.name, must_agree=tuple(facts.items()))
+        return Standpoint(host=platform.node(), device=device.name, gpu=gpu, must_agree=tuple(facts.items()))
 
 
 def check_agreement(standpoints: Sequence[Standpoint]) -> None:
-    """Refuses ranks that differ.
+    """Refuses ranks that differ, and two on one GPU: NCCL would, in words that nobody understands.
 
     Args:
         standpoints: every rank's, in order.
@@ -56,6 +58,16 @@ def check_agreement(standpoints: Sequence[Standpoint]) -> None:
         UsageError: naming the first difference, both ranks and their devices.
     """
     first = standpoints[0]
+    holders: dict[tuple[str, str], int] = {}
+    for rank, one in enumerate(standpoints):
+        before = holders.setdefault((one.host, one.gpu), rank)
+        if one.gpu and before != rank:
+            gpus = len({other.gpu for other in standpoints if other.host == one.host})
+            raise UsageError(
+                f"ranks {before} and {rank} would share a GPU of {one.host} ({one.device}); its ranks see {gpus} in "
+                "all.",
+                f"A rank a GPU: --processes {gpus}, or slurm.tasks_per_node and gpus_per_node: {gpus}.",
+            )
     for rank, other in enumerate(standpoints):
         for (what, ours), (_, theirs) in zip(first.must_agree, other.must_agree, strict=True):
             if ours != theirs:

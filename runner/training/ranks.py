@@ -15,6 +15,18 @@ import torch.distributed as dist
 from runner.launch import RankEnvironment
 
 T = TypeVar("T")
+_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "got 0 bytes",
+    "ncclremoteerror",
+    "remote process exit",
+    "communicator was aborted",
+)
 PATIENCE = timedelta(hours=1)  # a rank may be busy writing a large checkpoint
 
 SILENCE = timedelta(minutes=30)  # of a rank within a step, before the others give it up
@@ -46,9 +58,13 @@ def join(engine: str, device: str, place: RankEnvironment, meeting_file: str | N
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank is gone: gloo and NCCL say it in words only."""
-    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "Timed out")
-    return any(words in str(error) for words in said) or isinstance(error, dist.DistBackendError)
+    """Whether a collective failed because another rank is gone: gloo and NCCL say it in words only.
+
+    NCCL's errors are of one kind, be it that (`ncclRemoteError`: nccl.h; its detail names the socket) or a fault of
+    this rank's own, which has to be told as it is.
+    """
+    said = str(error).lower()
+    return any(words in said for words in _LOST)
 
 
 class Ranks:

@@ -26,7 +26,7 @@ from runner.training.agreement import Standpoint, check_agreement
 from runner.training.batches import Order, Part
 from runner.training.checkpoint import Checkpoints
 from runner.training.console import Console, open_console
-from runner.training.device import find_device
+from runner.training.device import find_device, gpu_uuid
 from runner.training.engines import make_engine
 from runner.training.loop import Trainer
 from runner.training.observer import Observer
@@ -90,7 +90,7 @@ def start(
     ranks = Ranks()
     shape = shape_of(config, inputs.model)
     plan = decide(config, shape, facts, ranks.world_size)
-    check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs)))
+    check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs, gpu_uuid(device))))
     command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
     wanted = recipes(config, inputs, plan.sequence_length)
     stores = {

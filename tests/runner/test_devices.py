@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,37 @@ def test_the_gpus_that_may_be_used_are_those_looked_at() -> None:
     assert devices.visible_of(gpus, "1") == gpus[1:]
     assert devices.visible_of(gpus, None) == gpus
     assert devices.visible_of(gpus, "GPU-8932f937,GPU-1") == gpus
+    assert devices.visible_of(gpus, "1,-1,0") == gpus[1:]  # as CUDA does: the list ends at what is none
+    assert devices.visible_of(gpus, "NoDevFiles") == devices.visible_of(gpus, "2,0") == []
+
+
+@pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", "none"])
+def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": hidden, "SLURM_GPUS_ON_NODE": "4"}
+    assert devices.hides_all(environ) and devices.gpus_meant(environ) == ""
+    device = devices.here(2, environ, own_torch=False)
+    assert device is not None and device.kind == "cpu"
+
+
+def test_a_job_with_gpus_that_torch_cannot_use_is_not_trained_on_the_cpu_in_silence(
+    run_python: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_python("""
+import os, torch
+torch.cuda.is_available = lambda: False  # on whatever machine this runs
+os.environ["SLURM_GPUS_ON_NODE"] = "4"
+from runner.errors import UsageError
+from runner.training.device import find_device
+try:
+    find_device(0, 1)
+except UsageError as error:
+    print(error)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+print(find_device(0, 1)[1].kind)
+""")
+    refused, _, chosen = done.stdout.strip().rpartition("\n")
+    assert "Slurm has given this job 4 GPUs on " in refused and "cannot use them: " in refused, done.stderr
+    assert "stage env check" in refused and chosen == "cpu"
 
 
 def test_types_of_gpus_are_read_in_every_notation() -> None:
@@ -102,6 +134,14 @@ def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
     unknown = [*mixed, NodeShape(64, 4, 0, ("mi250",))]
     assert devices.of_job(SlurmConfig(gpus_per_node=4), unknown, 4) is None
     assert devices.of_job(SlurmConfig(gpus_per_node=4), [], 4) is None
+
+
+@pytest.mark.parametrize("options", [{"gpus-per-task": 1}, {"gres": "gpu:4"}, {"gres": "gpu"}, {"gpus": 4}])
+def test_gpus_asked_for_by_number_alone_are_those_of_the_partition(options: dict[str, object]) -> None:
+    nodes = [NodeShape(128, 0, 512 * GIB), *V100S]
+    device = devices.of_job(SlurmConfig(options=options), nodes, 4)
+    assert device is not None and (device.kind, device.name) == ("cuda", "v100")
+    assert devices.of_job(SlurmConfig(options=options), [], 4) is None
 
 
 def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
@@ -161,3 +201,19 @@ def test_looking_at_devices_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     kind, memory, torch = json.loads(done.stdout)
     assert (kind, torch) == ("cpu", False) and memory == devices.host_memory({}) // 2
+
+
+def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone(
+    run_python: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    """It goes by LOCAL_RANK, which is 3 here, and the only GPU is number 0."""
+    done = run_python("""
+import os, torch
+os.environ.update(LOCAL_RANK="3", DS_ACCELERATOR="cpu")
+import deepspeed
+deepspeed.init_distributed = lambda *backend, **options: None  # there is no GPU to join with
+from runner.training.engines.deepspeed import _import_joined
+_import_joined(torch.device("cuda", 0))
+print(os.environ["LOCAL_RANK"])
+""")
+    assert done.stdout.split()[-1:] == ["0"], done.stderr

@@ -122,8 +122,19 @@ def test_the_main_thread_is_the_one_that_is_shown() -> None:
 
 
 def test_ranks_that_would_decide_differently_are_refused_with_both_devices() -> None:
-    same = Standpoint(host="n1", device="A800", must_agree=(("precision", "bf16"), ("batch.micro", "8")))
-    other = Standpoint(host="n2", device="V100", must_agree=(("precision", "fp16"), ("batch.micro", "8")))
+    same = Standpoint(host="n1", device="A800", gpu="", must_agree=(("precision", "bf16"), ("batch.micro", "8")))
+    other = Standpoint(host="n2", device="V100", gpu="", must_agree=(("precision", "fp16"), ("batch.micro", "8")))
     check_agreement([same, same])
     with pytest.raises(UsageError, match=r"precision: bf16 on rank 0 \(n1, A800\), fp16 on rank 2 \(n2, V100\)"):
         check_agreement([same, same, other])
+
+
+def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
+    """NCCL would say "invalid usage", and no more. Each node has GPUs of its own, whatever their numbers."""
+    ranks = [Standpoint(host=host, device="A800", gpu=gpu, must_agree=()) for host in ("n1", "n2") for gpu in "ab"]
+    check_agreement(ranks)
+    with pytest.raises(
+        UsageError, match=r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all"
+    ) as e:
+        check_agreement([*ranks, ranks[0]])
+    assert "--processes 2" in str(e.value)

@@ -252,6 +252,9 @@ def _import_joined(device: torch.device) -> Any:
 
     if device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        # It takes the GPU of that number; where Slurm shows each task its own GPU alone, that is 0 for all.
+        os.environ["LOCAL_RANK"] = str(device.index)
     # All five rank variables are set, but it must not go looking for MPI in any case.
     deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
     return deepspeed
