@@ -16,7 +16,8 @@ from typing import Any
 
 from runner.config import RunConfig
 from runner.errors import StageError, UsageError, load_yaml_with_lines, read_value
-from runner.records import RunFolder
+from runner.records import EXPORTED, RunFolder
+from runner.resume import read_state
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a config.yaml or environment.json above it is none of ours
 LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
@@ -66,6 +67,24 @@ class History:
         told = [int(recorded)] if isinstance(recorded, str) and re.fullmatch(r"\d{1,18}", recorded) else []
         return max([*self.jobs[-1:], *told], default=None)
 
+    @property
+    def has_exported_its_last_step(self) -> bool:
+        """Whether `model/` is what its last step led to, and not what was exported before the run was extended.
+
+        Versions that noted nothing of it leave their checkpoints as witnesses: a run that was killed before its export
+        has one to go on from. Where nobody kept any, `model/` is believed: to train again would cut back the metrics.
+        """
+        done = self.steps[-1]["step"] if self.steps else 0
+        if not self.folder.model.is_dir():
+            return False
+        if EXPORTED in self.facts:
+            return bool(self.facts[EXPORTED] == done)
+        newest = max(self.checkpoints, default=done)
+        try:
+            return newest >= done and not read_state(self.folder.checkpoints / f"step-{newest}").evaluation_due
+        except (OSError, ValueError):
+            return True
+
     @staticmethod
     def read(root: Path) -> History:
         """Reads a run folder.
@@ -104,7 +123,7 @@ def is_finished(folder: RunFolder, config: RunConfig) -> str | None:
     same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
     wanted = config.steps or (history.num_steps if same else None)
     done = int(history.steps[-1]["step"]) if history.steps else 0
-    if wanted is None or done < wanted or not folder.model.is_dir():
+    if wanted is None or done < wanted or not history.has_exported_its_last_step:
         return None
     return f"finished already: {done} of {wanted} steps; its model: {folder.model}"
 

@@ -152,6 +152,26 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(document, indent=1, default=str) + "\n").encode())
 
 
+EXPORTED = "exported_step"
+"""In `environment.json`: after which step `model/` was exported; null while it is older than the run; absent in folders
+of versions that did not note it."""
+
+
+def exported(folder: RunFolder) -> dict[str, Any]:
+    """What is noted of the export, for a record that takes the place of the one there; empty where nothing is."""
+    try:
+        found = json.loads(folder.environment.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {EXPORTED: found[EXPORTED]} if isinstance(found, dict) and EXPORTED in found else {}
+
+
+def note_export(folder: RunFolder, step: int | None) -> None:
+    """Notes after which step `model/` was exported; None: what is there, or may be, is older than the run now is."""
+    found = json.loads(folder.environment.read_text(encoding="utf-8"))
+    write_json(folder.environment, {**found, EXPORTED: step})
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -147,7 +147,7 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
     if _runs_here(history):
         return "running", [*words, f"process {history.facts['pid']} on this machine"]
     done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
-    if wanted is not None and done >= wanted and history.folder.model.is_dir():
+    if wanted is not None and done >= wanted and history.has_exported_its_last_step:
         return "finished", [*words, f"its model: {history.folder.model}"]
     if not history.steps and not history.checkpoints:
         return "stopped", [*words, "it has not made a step; `runner logs` may say why"]

@@ -118,6 +118,22 @@ def _verifier(place: Place, answers: dict[str, str], has_verifier: bool) -> str:
     )
 
 
+def not_to_append_to(place: Place) -> frozenset[str]:
+    """The files there that must not be written into, relative to the folder: they are to be replaced.
+
+    A file with several names (a store's, a `cp -al` snapshot's) would change under all of them; one that is read-only
+    cannot be opened to append.
+
+    Raises:
+        IncompleteError, UsageError: it cannot be told.
+    """
+    said = place.run(
+        f"cd {shlex.quote(place.folder)} && find . -type f \\( -links +1 -o ! -perm -200 \\) -print0",
+        f"{place.target}: cannot tell which files there have other names (hard links)",
+    )
+    return frozenset(name.removeprefix("./") for name in said.split("\0") if name)
+
+
 def verified_there(place: Place, facts: Facts, bundle: Bundle) -> dict[str, Any]:
     """The report of the other end.
 

@@ -1,10 +1,11 @@
 """`stage push`: a finished bundle to another machine or disk, by rsync over ssh, and proof at the other end.
 
 Three transfers over one connection. First what is missing or cut short there, appended and checked (an interrupted
-push goes on inside a file); then what rsync's own quick look (size and time) finds different; the tag manifest last,
-so that a bundle there is unfinished until all of it has come. Then the other end verifies every byte. What it finds
-damaged although it looks right is sent once more with rsync's checksums, and verified again: a bit flip leaves size
-and time as they were, and only `-c` on its own repairs that.
+push goes on inside a file, unless that file has other names there, in a store or another bundle); then what rsync's
+own quick look (size and time) finds different; the tag manifest last, so that a bundle there is unfinished until all
+of it has come. Then the other end verifies every byte. What it finds damaged although it looks right is sent once
+more with rsync's checksums, and verified again: a bit flip leaves size and time as they were, and only `-c` on its own
+repairs that.
 
 Whatever replaces a file there is read here first: damage of this copy must not take the place of a sound one
 (docs/adr/0030). To a new place all of it is read first, unless a receipt says that it was (docs/adr/0041): a bundle
@@ -28,7 +29,7 @@ from stage.bundle import Bundle
 from stage.digest import hash_file
 from stage.disk import human_count, human_size, some_of
 from stage.errors import DamageError, UsageError
-from stage.farend import Facts, probe, verified_there
+from stage.farend import Facts, not_to_append_to, probe, verified_there
 from stage.names import printable
 from stage.progress import Reporter, human_time
 from stage.receipts import Receipt
@@ -107,11 +108,14 @@ def push(
             _require_sound_bundle(bundle, state, reporter)
         transfer = Transfer(place, root, quiet=quiet)
         place.run(f"mkdir -p {shlex.quote(place.folder)}", f"{target}: cannot make the folder")
+        appended = None
         if facts.state in ("finished", "begun"):
-            _require_sound_here(bundle, transfer.replaced(), target, reporter)
+            replaced = transfer.replaced()
+            _require_sound_here(bundle, replaced, target, reporter)
+            appended = _appended(bundle, replaced, not_to_append_to(place), target, reporter)
         if facts.is_finished and not facts.has(bundle):
             place.run(f"rm -f {place.inside(layout.TAG_MANIFEST)} {place.inside(layout.SIGNATURE)}", f"{target}")
-        transfer.append()
+        transfer.append(appended)
         transfer.update()
         removed = transfer.remove_extra() if delete else []
         if removed:
@@ -182,6 +186,23 @@ def _require_sound_here(
         them = f"{human_count(len(files), 'file')} ({human_size(size)})"
         took = human_time(time.monotonic() - began)
         reporter.note(f"{bundle.root}: read {them} in {took} that replace what is there: sound here")
+
+
+def _appended(
+    bundle: Bundle, replaced: Collection[str], kept: Collection[str], target: Target, reporter: Reporter
+) -> list[str] | None:
+    """The files that rsync may go on inside at the target; None: all.
+
+    Args:
+        kept: those there that nobody may write into (`not_to_append_to`).
+    """
+    if not kept:
+        return None
+    if changing := sorted({*replaced} & {*kept}):
+        told = some_of([printable(path) for path in changing], _SHOWN)
+        reporter.note(f"{target}: replaced there, never written into, as hard-linked or read-only: {told}")
+    ours = [*(file.path for file in bundle.lock.files), *sorted(layout.tag_paths(bundle.lock))]
+    return [path for path in ours if path not in kept]
 
 
 def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageError:

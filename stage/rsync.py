@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.bundle import SEAL
+from stage.bundle import SEAL, TAG_FILES
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.remote import Place
 
@@ -38,9 +38,15 @@ class Transfer:
         changes = (line.partition("|")[::2] for line in said.split("\n"))
         return [name for what, name in changes if what[1:2] == "f" and what[:1] in "<>" and "+" not in what]
 
-    def append(self) -> None:
-        """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again."""
-        self._run("--append-verify", *self._but_the_last())
+    def append(self, names: Sequence[str] | None = None) -> None:
+        """Brings what is missing and goes on inside what is cut short; what was damaged of that is sent again.
+
+        The only call that writes into files which are there; the others put a new one in an old one's place.
+
+        Args:
+            names: only these; None: all.
+        """
+        self._run("--append-verify", *self._but_the_last(), names=names)
 
     def update(self) -> None:
         """Brings what is of another size or time, which appending leaves alone."""
@@ -54,8 +60,11 @@ class Transfer:
         return sorted(name for what, name in changes if what.startswith("*deleting"))
 
     def finish(self) -> None:
-        """Brings the tag manifest and the signature: now it is a bundle."""
-        self._run("--checksum", names=[name for name in SEAL if (self.root / name).is_file()])
+        """Brings the tag manifest and the signature, the last by their names: now it is a bundle.
+
+        And, by their bytes, what lies beside the payload: another bundle's lock may be as long, and of the same second.
+        """
+        self._run("--checksum", names=[name for name in (*TAG_FILES, *SEAL) if (self.root / name).is_file()])
 
     def repair(self, paths: Sequence[str]) -> None:
         """Compares these files by checksum, and brings what differs."""
@@ -75,7 +84,8 @@ class Transfer:
             command += ["-e", self.place.ssh]
         if names is not None:
             command += ["--from0", "--files-from=-"]
-        command += [f"{self.root}/", self.place.rsync_target]
+        # Absolute: rsync takes `run-12:00` for a folder on the host `run-12`.
+        command += [f"{self.root.absolute()}/", self.place.rsync_target]
         listed = "".join(f"{name}\0" for name in names or ()).encode()
         code, said = _ended(command, listed, hear)
         if code != 0:

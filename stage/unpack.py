@@ -41,6 +41,7 @@ _EXTENSIONS = (
     tarfile.SOLARIS_XHDTYPE,
 )
 _END = tarfile.EOFHeaderError  # type: ignore[attr-defined]  # a block of zeros
+_ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22  # of the end record without its comment
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 # What the standard library's readers raise at bytes that are no archive, or none any more (found by fuzzing).
 _BROKEN = (
@@ -68,8 +69,10 @@ class Limits:
 
 def is_archive(path: Path) -> bool:
     """Whether a file is an archive this room can unpack, by its first bytes."""
-    if zipfile.is_zipfile(path):
-        return True
+    return _is_tar(path) or _is_zip(path)
+
+
+def _is_tar(path: Path) -> bool:
     try:
         with _plain(path) as stream:
             tarfile.TarInfo.frombuf(stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
@@ -78,6 +81,12 @@ def is_archive(path: Path) -> bool:
     except (OSError, *_BROKEN):
         return False
     return True
+
+
+def _is_zip(path: Path) -> bool:
+    """By its beginning: `zipfile.is_zipfile` looks at the end, and a tar whose last file is a zip ends as one."""
+    with open(path, "rb") as file:
+        return file.read(4) in (b"PK\x03\x04", _ZIP_END)
 
 
 def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None) -> list[str]:
@@ -101,10 +110,10 @@ def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None)
     target.mkdir(parents=True)
     out = _Out(target, what, archive.stat().st_size, limits or Limits())
     try:
-        if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, out)
-        else:
+        if _is_tar(archive):
             _unpack_tar(archive, out)
+        else:
+            _unpack_zip(archive, out)
     except _BROKEN as error:
         raise _damaged(what, error) from None
     except OSError as error:
@@ -174,7 +183,10 @@ class _Out:
 
 
 def _unpack_zip(archive: Path, out: _Out) -> None:
+    _require_zip_end(archive)
     with zipfile.ZipFile(archive) as opened:
+        if min((entry.header_offset for entry in opened.infolist()), default=0) > 0:
+            raise EOFError("something precedes its first file: another zip?")
         entries = [entry for entry in opened.infolist() if not entry.filename.endswith("/")]
         for entry in entries:
             if entry.orig_filename != entry.filename:  # zipfile cuts a name at its first zero byte
@@ -194,6 +206,24 @@ def _unpack_zip(archive: Path, out: _Out) -> None:
         for entry in entries:
             with opened.open(entry) as source:
                 out.write(entry.filename, source, entry.file_size)
+
+
+def _require_zip_end(archive: Path) -> None:
+    """The end record that zipfile goes by has to reach the file's end; zipfile lets anything follow."""
+    with open(archive, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _ZIP_END_SIZE - 0xFFFF))
+        tail = file.read()
+    at = len(tail) - _ZIP_END_SIZE
+    if not (tail[at:].startswith(_ZIP_END) and tail.endswith(b"\0\0")):
+        at = tail.rfind(_ZIP_END)
+    if at < 0 or at + _ZIP_END_SIZE > len(tail):
+        raise EOFError("no end of a zip")
+    (comment,) = struct.unpack_from("<H", tail, at + _ZIP_END_SIZE - 2)
+    if at + _ZIP_END_SIZE + comment < len(tail):
+        raise EOFError("something follows its end")
+    if at + _ZIP_END_SIZE + comment > len(tail):
+        raise EOFError("its end is cut off")
 
 
 def _unpack_tar(archive: Path, out: _Out) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PIXELS, LABELS = "pixels.bin", "labels.bin"
 IMAGES_AT_ONCE = 100
 CHANNELS = 3
+ORIENTATION = 274
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,10 @@ def class_names(recipe: Recipe) -> list[str]:
 
 
 def opened(value: Any, where: str) -> Image.Image:
-    """An image file's bytes, or {bytes, path}, as an image in red, green and blue.
+    """An image file's bytes, or {bytes, path}, as an image in red, green and blue, upright as its EXIF data say.
 
     Raises:
-        UsageError: it is no image, or lies outside of the dataset.
+        UsageError: it is no image, lies outside of the dataset, or does not say what its white is.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -171,10 +172,46 @@ def opened(value: Any, where: str) -> Image.Image:
         raise UsageError(f"{where}: the image is not in the dataset, only its name.", "Stage it with `imagefolder`.")
     try:
         with Image.open(io.BytesIO(data)) as image:
-            converted: Image.Image = image.convert("RGB")
-            return converted
+            return _in_8_bits(_upright(image), image.format, where).convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(f"{where}: not an image that can be decoded: {error}.", "Leave such rows out.") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """An image turned as its EXIF data say: tag 274, Orientation (Exif 2.32, 4.6.4), as `datasets` turns it.
+
+    Pillow's `exif_transpose` also writes the other tags anew, and fails at a photo whose tags are damaged.
+    """
+    from PIL.Image import Transpose
+
+    image.load()  # by which a TIFF is turned, and says so, before it is asked
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+    }  # fmt: skip
+    turn = turns.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(turn)
+
+
+def _in_8_bits(image: Image.Image, format: str | None, where: str) -> Image.Image:
+    """Greyscale of more than 8 bits scaled so that white stays white; Pillow would cut it off at 255.
+
+    Args:
+        format: Pillow's name of the file format. PNG and PGM say how many bits they have, whatever the mode is called.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
+        # The upper byte, as Pillow does with the colours of 16 bits.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        bits = "whole numbers" if image.mode == "I" else "fractions"
+        raise UsageError(
+            f"{where}: greyscale in {bits} of 32 bits (mode {image.mode}): which of them is white, nothing says.",
+            "Convert such images to 8 or 16 bits before you stage them, or leave such rows out.",
+        )
+    return image
 
 
 def decode(value: Any, side: int, where: str) -> NDArray[np.uint8]:

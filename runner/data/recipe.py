@@ -14,6 +14,7 @@ from runner.fields import Choice
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 STORE_FORMAT = 3
+IMAGE_STORE_FORMAT = 4  # has a number of its own: texts need not be prepared again for what is mended in images
 # Model types of transformers that keep documents apart under a block-diagonal mask with positions that begin anew:
 # tests/runner/test_apart.py holds each of them to it. RoBERTa's positions begin after the padding index.
 KEEPS_APART = frozenset({
@@ -51,7 +52,7 @@ class Recipe:
         }
         if self.task == "image-classification":
             # Of the model only the size of its images counts.
-            return recipe | {"side": image_side(self.dataset, self.model)}
+            return recipe | {"format": IMAGE_STORE_FORMAT, "side": image_side(self.dataset, self.model)}
         return recipe | {
             "sequence_length": self.sequence_length,
             "documents": self.documents,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.config import RunConfig
 from runner.errors import UsageError
@@ -26,6 +28,7 @@ Weights = dict[str, torch.Tensor]
 TASK_TYPES = {"causal-lm": "CAUSAL_LM", "instruction": "CAUSAL_LM"}
 OURS = ".default"  # peft's name of an adapter that has none
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+STILL = "batch norm stays at the base's running statistics (an adapter cannot carry others)"
 
 
 def loading(config: RunConfig) -> dict[str, Any]:
@@ -109,7 +112,25 @@ def attach(model: Any, config: RunConfig, source: ModelInput, drawn: Sequence[st
         # and multiplies with them without a gradient: training would go on, and learn next to nothing.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    return _told(model, config, targets, bool(usual), heads)
+    still = _keep_still(model)
+    return _told(model, config, targets, bool(usual), heads) + (f"; {STILL}" if still else "")
+
+
+def _keep_still(model: nn.Module) -> bool:
+    """Keeps batch norm at the running means and variances of the base, in training too; whether there is any.
+
+    An adapter carries weights, not statistics: if they moved, the model that is exported would not be the one that was
+    evaluated. Merged in or not, the same is learned.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for norm in norms:
+        norm.eval()
+        norm.train = partial(_as_it_is, norm)  # type: ignore[assignment, method-assign]  # or the loop would wake it
+    return bool(norms)
+
+
+def _as_it_is(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 def _told(model: Any, config: RunConfig, targets: list[str] | str, usual: bool, heads: list[str]) -> str:

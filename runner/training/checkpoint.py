@@ -8,10 +8,10 @@ and the threads agree among themselves.
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from runner.config import CheckpointConfig
 from runner.errors import DamageError
@@ -19,7 +19,18 @@ from runner.resume import TrainingState, newest_first, read_state
 from runner.training.background import Background
 from runner.training.engines.base import Engine
 from runner.training.ranks import Ranks
-from runner.training.writing import FILES, LATEST, Writing, measured, share, write_synced
+from runner.training.writing import (
+    FILES,
+    GONE,
+    LATEST,
+    Writing,
+    all_of,
+    discard,
+    measured,
+    names_in,
+    share,
+    write_synced,
+)
 
 BEST = "best.json"
 
@@ -39,7 +50,7 @@ class Checkpoints:
         self._saved_at = now()
         self._writers = Ranks() if config.asynchronous else ranks
         self._background = Background()
-        self._told = ""
+        self._untold: list[str] = []
 
     def is_due(self, step: int) -> bool:
         """Whether one is to be written after this step: by number, or by the clock of the rank that is ahead."""
@@ -55,7 +66,8 @@ class Checkpoints:
         if self._config.best:
             self.finish()  # the best one so far counts once it is whole
         known = self._ranks.gather(_read_best(self._folder))[0]
-        is_best = self._config.best and (known is None or value < known[1])
+        # One of a step still to come was damaged, and passed over.
+        is_best = self._config.best and (known is None or known[0] >= step or value < known[1])
         if is_best and self._ranks.is_first:
             temporary = self._folder / f"{BEST}.tmp"
             write_synced(temporary, {"step": step, "validation_loss": value})
@@ -65,13 +77,15 @@ class Checkpoints:
     def save(self, engine: Engine, state: TrainingState) -> None:
         """Writes a checkpoint, then drops the oldest beyond `keep`; asynchronous: begins to, after the one before.
 
+        One that cannot be dropped is told, and tried again after the next.
+
         Raises:
             OSError: on every rank, if any rank cannot write (a full disk), or could not write the one before: older
                 checkpoints are untouched.
         """
         self.finish()
         began = self._now()
-        final = self._folder / f"step-{state.step}"
+        step, final = state.step, self._folder / f"step-{state.step}"
         writing = Writing(final, state, self._writers)
         writing.begin()
         if self._config.asynchronous:
@@ -79,12 +93,14 @@ class Checkpoints:
             writing.attempt(lambda: copies.append(engine.stage(writing.folder, self._writers.group)))
 
             def work() -> None:
-                writing.complete(copies.pop(), lambda: self._drop_old(final))
-                self._told = f"checkpoint {final.name} is whole ({self._now() - began:.1f} s, beside training)"
+                writing.complete(copies.pop(), lambda: self._drop_old(step))
+                took = self._now() - began
+                self._untold.insert(0, f"checkpoint {final.name} is whole ({took:.1f} s, beside training)")
 
             self._background.start(work)
         else:
-            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(final))
+            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
+            self._tell()
         self._saved_at = self._now()
 
     def have_failed(self) -> bool:
@@ -100,16 +116,32 @@ class Checkpoints:
             OSError: on every rank, if it could not be written.
         """
         if self._background.finish():
-            self._say(self._told)
+            self._tell()
 
-    def _drop_old(self, newest: Path) -> None:
-        (self._folder / LATEST).write_text(f"{newest.name}\n")
+    def _tell(self) -> None:
+        told, self._untold = self._untold, []
+        for line in told:
+            self._say(line)
+
+    def _drop_old(self, newest: int) -> None:
+        """Drops what is not among the newest, counted down from the step that was just written.
+
+        One of a later step was damaged, and passed over when the run went on from an earlier one. It counts for nothing
+        and goes: else it would be hashed at each resume, and be gone on from should it be readable again, though the
+        metrics were cut back to before it.
+        """
+        (self._folder / LATEST).write_text(f"step-{newest}\n")
+        torn = [path for suffix in (".tmp", GONE) for path in self._folder.glob(f"step-*{suffix}")]
         best = _read_best(self._folder) if self._config.best else None
-        for old in newest_first(self._folder)[self._config.keep :]:
-            if best is None or old.name != f"step-{best[0]}":
-                shutil.rmtree(old)
-        for torn in self._folder.glob("step-*.tmp"):
-            shutil.rmtree(torn, ignore_errors=True)
+        by_step = {int(path.name.removeprefix("step-")): path for path in newest_first(self._folder)}
+        kept = {step for step in by_step if step <= newest}
+        kept = {*sorted(kept)[-self._config.keep :], *(kept & {best[0]} if best else ())}
+        later = [f"step-{step}" for step in by_step if step > newest]
+        if later:
+            self._untold.append(f"passed over, and removed now that step-{newest} is whole: {', '.join(later)}")
+        for old in [*(path for step, path in by_step.items() if step not in kept), *torn]:
+            if left := discard(old):
+                self._untold.append(f"checkpoint {old.name} cannot be removed now ({left}); the next one tries again")
 
     def newest_valid(self) -> tuple[Path, TrainingState] | None:
         """The newest checkpoint that is whole; None if none was ever written.
@@ -133,21 +165,31 @@ class Checkpoints:
     def _problem_with(self, folder: Path) -> str | None:
         """Why a checkpoint cannot be used; the ranks hash it together and all get the same answer."""
         mine: str | None = None
+        listed: dict[str, Any] = {}
+        seen: list[str] = []
         try:
             listed = {entry["path"]: entry for entry in json.loads((folder / FILES).read_text())["files"]}
-            there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {FILES}
-            if there != set(listed):
-                odd = sorted(there ^ set(listed))[0]
-                mine = f"{odd} is {'missing' if odd in listed else 'not in its list'}"
-            else:
-                for path in share(folder, self._ranks):
-                    name = path.relative_to(folder).as_posix()
-                    if measured(path) != {key: listed[name][key] for key in ("size", "sha256")}:
-                        mine = f"{name} is not as it was written"
-                read_state(folder)
+            seen = names_in(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             mine = f"it cannot be read ({error})"
+        # What one node does not see is not missing: it is opened by name.
+        if unlisted := [name for name in all_of(self._ranks.gather(seen)) if name not in listed]:
+            mine = mine or f"{unlisted[0]} is not in its list"
+        mine = mine or self._problem_with_share(folder, listed)
         return next((problem for problem in self._ranks.gather(mine) if problem), None)
+
+    def _problem_with_share(self, folder: Path, listed: Mapping[str, Any]) -> str | None:
+        """Why this rank's share of what is listed, or the state, is not as it was written."""
+        try:
+            for name in share(sorted(listed), self._ranks):
+                if measured(folder / name) != {key: listed[name][key] for key in ("size", "sha256")}:
+                    return f"{name} is not as it was written"
+            read_state(folder)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).relative_to(folder).as_posix()} is missing"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"it cannot be read ({error})"
+        return None
 
 
 def _read_best(folder: Path) -> tuple[int, float] | None:

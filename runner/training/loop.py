@@ -19,7 +19,7 @@ from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.launch import SENTINEL
 from runner.plan import Plan
-from runner.records import RunFolder, read_metrics
+from runner.records import EXPORTED, RunFolder, exported, note_export, read_metrics
 from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
 from runner.training.batches import Order, by_length
 from runner.training.checkpoint import Checkpoints
@@ -67,7 +67,8 @@ class Trainer:
     evaluation_due: bool = False
     is_best: bool = False
     skipped: int = 0
-    resumed_at_end: bool = False
+    was_finished: bool = False
+    warm: frozenset[str] = frozenset()
 
     def resume(self) -> None:
         """Goes on from the newest valid checkpoint, if there is one; then begins to tell."""
@@ -78,7 +79,10 @@ class Trainer:
             check_not_past_the_end(state.step, self.num_steps, path)
             self.engine.load(path)
             self.step, self.evaluation_due = state.step, state.evaluation_due
-            self.resumed_at_end = self.step == self.num_steps and not self.evaluation_due
+            if self.step == self.num_steps and self.ranks.gather(self.is_exported())[0]:
+                self.was_finished, self.evaluation_due = True, False
+        if self.ranks.is_first and not self.was_finished:
+            note_export(self.folder, None)  # a kill from here on leaves a model/ that is not this run's
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
@@ -120,7 +124,7 @@ class Trainer:
         )
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
-            self.vitals.beat("train")
+            self.beat("train")
             last = number == len(batches)
             loss = self.engine.forward(batch, last=last) / predictions
             self.engine.backward(loss, last=last)
@@ -128,6 +132,7 @@ class Trainer:
         lr = self.rate()
         norm = self.engine.step(lr)
         self.statistics.agree()
+        self.warm |= {"train"}
         self.step += 1
         loss_of_step, stops, unsaved = self.ranks.total(
             summed.item(), float(self.stop.received is not None), float(self.checkpoints.have_failed())
@@ -141,6 +146,10 @@ class Trainer:
             self.checkpoints.finish()
         self.require_number("loss", loss_of_step, summed.item())
         self.tell_skipped(norm)
+
+    def beat(self, phase: str) -> None:
+        """Says that this rank gets on with it. What is compiled the first time takes as long as a start may."""
+        self.vitals.beat("start" if self.config.compile and phase not in self.warm else phase)
 
     def tell_skipped(self, norm: float) -> None:
         """Says which step had a gradient that is no number; ends a run that has nothing else any more.
@@ -206,10 +215,11 @@ class Trainer:
             return
 
         def should_stop() -> bool:
-            self.vitals.beat("evaluate")
+            self.beat("evaluate")
             return self.stop.received is not None
 
         found = evaluate(self.task, self.engine, store, self.ranks, self.plan.micro, should_stop)
+        self.warm |= {"evaluate"}
         self.should_stop = self.should_stop or found is None
         if found is not None:
             self.evaluation_due = False
@@ -235,8 +245,8 @@ class Trainer:
         self.ranks.barrier()
 
     def export(self) -> None:
-        """Writes the final model; rank 0 holds it whole for a moment. A run that had ended before keeps its own."""
-        if self.resumed_at_end and self.ranks.any(self.folder.model.is_dir()):
+        """Writes the final model; rank 0 holds it whole for a moment. A run that was finished keeps its own."""
+        if self.was_finished:
             self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
             return
         self.vitals.beat("export")
@@ -247,8 +257,13 @@ class Trainer:
             record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
             card = model_card(self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics))
             export(self.task.model, weights, lora, self.inputs.model, card, self.folder.model)
+            note_export(self.folder, self.step)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
+
+    def is_exported(self) -> bool:
+        """Whether `model/` is there, and of this step: that of an extended run is older until the export."""
+        return self.folder.model.is_dir() and exported(self.folder).get(EXPORTED) == self.step
 
     def state(self) -> TrainingState:
         """What the next run must know."""

@@ -19,7 +19,7 @@ from runner.launch import MEETING_FILE, RankEnvironment
 from runner.node_local import running_tree
 from runner.plan import Plan, decide, num_steps
 from runner.preflight import shape_of
-from runner.records import RunFolder, environment_record, write_json
+from runner.records import RunFolder, environment_record, exported, write_json
 from runner.resume import newest_first
 from runner.shapes import Device
 from runner.training.agreement import Standpoint, check_agreement
@@ -105,7 +105,7 @@ def start(
     task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        write_json(folder.environment, _facts(config, inputs, plan, facts, steps))
+        write_json(folder.environment, _facts(config, inputs, plan, facts, steps) | exported(folder))
 
     observer = Observer(folder, steps, console, is_first=ranks.is_first)
     return Trainer(

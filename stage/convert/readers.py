@@ -16,12 +16,16 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from stage.convert.csvfiles import NotCommas, Reader, check_header, csv_reader, merged_csv
+from stage.convert.writer import first_unfit
 from stage.disk import human_size
 from stage.errors import DamageError, UsageError
+from stage.names import printable
 
 ROWS = 10_000  # of JSON objects or lines of text a batch
 MAX_VALUE = 64 * 2**20  # characters of one JSON value or one line
 _READ = 1 << 20
+_SPACE = " \t\r\n"  # of JSON
+_BETWEEN = f"{_SPACE},"
 
 
 def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separator: str | None = None) -> pa.Schema:
@@ -35,9 +39,12 @@ def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separa
     """
     schema: pa.Schema | None = None
     schema_of, _ = _reader(how, separator)
+    first_with: dict[str, str] = {}  # column -> file
     for name, path in files:
         with _Words(what, name):
             found = schema_of(path)
+            for column in found.names:
+                first_with.setdefault(column, name)
             if schema is None:
                 schema = found
             elif how == "csv":
@@ -45,7 +52,14 @@ def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separa
             else:
                 schema = pa.unify_schemas([schema, found], promote_options="permissive")
     assert schema is not None
-    return pa.schema([_settled(field) for field in schema], metadata=schema.metadata)
+    schema = pa.schema([_settled(field) for field in schema], metadata=schema.metadata)
+    if unfit := first_unfit(schema):
+        column, problem = unfit
+        raise UsageError(
+            f"{what}: {first_with[column]}: parquet cannot hold the column {printable(column)}: {problem}.",
+            "Leave that out of the file, or write it as text (in JSON: as a string), then fetch again.",
+        )
+    return schema
 
 
 def rows_of(
@@ -113,25 +127,28 @@ def _text_stream(path: Path) -> IO[str]:
 
 
 def _json_values(path: Path) -> Iterator[Any]:
-    """The objects of a JSON file: an array of them, or one after the other. Never the whole file in memory."""
+    """The objects of a JSON file: in arrays one after the other, or bare. Never the whole file in memory."""
     decoder = json.JSONDecoder()
     with _text_stream(path) as stream:
-        text, at, in_array, is_first = stream.read(_READ), 0, False, True
+        text, at, place = stream.read(_READ), 0, "start"
         wanted = _READ
         while True:
-            while at < len(text) and text[at] in " \t\r\n,":
+            while at < len(text) and text[at] in (_SPACE if place == "behind an array" else _BETWEEN):
                 at += 1
-            if at < len(text) and is_first and text[at] == "[":
-                in_array, is_first, at = True, False, at + 1
+            if at < len(text) and place in ("start", "behind an array") and text[at] == "[":
+                place, at = "in an array", at + 1
                 continue
-            if at < len(text) and in_array and text[at] == "]":
-                return
+            if at < len(text) and place == "in an array" and text[at] == "]":
+                place, at = "behind an array", at + 1
+                continue
+            if at < len(text) and place == "behind an array":
+                raise ValueError(f"behind the end of an array comes {text[at : at + 20]!r}, which is no further array")
             try:
                 value, end = decoder.raw_decode(text, at)
             except json.JSONDecodeError as error:
                 more = stream.read(wanted)
                 if not more:
-                    if in_array or text[at:].strip():
+                    if place == "in an array" or text[at:].strip():
                         raise ValueError(f"no JSON from character {at} on: {error.msg}") from None
                     return
                 if len(text) - at > MAX_VALUE:
@@ -141,7 +158,7 @@ def _json_values(path: Path) -> Iterator[Any]:
             if end == len(text) and (more := stream.read(_READ)):  # a number may go on
                 text, at = text[at:] + more, 0
                 continue
-            is_first = False
+            place = "bare" if place == "start" else place
             yield value
             at = end
 

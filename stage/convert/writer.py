@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from stage.names import printable
 
 ROW_GROUP_ROWS = 100_000
 ROW_GROUP_BYTES = 64 * 2**20  # of Arrow data: what a reader must hold of one file
@@ -36,8 +39,43 @@ def write_split(schema: pa.Schema, batches: Iterator[pa.RecordBatch], folder: Pa
     return shards
 
 
-def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", version="2.6", data_page_version="1.0")
+def first_unfit(schema: pa.Schema) -> tuple[str, str] | None:
+    """The first column that parquet cannot hold, and why, in words; None: it can hold all of them."""
+    for field in () if _fits(schema) else schema:
+        if not _fits(pa.schema([field])):
+            empty = _empty_object(field.name, field.type)
+            return field.name, f"every object in {printable(empty)} is empty" if empty else f"it is of {field.type}"
+    return None
+
+
+def _fits(schema: pa.Schema) -> bool:
+    """Tried with a row of nulls: some types are refused when the file is opened, others at the first row."""
+    nullable = pa.schema([pa.field(field.name, field.type) for field in schema])
+    try:
+        with _open(io.BytesIO(), nullable) as writer:
+            writer.write_table(pa.table([pa.nulls(1, field.type) for field in nullable], schema=nullable))
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _empty_object(path: str, type_: pa.DataType) -> str | None:
+    """Where in a column there is an object without a key: `meta`, `meta.inner`, `list[]`."""
+    if pa.types.is_struct(type_):
+        inside = [(f"{path}.{field.name}", field.type) for field in type_]
+        if not inside:
+            return path
+    elif pa.types.is_map(type_):
+        inside = [(f"{path}[]", type_.item_type)]
+    elif hasattr(type_, "value_type"):  # lists of all kinds, dictionaries
+        inside = [(f"{path}[]", type_.value_type)]
+    else:
+        inside = []
+    return next((found for part in inside if (found := _empty_object(*part))), None)
+
+
+def _open(target: Path | io.BytesIO, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(target, schema, compression="zstd", version="2.6", data_page_version="1.0")
 
 
 def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -235,6 +236,90 @@ def test_a_fault_that_is_no_full_disk_stays_a_fault(checkpoints: Checkpoints) ->
         checkpoints.save(SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6))
 
 
+def test_a_damaged_checkpoint_of_a_later_step_takes_no_good_ones_place(
+    folder: Path, ranks: Ranks, said: list[str]
+) -> None:
+    from runner.training.checkpoint import Checkpoints
+
+    save(Checkpoints(folder, CheckpointConfig(keep=2), ranks, print), 200, 300)
+    flip(folder / "step-300" / "engine" / "weights.pt")
+    resumed = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, said.append)
+    (folder / "best.json").write_text(json.dumps({"step": 300, "validation_loss": 0.1}))
+    assert resumed.newest_valid() == (folder / "step-200", state(200))
+    assert resumed.mark_best(250, 0.2), "the damaged one was the best"
+    save(resumed, 250)
+    assert names(folder) == {"step-250", "latest", "best.json"}
+    assert resumed.newest_valid() == (folder / "step-250", state(250))
+    assert said[1:] == ["passed over, and removed now that step-250 is whole: step-300"]
+    save(resumed, 300)
+    assert resumed.newest_valid() == (folder / "step-300", state(300))
+
+
+@pytest.fixture
+def in_use(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of files that cannot be removed, as on NFS those that somebody has open."""
+    held: set[str] = set()
+    unlink = os.unlink
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if Path(path).name in held:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    return held
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "beside training"])
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
+    folder: Path, ranks: Ranks, said: list[str], in_use: set[str], asynchronous: bool
+) -> None:
+    from runner.training.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1, asynchronous=asynchronous), ranks, said.append)
+    save(checkpoints, 2)
+    in_use.add("weights.pt")
+    save(checkpoints, 4)
+    checkpoints.finish()
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    # What is left of it has not the name of a checkpoint: half of one is never gone on from.
+    assert names(folder) == {"step-2.0.gone", "step-4", "latest"}
+    assert [line for line in said if "step-2 cannot" in line] == [
+        "checkpoint step-2 cannot be removed now (Device or resource busy); the next one tries again"
+    ]
+    in_use.clear()
+    save(checkpoints, 6)
+    checkpoints.finish()
+    assert names(folder) == {"step-6", "latest"}
+
+
+def test_a_step_comes_again_where_its_damaged_checkpoint_cannot_be_removed(
+    checkpoints: Checkpoints, folder: Path, in_use: set[str]
+) -> None:
+    save(checkpoints, 2, 4)
+    flip(folder / "step-4" / "engine" / "weights.pt")
+    in_use.add("weights.pt")
+    save(checkpoints, 4)
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+def test_a_checkpoint_that_somebody_removes_at_the_same_moment_is_not_missed(
+    checkpoints: Checkpoints, folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_ = Path.replace
+
+    def too_late(path: Path, target: Path) -> Path:
+        if path.name == "step-2":
+            shutil.rmtree(path)
+        return replace_(path, target)
+
+    save(checkpoints, 2, 4)
+    monkeypatch.setattr(Path, "replace", too_late)
+    save(checkpoints, 6)
+    assert names(folder) == {"step-4", "step-6", "latest"}
+    assert said == []
+
+
 class Killed(BaseException):
     """Stands for the end of the process: nothing in the code may catch it."""
 
@@ -419,7 +504,8 @@ def test_the_best_is_known_once_it_is_whole(beside: Checkpoints) -> None:
     assert not beside.mark_best(4, 2.0)
 
 
-# Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS).
+# Two ranks. The second's disk is full while it writes, then when it makes its part durable (a quota on NFS). At last
+# its listing is old: it sees only what it made itself.
 TWO_RANKS = """
 import os, sys
 from pathlib import Path
@@ -453,6 +539,11 @@ def one(rank, folder):
     attempt(4)
     os.fsync = sync
     attempt(6)
+    rglob = Path.rglob
+    if rank == 1:
+        Path.rglob = lambda path, pattern: (p for p in rglob(path, pattern) if p.name == "part-1")
+    attempt(8)
+    os.write(1, f"rank {rank} goes on from {checkpoints.newest_valid()[0].name}\\n".encode())
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -462,12 +553,31 @@ if __name__ == "__main__":
 """
 
 
-def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_whole(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(TWO_RANKS)
-    command = [sys.executable, "two.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of their checkpoints, and what they said."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two.py").write_text(TWO_RANKS)
+    command = [sys.executable, "two.py", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
+    return folder / "checkpoints", sorted(done.stdout.splitlines())
+
+
+def test_a_listing_that_is_old_on_one_node_leaves_no_file_out_and_none_twice(
+    two_ranks: tuple[Path, list[str]],
+) -> None:
+    folder, said = two_ranks
+    listed = [entry["path"] for entry in json.loads((folder / "step-8" / "files.json").read_text())["files"]]
+    assert listed == ["part-0", "part-1", "state.json"]
+    assert [line for line in said if "goes on" in line] == [f"rank {rank} goes on from step-8" for rank in (0, 1)]
+
+
+def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_whole(
+    two_ranks: tuple[Path, list[str]],
+) -> None:
+    folder, said = two_ranks
+    assert [line for line in said if "goes on" not in line] == [
         f"step {step}, rank {rank}: {said}"
         for step in (2, 4)
         for rank, said in (
@@ -475,7 +585,7 @@ def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_who
             (1, "No space left on device"),
         )
     ]
-    assert names(tmp_path / "checkpoints") == {"step-6", "latest"}
+    assert names(folder) == {"step-6", "step-8", "latest"}
 
 
 def test_where_no_checkpoint_is_whole_nothing_begins_anew(checkpoints: Checkpoints, folder: Path) -> None:

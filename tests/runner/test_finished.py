@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.config import RunConfig
 from runner.history import is_finished
 from runner.records import RunFolder
+from runner.resume import TrainingState
+from runner.status import status
 
 RUN = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
 
@@ -52,6 +56,37 @@ def test_a_model_that_is_to_be_exported_again_is_no_end(ended: Callable[[str], R
     folder = ended("steps: 8")
     folder.model.rmdir()
     assert is_finished(folder, config(tmp_path, "steps: 8")) is None
+
+
+# What a folder says of its export, the checkpoints that are left (step, whether its evaluation is due), the end.
+EXPORTS: dict[str, tuple[dict[str, Any], list[tuple[int, bool]], bool]] = {
+    "exported": ({"exported_step": 8}, [(8, False)], True),
+    "exported, and its checkpoints removed since": ({"exported_step": 8}, [], True),
+    "extended, and killed before the export": ({"exported_step": None}, [(4, False), (8, False)], False),
+    "extended, and killed before it began": ({"exported_step": 4}, [(4, False)], False),
+    "older, and whole": ({}, [(4, False), (8, False)], True),
+    "older, and its checkpoints removed since": ({}, [], True),
+    "older, extended, and killed before its last checkpoint": ({}, [(4, False)], False),
+    "older, extended, and stopped in its last evaluation": ({}, [(4, False), (8, True)], False),
+}
+
+
+@pytest.mark.parametrize("what", EXPORTS)
+def test_an_extended_run_whose_model_is_the_old_one_is_not_finished(
+    ended: Callable[[str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    noted, checkpoints, finished = EXPORTS[what]
+    folder = ended("steps: 8")
+    folder.environment.write_text(json.dumps({"num_steps": 8, **noted}))
+    for step, due in checkpoints:
+        made = folder.checkpoints / f"step-{step}"
+        made.mkdir()
+        state = TrainingState(step, 1, 0, "fp32", {}, evaluation_due=due)
+        (made / "state.json").write_text(json.dumps(asdict(state)))
+        (made / "files.json").write_text("{}")
+    assert (is_finished(folder, config(tmp_path, "steps: 8")) is not None) is finished
+    assert status(folder.root).state == ("finished" if finished else "stopped")
 
 
 def test_a_run_that_never_began_is_not_finished(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def newest_whole(folder: Path) -> int | None:
     """The newest step of which a checkpoint is there. Each must be whole, to the byte: it is, or is not there."""
     steps = []
     for checkpoint in (folder / "checkpoints").glob("step-*"):
-        if checkpoint.suffix == ".tmp":
+        if checkpoint.suffix in (".tmp", ".gone"):
             continue
         listed = json.loads((checkpoint / "files.json").read_text())["files"]
         found = {

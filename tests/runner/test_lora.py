@@ -210,3 +210,60 @@ def test_models_of_tasks_are_read_as_transformers_has_them() -> None:
         name = f"MODEL_FOR_{table}_MAPPING_NAMES"
         expected = {k: v if isinstance(v, str) else v[0] for k, v in getattr(modeling_auto, name).items()}
         assert models_in_transformers(name) == expected
+
+
+@pytest.fixture
+def convolved(tmp_path: Path) -> Path:
+    """A ResNet with running statistics of pictures it has seen."""
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    model = ResNetForImageClassification(ResNetConfig(**shape, layer_type="basic", num_labels=3)).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    model(pixel_values=1 + 3 * torch.randn(8, 3, 32, 32))
+    model.save_pretrained(tmp_path / "resnet")
+    return tmp_path / "resnet"
+
+
+def test_what_lora_learned_with_batch_norm_is_what_the_adapter_and_the_merged_model_are(
+    convolved: Path, tmp_path: Path
+) -> None:
+    """Running statistics that moved in training were told in the validation loss, and were in no adapter."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForImageClassification
+
+    from runner.inputs import ModelInput
+    from runner.training.adapters import attach, merged, write_adapter
+
+    (tmp_path / "run.yaml").write_text(
+        "format: 1\ntask: image-classification\nmodel: {asset: m}\ndataset: {asset: d}\n"
+        "lora: {rank: 2, targets: [classifier.1]}\n"
+    )
+    fresh = [AutoModelForImageClassification.from_pretrained(convolved) for _ in range(2)]
+    model = AutoModelForImageClassification.from_pretrained(convolved)
+    source = ModelInput("m", convolved, "acme/m", None, {}, {"model_type": "resnet"})
+    told = attach(model, RunConfig.load(tmp_path / "run.yaml"), source, [], ())
+    assert "batch norm stays at the base's running statistics" in told
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    pictures, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 3
+    before = fresh[0].eval()(pixel_values=pictures).logits
+    for _ in range(3):
+        model.eval()
+        model.train()  # as the loop does around an evaluation
+        torch.nn.functional.cross_entropy(model(pixel_values=pictures).logits, labels).backward()
+        optimizer.step()
+    with torch.no_grad():
+        expected = model.eval()(pixel_values=pictures).logits
+        assert (expected - before).abs().max() > 0.01
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        write_adapter(model, trained, tmp_path / "adapter")
+        alone = PeftModel.from_pretrained(fresh[0], str(tmp_path / "adapter")).eval()
+        torch.testing.assert_close(alone(pixel_values=pictures).logits, expected)
+        _, whole = merged(model, model.state_dict())
+        fresh[1].load_state_dict(whole)
+        torch.testing.assert_close(fresh[1].eval()(pixel_values=pictures).logits, expected, atol=1e-4, rtol=1e-4)

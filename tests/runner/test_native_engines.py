@@ -101,6 +101,36 @@ def test_bf16_learns_what_fp32_learns_but_for_rounding(results: dict[str, Any], 
     assert low != full
 
 
+NORMED = ["fsdp-bf16", "fsdp-fp16", "zero2-bf16", "zero3-bf16"]
+
+
+@pytest.mark.parametrize("case", NORMED)
+def test_batch_norm_in_16_bits_learns_what_it_learns_under_autocast(results: dict[str, Any], case: str) -> None:
+    """torch's takes no weights of 16 bits beside running statistics of 32."""
+    found, expected = results[f"norm-{case}"], results["norm-ddp-bf16"]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=0.01)
+    assert found["losses"][-1] < 0.8 * found["losses"][0]
+    assert len(found["means"]) == 2
+    for name, (dtype, *mean) in found["means"].items():
+        assert dtype == "torch.float32"
+        assert mean == pytest.approx(expected["means"][name][1:], abs=0.01)
+
+
+def test_that_batch_norm_is_in_float32_is_said_where_it_is_so(results: dict[str, Any]) -> None:
+    said = {case: [note for note in results[f"norm-{case}"]["notes"] if "batch norm" in note] for case in NORMED}
+    assert all(len(notes) == 1 and "too small for 16 bits" in notes[0] for notes in said.values()), said
+    assert not results["norm-ddp-bf16"]["notes"]
+
+
+def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(results: dict[str, Any]) -> None:
+    """It raised a bare Exception at the 18th such step, before the loop could say what to do at the 40th."""
+    from runner.training.loop import MOST_SKIPPED_SCALED
+
+    before, *overflowed, after = results["overflowing"]
+    assert len(overflowed) > MOST_SKIPPED_SCALED and not any(map(math.isfinite, overflowed))
+    assert 0 < before < math.inf and 0 < after < math.inf
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_a_checkpoint_holds_what_was_trained_and_an_export_everything(results: dict[str, Any], engine: str) -> None:
     from runner.training.engines.dcp import saved_names

@@ -88,7 +88,7 @@ def test_a_job_that_is_over_is_looked_up_in_the_accounts(tmp_path: Path, slurm: 
 
 
 def test_a_cluster_without_accounting_says_so_and_no_more(tmp_path: Path, slurm: Callable[..., None]) -> None:
-    folder = run_folder(tmp_path / "output" / "made", steps=40)
+    folder = run_folder(tmp_path / "output" / "made", steps=40, exported_step=40)
     (folder / "logs" / "slurm-17.out").write_text("0: x\n")
     (folder / "model").mkdir()
     slurm(squeue="")

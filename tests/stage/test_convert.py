@@ -117,6 +117,45 @@ def test_a_long_json_array_is_read_piece_by_piece(converted: Callable[..., dict[
     assert table.to_pylist() == rows
 
 
+@pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])
+def test_arrays_one_after_the_other_are_all_read(converted: Callable[..., dict[str, pa.Table]], between: bytes) -> None:
+    """What `gh api --paginate` writes: a page is an array. One of them ends where a piece of the file does."""
+    fill = {"t": "x" * (2**20 - len('[{"t": ""}]'))}
+    pages = [[fill], [{"t": "second"}, {"t": "third"}], [], [{"t": "last"}]]
+    data = between.join(json.dumps(page).encode() for page in pages) + between
+    table = converted("json", {"x.json": data})["train"]
+    assert table["t"].to_pylist() == [fill["t"], "second", "third", "last"]
+
+
+def test_an_object_that_is_empty_in_some_rows_is_kept(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    files = {"train.jsonl": b'{"m": {}}\n', "test.jsonl": b'{"m": {"k": 1}}\n'}
+    assert converted("jsonl", files)["train"].to_pylist() == [{"m": {"k": None}}]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.RunEndEncodedArray.from_arrays([2], ["x"]),
+        pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
+        pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+        pa.DictionaryArray.from_arrays([0, 0], pa.array([[1]])),
+        pa.array([b"", b""], pa.binary(0)),
+        pa.array([[{}], []], pa.list_(pa.struct([]))),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_an_arrow_column_that_parquet_cannot_hold_is_told_by_name(
+    converted: Callable[..., dict[str, pa.Table]], column: pa.Array
+) -> None:
+    sink = io.BytesIO()
+    table = pa.table({"a": [1, 2], "odd": column})
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match=r"m.yaml:3: `x`: x.arrow: parquet cannot hold the column `odd`") as caught:
+        converted("arrow", {"x.arrow": sink.getvalue()})
+    assert "Leave that out" in caught.value.remedy
+
+
 def test_text_is_a_row_a_line(converted: Callable[..., dict[str, pa.Table]]) -> None:
     table = converted("text", {"train.txt": b"one\r\n\n three \nlast", "valid.txt": b""})
     assert {split: part.to_pydict() for split, part in table.items()} == {
@@ -290,6 +329,22 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     "json of numbers": ("json", {"x.json": b"[1, 2]"}, "row 1 is no object"),
     "json of mixed types": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a": "x"}\n'}, "one type"),
     "json without rows": ("json", {"x.json": b"[]"}, "no rows"),
+    "json behind an array": ("json", {"x.json": b'[{"a": 1}] garbage'}, "behind the end of an array comes 'garbage'"),
+    "an object behind an array": ("json", {"x.json": b'[{"a": 1}]\n{"a": 2}'}, "no further array"),
+    "a comma behind an array": ("json", {"x.json": b'[{"a": 1}],[{"a": 2}]'}, "no further array"),
+    "an array behind an object": ("json", {"x.json": b'{"a": 1}\n[{"a": 2}]'}, "row 2 is no object"),
+    "a second array that ends early": ("json", {"x.json": b'[{"a": 1}]\n[{"a": 2}'}, "no JSON"),
+    "empty objects": (
+        "jsonl",
+        {"x.jsonl": b'{"a": 1, "meta": {}}\n'},
+        "every object in `meta` is empty",
+    ),
+    "empty objects in a list": ("jsonl", {"x.jsonl": b'{"a": [{}]}\n'}, r"every object in `a\[\]` is empty"),
+    "empty objects in an object": (
+        "json",
+        {"a/x.json": b'[{"b": 1}]', "b/y.json": b'[{"a": {"b": [{"c": {}}]}}]'},
+        r"b/y.json: .* column `a`: every object in `a.b\[\].c` is empty",
+    ),
     "deep json": ("jsonl", {"x.jsonl": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}, "nested"),
     "arrow that is none": ("arrow", {"x.arrow": b"ARROW1\0\0 nothing"}, "x.arrow"),
     "stream that is none": ("arrow", {"x.arrow": b"\xff\xff\xff\xff\xff\xff\xff\x7f"}, "x.arrow"),

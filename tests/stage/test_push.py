@@ -200,6 +200,20 @@ def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
     assert verify(there).bundle_id == verify(smaller).bundle_id
 
 
+def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(sshd: Sshd, tmp_path: Path) -> None:
+    first, second = (
+        make_bundle(tmp_path / name, big=False, files={"data/files/notes/a": text}).root
+        for name, text in (("first", b"one"), ("second", b"two"))
+    )
+    for path in (*first.rglob("*"), *second.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    there = tmp_path / "there"
+    assert push(sshd, first, there).returncode == 0
+    done = push(sshd, second, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id
+
+
 def test_somebody_elses_folder_is_not_written_into(sshd: Sshd, bundle: Path, tmp_path: Path) -> None:
     there = tmp_path / "home"
     there.mkdir()
@@ -326,7 +340,7 @@ def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Pa
     assert not (tmp_path / "there").exists()
 
 
-def push_here(bundle: Path, there: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def push_here(bundle: Path, there: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
     """To a folder on this machine."""
     command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -379,6 +393,45 @@ def test_damage_here_is_found_before_a_first_push_sends_anything_and_a_receipt_s
     flip(bundle / WEIGHTS, 30_000)
     done = push_here(bundle, tmp_path / "third")
     assert done.returncode == 1 and "Nothing was sent" in done.stderr and not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("by_ssh", [True, False], ids=["ssh", "here"])
+def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_stays_sound(
+    sshd: Sshd, tmp_path: Path, by_ssh: bool
+) -> None:
+    """Bundles that share a store, a `cp -al` snapshot: to append would write into all of them."""
+    shared, alone = "data/files/notes/- *[w]? '$ ü.bin", "data/files/notes/alone.bin"
+    read_only = "data/files/notes/read-only.bin"
+    there, new = tmp_path / "there", tmp_path / "new"
+    make_bundle(there, big=False, files={path: path.encode() * 1000 for path in (shared, alone, read_only)})
+    snapshot = tmp_path / "snapshot"
+    shutil.copytree(there, snapshot, copy_function=os.link)
+    make_bundle(new, big=False, files=dict.fromkeys((shared, alone, read_only), b"more" * 20_000))
+    for folder, at in ((snapshot, 1_500_000_000), (new, 1_600_000_000)):  # rsync compares whole seconds
+        for file in folder.rglob("*"):
+            os.utime(file, (at, at))
+    for path in (alone, read_only):
+        shutil.copy(there / path, tmp_path / "x")
+        (tmp_path / "x").rename(there / path)
+    (there / read_only).chmod(0o444)
+    inodes = {path: (there / path).stat().st_ino for path in (shared, alone, read_only)}
+    before = verify(snapshot).bundle_id
+    done = push(sshd, new, there) if by_ssh else push_here(new, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(snapshot).ok and verify(snapshot).bundle_id == before
+    assert verify(there).ok and verify(there).bundle_id == verify(new).bundle_id
+    assert [path for path in inodes if (there / path).stat().st_ino == inodes[path]] == [alone]
+    assert "never written into" in done.stderr and "read-only.bin" in done.stderr
+
+
+def test_a_bundle_with_a_colon_in_its_name_is_no_other_machine(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    bundle.rename("run-12:00")
+    done = push_here(Path("run-12:00"), "./disk 12:00/a:b")
+    assert done.returncode == 0, done.stderr
+    assert verify(Path("disk 12:00/a:b")).ok
 
 
 def test_another_bundle_there_is_refused_with_a_folder_to_take(bundle: Path, tmp_path: Path) -> None:

@@ -104,6 +104,45 @@ def test_a_zip_comes_out_as_it_went_in(tmp_path: Path) -> None:
     assert written(tmp_path / "out" / "here") == FILES
 
 
+def test_a_tar_whose_last_file_is_a_zip_is_a_tar(tmp_path: Path) -> None:
+    """A plain tar of .npz shards, wheels or documents: it ends as a zip does."""
+    files = {"train/a.npz": zipped([("x.npy", b"1")]), "labels.csv": b"a,b\n", "val/z.npz": zipped([("y.npy", b"2")])}
+    assert tried(tmp_path, tar(list(files.items()))) == sorted(files)
+    assert written(tmp_path / "out" / "here") == files
+
+
+def test_what_only_ends_as_a_zip_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not an archive"):
+        tried(tmp_path, b"7z\xbc\xaf\x27\x1c" + zipped([("a", b"1")]))
+
+
+ZIP = zipped([("a", b"one"), ("b", b"two")])
+WITH_COMMENT = ZIP[:-2] + struct.pack("<H", 7) + b"comment"
+
+
+def test_a_zip_may_have_a_comment(tmp_path: Path) -> None:
+    assert tried(tmp_path, WITH_COMMENT) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (ZIP + b"more", "follows its end"),
+        (ZIP + bytes(70_000), "no end"),
+        (WITH_COMMENT + b"more", "follows its end"),
+        (WITH_COMMENT[:-1], "cut off"),
+        (ZIP[:-1], "no end"),
+        (ZIP[: len(ZIP) // 2], "no end"),
+        (zipped([("lost", b"0")]) + ZIP, "precedes"),
+    ],
+    ids=["behind", "far behind", "behind the comment", "comment cut", "end cut", "half", "two zips"],
+)
+def test_a_zip_that_is_torn_or_has_something_around_it_is_damage(tmp_path: Path, data: bytes, said: str) -> None:
+    with pytest.raises(DamageError, match=said):
+        tried(tmp_path, data)
+    assert not written(tmp_path / "out")
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "tar dot dot": (tar([("good", b""), ("../evil", b"x")]), "`..`"),
     "tar inner dot dot": (tar([("a/../../evil", b"x")]), "`..`"),

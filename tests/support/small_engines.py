@@ -32,9 +32,9 @@ RANKS, MICRO = 2, 2
 class Layer(nn.Module):
     """What is wrapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module]) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.linear, self.norm = nn.Linear(8, 8), norm(8)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,12 +44,12 @@ class Layer(nn.Module):
 class Small(nn.Module):
     """Two layers, one that is not trained, and one weight used twice; the loss is a sum, as a task's."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module] = nn.LayerNorm) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(8, 8, bias=False)
         self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.layers = nn.ModuleList([Layer(norm), Layer(norm)])
         self.last = nn.Linear(8, 8)
         self.last.weight = self.first.weight
 
@@ -60,17 +60,17 @@ class Small(nn.Module):
         return (self.last(hidden) - y).float().square().sum()
 
 
-def batch(step: int, part: int) -> dict[str, torch.Tensor]:
+def batch(step: int, part: int, samples: int) -> dict[str, torch.Tensor]:
     """This rank's micro batch `part` of a step."""
     random = torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part)
-    return {"x": torch.randn(MICRO, 8, generator=random), "y": torch.randn(MICRO, 8, generator=random)}
+    return {"x": torch.randn(samples, 8, generator=random), "y": torch.randn(samples, 8, generator=random)}
 
 
-def one_step(engine: Engine, step: int, spoiled: bool = False) -> tuple[float, float]:
+def one_step(engine: Engine, step: int, spoiled: bool = False, samples: int = MICRO) -> tuple[float, float]:
     """The loss over both ranks, and the norm; `spoiled`: rank 1's gradient overflows."""
     total = torch.zeros(())
     for part in range(2):
-        inputs = batch(step, part)
+        inputs = batch(step, part, samples)
         if spoiled and dist.get_rank() == 1 and part == 0:
             inputs["y"][0, 0] = 1e30
         # Small, so that the first loss scale, 2**16, does not overflow by itself.
@@ -82,7 +82,7 @@ def one_step(engine: Engine, step: int, spoiled: bool = False) -> tuple[float, f
     return total.item(), norm
 
 
-def made(run_file: Path, engine: str, optimizer: str, precision: str) -> Engine:
+def made(run_file: Path, engine: str, optimizer: str, precision: str, norm: type[nn.Module] = nn.LayerNorm) -> Engine:
     """A fresh engine around the same weights."""
     zero = int(engine[-1]) if engine.startswith("zero") else 3 if engine == "fsdp" else 0
     name = "deepspeed" if engine.startswith("zero") else engine
@@ -90,7 +90,7 @@ def made(run_file: Path, engine: str, optimizer: str, precision: str) -> Engine:
     if engine == "fsdp":
         overrides.append("engine.wrap={layer: Layer}")
     plan = Plan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, zero, ())
-    return make_engine(Small(), RunConfig.load(run_file, overrides), plan, torch.device("cpu"))
+    return make_engine(Small(norm), RunConfig.load(run_file, overrides), plan, torch.device("cpu"))
 
 
 def learn_and_resume(folder: Path, run_file: Path, engine: str, optimizer: str, precision: str) -> dict[str, Any]:
@@ -141,6 +141,26 @@ def full_disk(folder: Path, run_file: Path, engine: str) -> str:
     return "saved"
 
 
+def with_batch_norm(run_file: Path, engine: str, precision: str) -> dict[str, Any]:
+    """Six steps of a model with batch norm: losses, the running means that are exported, what was said."""
+    normed = made(run_file, engine, "adamw", precision, nn.BatchNorm1d)
+    losses = [one_step(normed, step, samples=32)[0] for step in range(6)]
+    state = normed.export()
+    means = {name: [str(t.dtype), *t.tolist()] for name, t in state.items() if "running_mean" in name}
+    return {"losses": losses, "means": means, "notes": normed.notes}
+
+
+def overflowing(run_file: Path) -> list[float]:
+    """The norms of 45 steps that overflow, more than there are loss scales, and of one that does not."""
+    from deepspeed.accelerator import get_accelerator
+
+    # DeepSpeed refuses fp16 on CPUs, which compute in it, slowly.
+    get_accelerator().is_fp16_supported = lambda: True
+    engine = made(run_file, "zero2", "adamw", "fp16")
+    before = [one_step(engine, step)[1] for step in range(3)][-1:]
+    return [*before, *(one_step(engine, 3, spoiled=True)[1] for _ in range(45)), one_step(engine, 3)[1]]
+
+
 def one_rank(rank: int, folder: Path, run_file: Path) -> None:
     """Everything, on one rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -157,6 +177,10 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
     for case in cases:
         name = "-".join(case)
         results[name] = learn_and_resume(folder / name, run_file, *case)
+    if not sys.argv[3:]:
+        for normed in ("ddp-bf16", "fsdp-bf16", "fsdp-fp16", "zero2-bf16", "zero3-bf16"):
+            results[f"norm-{normed}"] = with_batch_norm(run_file, *normed.split("-"))
+        results["overflowing"] = overflowing(run_file)
     for engine in () if sys.argv[3:] else ("ddp", "fsdp"):
         told: list[Any] = [None] * RANKS
         dist.all_gather_object(told, full_disk(folder / f"full-{engine}", run_file, engine))

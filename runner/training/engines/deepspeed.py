@@ -25,6 +25,7 @@ from runner.errors import UsageError
 from runner.plan import Plan
 from runner.resume import read_state
 from runner.training.engines.base import DTYPES, gathered
+from runner.training.engines.norms import widen_norms
 from runner.training.optimizers import make_optimizer
 from runner.training.staging import Stage
 
@@ -85,6 +86,7 @@ class DeepSpeedEngine:
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
         self._stage = Stage(device)
+        self.notes = widen_norms(module, plan.precision)
         if plan.zero == 3:
             # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
             deepspeed.zero.Init(module=module, config_dict_or_path=settings)
@@ -94,6 +96,7 @@ class DeepSpeedEngine:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=self._base, config=settings, dist_init_required=False
         )
+        self._count_on()
         if config.compile:
             self._engine.compile()
 
@@ -152,6 +155,16 @@ class DeepSpeedEngine:
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._leaves_out_frozen)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        self._count_on()  # a checkpoint brings its own loss scaler
+
+    def _count_on(self) -> None:
+        """At the smallest loss scale DeepSpeed would raise a bare `Exception`; the loop counts such steps, and tells.
+
+        It then passes over the step as over those before, and stays at that scale.
+        """
+        scaler: Any = getattr(self._optimizer, "loss_scaler", None)
+        if hasattr(scaler, "raise_error_at_min_scale"):
+            scaler.raise_error_at_min_scale = False
 
     @property
     def _leaves_out_frozen(self) -> bool:

@@ -19,6 +19,7 @@ from runner.errors import UsageError
 from runner.plan import Plan
 from runner.training.engines.base import DTYPES
 from runner.training.engines.native import NativeEngine
+from runner.training.engines.norms import widen_norms
 
 
 class FSDPEngine(NativeEngine):
@@ -26,7 +27,7 @@ class FSDPEngine(NativeEngine):
 
     def __init__(self, module: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> None:
         blocks, why = blocks_of(module, config)
-        self.notes = (f"engine.wrap: {why}",)
+        self.notes = (f"engine.wrap: {why}", *widen_norms(module, plan.precision))
         mesh = init_device_mesh(device.type, (plan.world_size,))
         policy = MixedPrecisionPolicy()
         if plan.precision != "fp32":

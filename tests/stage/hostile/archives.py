@@ -116,7 +116,7 @@ def spoiled(data: bytes, at: int = -20) -> bytes:
 
 
 def polyglot() -> bytes:
-    """A tar with a zip in its last file: which of the two it is, depends on the reader."""
+    """A tar with a zip behind its end: which of the two it is, depends on the reader."""
     return tar([("../evil", b"x")]) + zipped([("../../evil", b"x")])
 
 
@@ -208,7 +208,7 @@ CASES = [
     Case("zip that unpacks to more than it says", 1, TORN, unpacked(zip_with(24, "<I", 10))),
     Case("zip local name another", 1, TORN, unpacked(zipped([("a", b"x")]).replace(b"a", b"b", 1))),
     Case("zip bomb", 3, ("times its size",), unpacked(overlapping)),
-    Case("zip cut", 2, ("not an archive",), unpacked(zipped([("a", NOISE)])[:-30])),
-    Case("zip behind a tar", 3, ("`..`",), unpacked(polyglot())),
+    Case("zip cut", 1, TORN, unpacked(zipped([("a", NOISE)])[:-30])),
+    Case("zip behind a tar", 1, ("something follows its end",), unpacked(polyglot())),
     Case("no archive", 2, ("not an archive",), unpacked(b"<html>quota exceeded</html>" * 100)),
 ]
