@@ -18,7 +18,7 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,8 +30,10 @@ from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 from rattler.exceptions import InstallerError, LinkError, TransactionError
 
+from stage.environment import shebang
+from stage.environment.shebang import Shebang
+
 _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
-_PYTHON_SHEBANG = re.compile(rb"#![ \t]*(?P<prefix>/\S*)/bin/(?P<python>python[0-9.]*)(?P<options>[ \t][^\n]*)?\n")
 
 
 class Refused(Exception):
@@ -77,6 +79,7 @@ class Linking:
         (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
         (self.root / "conda-meta/history").write_bytes(b"")
         self._install_wheels(f"python{minor}")
+        self._start_scripts_of_wheels()
         self._drop_bytecode()
         self._settle_files()
         return {"indexes": indexes, "notes": self.notes, "site_packages": self.site_packages}
@@ -153,19 +156,37 @@ class Linking:
     def _restore_python_shebang(self, entry: Mapping[str, Any], extracted: Path) -> None:
         """A script of the environment's python says so itself, instead of taking the first python on PATH.
 
-        py-rattler writes `#!/usr/bin/env python` where the prefix would make the line too long for the kernel.
+        py-rattler writes a start of its own, by its version, where the prefix would make the line too long for the
+        kernel: `#!/usr/bin/env python` in some, a call from sh in others.
         """
-        original = extracted / entry["_path"]
+        original = _unpacked(extracted, entry["_path"])
         if entry.get("file_mode") != "text" or original.is_symlink():
             return
-        found = _PYTHON_SHEBANG.match(original.read_bytes())
-        if not found or found["prefix"].decode() != entry["prefix_placeholder"]:
+        found = shebang.read(original.read_bytes())
+        if not found or found.prefix != entry["prefix_placeholder"].encode():
             return
         target = self.root / entry["_path"]
-        _, _, rest = target.read_bytes().partition(b"\n")
-        options = (found["options"] or b"").strip()
-        interpreter = f"{self.placeholder}/bin/".encode() + found["python"]
-        _replace(target, trampoline(interpreter, options) + rest)
+        self._start(target, found, shebang.without_start(target.read_bytes()))
+
+    def _start_scripts_of_wheels(self) -> None:
+        """`installer` sees to the commands it makes itself; a wheel's own scripts get their path on the first line."""
+        for path in sorted((self.root / "bin").glob("*")):
+            if f"bin/{path.name}" in self.conda_files or path.is_symlink() or not path.is_file():
+                continue
+            content = path.read_bytes()
+            found = shebang.read(content)
+            if found and found.prefix == self.placeholder.encode():
+                self._start(path, found, shebang.without_start(content))
+
+    def _start(self, target: Path, found: Shebang, code: bytes) -> None:
+        start, reason = shebang.start(replace(found, prefix=self.placeholder.encode()), code)
+        if reason:
+            name = target.relative_to(self.root).as_posix()
+            self.notes.append(
+                f"{name}: {reason}, so the path of its python stays on its first line: where that is longer than"
+                f" {shebang.LONGEST} bytes, only Linux 5.1 or newer starts it"
+            )
+        _replace(target, start + code)
 
     def _install_wheels(self, python: str) -> None:
         root = self.root
@@ -231,12 +252,18 @@ class Linking:
                     _replace(path, path.read_bytes())
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
         for record in (self.root / self.site_packages).glob("*.dist-info/RECORD"):
-            _settle_record(record, placeholder)
+            _settle_record(self.root, record, placeholder)
 
 
-def _settle_record(record: Path, placeholder: bytes) -> None:
+def _settle_record(root: Path, record: Path, placeholder: bytes) -> None:
+    site_packages = record.parent.parent.relative_to(root)
+
     def settled(line: re.Match[str]) -> str:
-        return f"{line[1]},," if placeholder in (record.parent.parent / line[1]).read_bytes() else line[0]
+        script = os.path.normpath(site_packages / line[1])
+        # conda-forge's pip names a script that its recipe removed; what lies outside is another on every machine.
+        if script.startswith("../") or not (root / script).is_file():
+            return line[0]
+        return f"{line[1]},," if placeholder in (root / script).read_bytes() else line[0]
 
     text = record.read_text(encoding="utf-8")
     new = re.sub(r"^((?:\.\./)+bin/[^,\n]+),sha256=[^,\n]*,\d+$", settled, text, flags=re.MULTILINE)
@@ -244,10 +271,10 @@ def _settle_record(record: Path, placeholder: bytes) -> None:
         _replace(record, new.encode())
 
 
-def trampoline(interpreter: bytes, options: bytes = b"") -> bytes:
-    """First lines of a Python script that any kernel runs, however long the path: sh starts it, Python skips that."""
-    options = b" " + options if options else b""
-    return b"#!/bin/sh\n'''exec' \"" + interpreter + b'"' + options + b" \"$0\" \"$@\"\n' '''\n"
+def _unpacked(extracted: Path, name: str) -> Path:
+    """Where an unpacked package has a file: `noarch: python` ones keep them in folders of no Python's version."""
+    neutral = re.sub(r"^lib/[^/]+/site-packages/", "site-packages/", re.sub(r"^bin/", "python-scripts/", name))
+    return extracted / (name if os.path.lexists(extracted / name) else neutral)
 
 
 def _installed_as(name: str, site_packages: str) -> str:

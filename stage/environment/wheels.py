@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 
 _OLDEST_MINOR = 5  # manylinux1
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -44,16 +44,22 @@ def _platforms(machine: str, glibc: str) -> Iterable[str]:
 
 
 def best(file_names: Iterable[str], fitting: Mapping[Tag, int]) -> str | None:
-    """The wheel to take; None if none fits. The higher build number wins between equals (PEP 427)."""
-    rated = []
+    """The wheel to take; None if none fits.
+
+    Between equals the higher build tag wins, and any wins against none: it is a later build (PEP 427).
+    """
+    rated: list[tuple[tuple[int, BuildTag], str]] = []
     for file_name in file_names:
         try:
             _, _, build, tags = parse_wheel_filename(file_name)
         except InvalidWheelFilename:
             continue
         if found := [fitting[tag] for tag in tags if tag in fitting]:
-            rated.append((min(found), [-n if isinstance(n, int) else 0 for n in build[:1]], file_name))
-    return min(rated)[2] if rated else None
+            rated.append(((-min(found), build), file_name))
+    if not rated:
+        return None
+    top = max(rating for rating, _ in rated)
+    return min(file_name for rating, file_name in rated if rating == top)
 
 
 def glibc_needed(file_name: str) -> str | None:

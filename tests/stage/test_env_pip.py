@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.conda_channel import File, Package, write_package
+from stage.environment import wheels
 from stage.environment.lockfile import LockedPackage
 from stage.environment.profile import Profile
 from stage.environment.spec import EnvironmentSpec
@@ -73,6 +74,18 @@ def test_the_best_wheel_up_to_the_clusters_glibc(tmp_path: Path, index: Index) -
         (package,) = lock_pip(asked(tmp_path, "maths", glibc=glibc, index=index))
         name = f"maths-1.0-{tag}.whl"
         assert (package.file_name, package.sha256) == (name, index.sha256(name)), glibc
+
+
+def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag() -> None:
+    """PEP 427: no tag is the lowest. What fits better still goes before, whatever its build."""
+    fitting = wheels.ranks("3.11", "x86_64", "2.28")
+    plain, first, second = (f"x-1.0{build}-py3-none-any.whl" for build in ("", "-1", "-2"))
+    lettered, better = "x-1.0-1a-py3-none-any.whl", "x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    assert wheels.best([plain, first], fitting) == first
+    assert wheels.best([second, plain, first], fitting) == second
+    assert wheels.best([first, lettered, plain], fitting) == lettered
+    assert wheels.best([second, better], fitting) == better
+    assert wheels.best(["x-1.0-cp312-cp312-win_amd64.whl", "x.whl"], fitting) is None
 
 
 def test_markers_are_those_of_the_target(tmp_path: Path, index: Index) -> None:

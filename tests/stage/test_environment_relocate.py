@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage.environment.link import trampoline
 from stage.environment.relocate import NotAsMade, digest_of, find_regions, replace, restore, tree_lines
+from stage.environment.shebang import trampoline
 
 OLD = b"/placeholder/long/enough/for/all"
 prefixes = st.sampled_from([b"/a", b"/home/me/env", OLD, OLD[:-1]])

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
+from stage.environment.addresses import without_secrets
+
 LOCKED = "AIRLIFT_LOCKED"
 KERNEL, MACOS = "4.18", "11.0"  # what conda-lock assumes where nobody says
 DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
@@ -131,7 +133,8 @@ async def _still_there(gateway: Any, channels: list[Any], platform: str) -> list
     urls = set(json.loads(Path(os.environ[LOCKED]).read_text()))
     names = sorted({unquote(urlsplit(url).path).rpartition("/")[2].rsplit("-", 2)[0] for url in urls})
     found = await gateway.query(channels, [platform, "noarch"], names, recursive=False) if names else []
-    return [record for records in found for record in records if record.url in urls]
+    # A lock has addresses without a token or a password; a private channel's records have them with.
+    return [record for records in found for record in records if without_secrets(record.url) in urls]
 
 
 def _matches(questions: list[list[str]]) -> list[bool]:
