@@ -73,7 +73,8 @@ def decide(
         return Decision(
             None, f"{root} is in memory ({local}), which the job needs; set {ROOT_VARIABLE} to have it there"
         )
-    there = os.path.exists(_prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110 - False, too, where it cannot be looked at
+    # Path.exists() would raise where the folder is another user's.
+    there = os.path.exists(_prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110
     free = _free(root)
     if not there and free is not None and free < environment.size:
         needed = human_size(environment.size)
