@@ -8,6 +8,7 @@ script's own. `runner.keeper` ends the server when the script is gone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -30,6 +31,10 @@ SPREADS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "p
 
 FORGOTTEN = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_CACHE")
 """Variables that would keep libraries from asking the server, or point older ones away from the cache."""
+
+NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+NEVER_CLEANED = "exec.unlocked"
+"""Beside the caches: some script works with them without a lock."""
 
 
 def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoReturn:
@@ -132,9 +137,26 @@ def _own_folder(folder: Path) -> Path:
 
 
 def _in_use(base: Path) -> int:
-    """Says that the caches are in use, for as long as the descriptor is open anywhere."""
+    """Says that the caches are in use, for as long as the descriptor is open anywhere.
+
+    Where the disk takes no locks (Lustre mounted without flock, NFS without lockd), it cannot be told who uses them: a
+    note beside them says so, and they stay.
+    """
     descriptor = os.open(base / "exec.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        note = base / NEVER_CLEANED
+        if not note.exists():
+            note.touch()
+            print(
+                f"runner exec: {base} takes no locks ({error.strerror}), so its caches stay there after the job; "
+                "TMPDIR on the node's own disk would have them cleaned",
+                file=sys.stderr,
+                flush=True,
+            )
     return descriptor
 
 
@@ -148,7 +170,8 @@ def _cleaner(base: Path, lock: int, environ: Mapping[str, str]) -> Callable[[], 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another script of this job works with them
             return
-        shutil.rmtree(base / "exec", ignore_errors=True)
+        if not (base / NEVER_CLEANED).exists():
+            shutil.rmtree(base / "exec", ignore_errors=True)
 
     return clean
 

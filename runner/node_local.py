@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def decide(
     mounts: str,
     prefix: Path = Path(sys.prefix),
 ) -> Decision:
-    """Looks at this node, taking the others to be like it. Pure, but for asking how much is free.
+    """Looks at this node, taking the others to be like it. Pure, but for asking what is there and how much is free.
 
     Args:
         mounts: the text of `/proc/self/mounts`.
@@ -72,14 +73,22 @@ def decide(
         return Decision(
             None, f"{root} is in memory ({local}), which the job needs; set {ROOT_VARIABLE} to have it there"
         )
+    # Path.exists() would raise where the folder is another user's.
+    there = os.path.exists(_prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110
     free = _free(root)
-    if free is not None and free < environment.size:
+    if not there and free is not None and free < environment.size:
         needed = human_size(environment.size)
         return Decision(
             None, f"{root} has {human_size(free)} free of the {needed} needed; set {ROOT_VARIABLE} to a disk"
         )
     why = f"{prefix} is on a network disk ({disk})" if disk in NETWORK_DISKS else f"{prefix} is another environment"
-    return Decision(root, f"{why}; {root} is a disk of the node's own ({local})")
+    has_it = " and has it already" if there else ""
+    return Decision(root, f"{why}; {root} is a disk of the node's own ({local}){has_it}")
+
+
+def _prefix_below(root: Path, tree: str) -> Path:
+    """Where node-local.sh puts an environment."""
+    return root / f"airlift-{os.getuid()}" / tree[:16]
 
 
 def node_root(environ: Mapping[str, str]) -> Path:
@@ -98,8 +107,8 @@ def disk_type(path: Path, mounts: str) -> str:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        # The kernel writes blanks and backslashes in octal.
-        at = fields[1].encode().decode("unicode_escape")
+        # The kernel writes blanks, tabs, newlines and backslashes in octal, and all else as it is.
+        at = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
         if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best[0]):
             best = (at, fields[2])
     return best[1]
@@ -214,7 +223,7 @@ def arrange(
     Raises:
         StageError: it was asked for and cannot be, or the ranks would run another environment than was asked for.
     """
-    decision = decide(wanted, environment, environ, mounts.read_text(encoding="utf-8", errors="replace"), prefix)
+    decision = decide(wanted, environment, environ, os.fsdecode(mounts.read_bytes()), prefix)
     if decision.root is not None:
         say(f"environment {environment.asset}: to each node's own disk ({decision.reason})")
         try:

@@ -166,6 +166,9 @@ check_prefix() {
     elif [ "${#prefix}" -gt "${#longest}" ]; then
         bad "$prefix is ${#prefix} bytes long; programs have room for ${#longest}" "Choose a shorter path."
     fi
+    strange=$(printf '%s' "$prefix" | tr -d 'A-Za-z0-9._/+@=,~-' | tr -d '\200-\377') # bootstrap.sh refuses the same
+    [ -z "$strange" ] || bad "$prefix has '$strange' in it, which scripts of the environment would trip over" \
+        "Choose a path of letters, digits and - . _ + @ = , ~"
     place=$(nearest "$prefix")
     try_out "$place" || return 0
     check_room "$place"

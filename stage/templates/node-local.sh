@@ -14,9 +14,11 @@ LC_ALL=C
 export LC_ALL
 PATH="/usr/bin:/bin:/usr/sbin:/sbin${PATH:+:$PATH}"
 export PATH
+unset CDPATH
 
 KEEP_DAYS=14
 SETTLE_MINUTES=15 # from when a job takes an environment until its ranks can be seen to run
+LEFT_MINUTES=1440 # from when on what a killed job left is removed
 WAIT_S=3600
 
 node=$(uname -n)
@@ -49,13 +51,27 @@ make_base() {
     fi
 }
 
-# Temporary folders are swept by age, file by file: one that lost some would break in the middle of a job.
+# Temporary folders are swept by age, file by file: one that lost some would break in the middle of a job. Files are
+# looked for by name: what jobs added (bytecode of python -O, caches) would make up for lost ones in a mere count.
+# Sets found (how many of those made are there) and lost (words on those that are not).
 is_whole() {
-    [ -f "$prefix.files" ] || return 1
+    found=0 lost=bin/python
     [ -x "$prefix/bin/python" ] || return 1
-    read -r expected <"$prefix.files" || return 1
-    found=$(count_files "$prefix")
-    [ "$found" -ge "$expected" ]
+    lost=.airlift/env.json
+    [ -f "$prefix/$lost" ] || return 1
+    lost=.airlift/tree.txt
+    sum=$(sha256sum 2>/dev/null <"$prefix/$lost") || return 1
+    [ "${sum%% *}" = "$tree" ] || return 1
+    # A line of tree.txt: kind, sha256, path.
+    lost=$(cd "$prefix" && find . \( -type f -o -type l \) 2>/dev/null | awk '
+        NR == FNR { made[substr($0, 68)] = 1; count++; next }
+        substr($0, 3) in made { delete made[substr($0, 3)]; found++ }
+        END {
+            for (path in made) if (first == "" || path < first) first = path
+            print found + 0, count - found " of " count " files, such as " first
+        }' .airlift/tree.txt -)
+    found=${lost%% *} lost=${lost#* }
+    [ "${lost%% *}" = 0 ]
 }
 
 # With the pid, this identifies a process for ever: pids are used again, start times are not.
@@ -63,31 +79,27 @@ born() { # 22nd field; the 2nd may have blanks in it
     sed -n 's/^.*) //p' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20
 }
 
-# Whether the holder of the lock is at work. What is not known counts as at work.
+# is_held LOCK: whether its holder is at work. What is not known counts as at work.
 is_held() {
     holder_node='' holder_pid='' holder_born=''
-    if ! read -r holder_node holder_pid holder_born <"$lock/holder" 2>/dev/null; then
+    if ! read -r holder_node holder_pid holder_born <"$1/holder" 2>/dev/null; then
         # It is just being made, or its maker died in that moment.
-        [ -z "$(find "$lock" -prune -mmin +1 2>/dev/null)" ]
+        [ -z "$(find "$1" -prune -mmin +1 2>/dev/null)" ]
         return
     fi
     [ "$holder_node" = "$node" ] || return 0
     [ -n "$holder_born" ] && [ "$(born "$holder_pid")" = "$holder_born" ]
 }
 
-# One of the waiters takes over; the lock is renamed away and looked at again, for it may be a new one by then.
-take_over() {
-    aside=$lock.stale.$$
-    mv "$lock" "$aside" 2>/dev/null || return 0
-    taken=$lock
-    lock=$aside
-    if is_held; then
-        lock=$taken
-        mv "$aside" "$lock" 2>/dev/null || rm -rf "$aside" # its holder will find that it need not remove it
-        return 0
+# remove_dead LOCK: it is renamed away and looked at again, for it may be a new one by then.
+remove_dead() {
+    if is_held "$1"; then return 1; fi
+    aside=$1.stale.$$
+    mv "$1" "$aside" 2>/dev/null || return 1
+    if is_held "$aside"; then
+        mv "$aside" "$1" 2>/dev/null || rm -rf "$aside" # its holder will find that it need not remove it
+        return 1
     fi
-    lock=$taken
-    say "took over from ${holder_pid:+process }${holder_pid:-a job} that ended while unpacking"
     rm -rf "$aside"
 }
 
@@ -96,8 +108,9 @@ acquire() {
     told=
     until mkdir "$lock" 2>/dev/null; do
         if is_whole; then return 1; fi
-        if ! is_held; then
-            take_over
+        if ! is_held "$lock"; then
+            # One of the waiters takes over.
+            remove_dead "$lock" && say "took over from ${holder_pid:+process }${holder_pid:-a job} that ended while unpacking"
             continue
         fi
         [ -n "$told" ] || say "waiting: ${holder_pid:+process }${holder_pid:-another job} unpacks it already"
@@ -112,12 +125,33 @@ acquire() {
     printf '%s %s %s\n' "$node" "$$" "$(born $$)" 2>/dev/null >"$lock/holder"
 }
 
-# Whether any process that this user may look at runs a program of an environment.
+# in_use FOLDER: whether any process that this user may look at runs a program in it.
 in_use() {
+    real=$(cd "$1" 2>/dev/null && pwd -P) || real=$1 # /proc knows no symbolic links
     for link in /proc/[0-9]*/exe; do
-        case $(readlink "$link" 2>/dev/null) in "$1"/*) return 0 ;; esac
+        case $(readlink "$link" 2>/dev/null) in "$real"/*) return 0 ;; esac
     done
     return 1
+}
+
+# What jobs left that were killed; younger than a day, it may be of a container here whose processes are not seen.
+clear_leftovers() {
+    for left in "$base"/*.part.* "$base"/*.stale.* "$base"/*.files.*; do
+        [ -n "$(find "$left" -prune -mmin "+$LEFT_MINUTES" 2>/dev/null)" ] || continue
+        kill -0 "${left##*.}" 2>/dev/null && continue
+        in_use "$left" && continue
+        say "removing $left, which a job left that was killed"
+        rm -rf "$left"
+    done
+    for left in "$base"/*.lock; do
+        [ -n "$(find "$left" -prune -mmin "+$LEFT_MINUTES" 2>/dev/null)" ] || continue
+        remove_dead "$left" && say "removed $left, whose holder is gone"
+    done
+    # Without a stamp it would never be old: its job was killed before it made one, or a sweep took it.
+    for left in "$base"/*; do
+        case ${left##*/} in *.*) continue ;; esac
+        [ ! -d "$left" ] || [ -e "$left.used" ] || : >"$left.used"
+    done
 }
 
 # clean MINUTES WHY: removes environments that no job began to use for so long, and none that is in use.
@@ -127,11 +161,11 @@ clean() {
         old=${stamp%.used}
         [ "$old" != "$prefix" ] || continue
         [ -n "$(find "$stamp" -prune -mmin "+$1")" ] || continue
-        [ ! -e "$old.lock" ] || continue
+        if [ -e "$old.lock" ]; then remove_dead "$old.lock" || continue; fi
         in_use "$old" && continue
         say "removing $old ($(count_files "$old") files): $2"
         rm -f "$stamp" "$old.files"
-        mv "$old" "$old.part.gone" 2>/dev/null && rm -rf "$old.part.gone"
+        mv "$old" "$old.part.gone.$$" 2>/dev/null && rm -rf "$old.part.gone.$$"
     done
 }
 
@@ -146,7 +180,11 @@ has_room() {
 
 unpack() {
     if [ -e "$prefix" ]; then
-        say "$prefix is not whole (${found:-0} files); unpacking it again"
+        if in_use "$prefix"; then
+            stop 5 "$prefix lost files ($lost), and a job still runs from it: it is left as it is." \
+                "Run this again when that job has ended; until then, environment.node_local: false."
+        fi
+        say "$prefix lost files ($lost); unpacking it again"
         rm -f "$prefix.files"
         mv "$prefix" "$prefix.part.broken.$$" && rm -rf "$prefix.part.broken.$$"
     fi
@@ -158,6 +196,7 @@ unpack() {
     code=$?
     # Another may have been quicker where the lock did not hold; what appeared is whole.
     [ "$code" -eq 0 ] || [ -x "$prefix/bin/python" ] || exit "$code"
+    # Scripts of earlier bundles with this environment take it for broken without this count.
     count_files "$prefix" >"$prefix.files.$$"
     mv "$prefix.files.$$" "$prefix.files"
     read -r found <"$prefix.files"
@@ -188,6 +227,7 @@ prefix=$base/$(printf '%.16s' "$tree")
 lock=$prefix.lock
 
 make_base
+clear_leftovers
 [ ! -f "$prefix.used" ] || : >"$prefix.used" # from now on nobody else removes it
 clean $((KEEP_DAYS * 24 * 60)) "not used for $KEEP_DAYS days"
 if is_whole; then

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from runner import exec as exec_module
 from runner.exec import environment
 from runner.hub_cache import write_hub_cache
 from runner.inputs import HubRepository
@@ -203,6 +206,28 @@ def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node:
     while Path(caches[0]).exists():
         assert time.monotonic() < deadline, "the job left its caches on the node"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Lustre without flock. Who uses the caches cannot be told, so nobody removes them, not even who got a lock."""
+    (tmp_path / "exec").mkdir()
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        locks = [exec_module._in_use(tmp_path) for _ in range(2)]
+        exec_module._cleaner(tmp_path, locks[0], {"SLURM_JOB_ID": "7"})()
+    assert capsys.readouterr().err.count("takes no locks") == 1
+    locks.append(exec_module._in_use(tmp_path))
+    exec_module._cleaner(tmp_path, locks[-1], {"SLURM_JOB_ID": "7"})()
+    assert (tmp_path / "exec").is_dir()
+    for lock in locks:
+        os.close(lock)
 
 
 def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,17 @@ def test_a_disk_that_is_too_small_is_not_tried(environment: EnvironmentInput, tm
     assert "free of the" in decision.reason
 
 
+def test_a_copy_that_is_there_already_needs_no_room(environment: EnvironmentInput, tmp_path: Path) -> None:
+    huge = replace(environment, size=1 << 60)
+    python = tmp_path / "own" / f"airlift-{os.getuid()}" / TREE[:16] / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    decision = node_local.decide("auto", huge, environ, disks("lustre", "xfs", tmp_path), prefix_of(tmp_path))
+    assert decision.root == tmp_path / "own"
+    assert "and has it already" in decision.reason
+
+
 def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
     shown = disks("ext4", "nfs", tmp_path)
     assert node_local.decide(True, environment, {}, shown, prefix_of(tmp_path)).root == Path("/tmp")
@@ -99,6 +111,9 @@ def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) ->
         ("/homes", "ext4"),
         ("/scratch/a b/c", "lustre"),
         ("/mnt", "xfs"),
+        ("/数据/envs", "lustre"),
+        ("/back\\slash/x", "gpfs"),
+        ("/caf\udce9/x", "beegfs"),  # a name in Latin-1
     ],
 )
 def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: str) -> None:
@@ -109,6 +124,9 @@ def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: 
         "l@o2ib:/s /scratch/a\\040b lustre rw 0 0",
         "none /mnt tmpfs rw 0 0",
         "/dev/sdb /mnt xfs rw 0 0",
+        "l@o2ib:/d /数据 lustre rw 0 0",
+        "g /back\\134slash gpfs rw 0 0",
+        "b /caf\udce9 beegfs rw 0 0",
         "broken",
     )
     assert node_local.disk_type(Path(path), "\n".join(lines)) == kind

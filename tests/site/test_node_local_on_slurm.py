@@ -28,7 +28,8 @@ from tests.stage.bundles import finish
 from tests.support.node import TEMPLATES
 
 pytestmark = pytest.mark.site
-TREE = "5eed" * 16
+LISTED = "".join(f"x {'0' * 64} {path}\n" for path in ("activate", "bin/python", "bin/runner")).encode()
+TREE = sha256_of_bytes(LISTED)
 OWN_DISK = "/dev/shm"  # the only disk of its own that a node of the site has
 ENVIRONMENT = """\
 environment: {asset: train-env, node_local: true}
@@ -56,6 +57,8 @@ def environment_files() -> dict[str, bytes]:
             "bin/python": PYTHON.encode(),
             "activate": ACTIVATE.encode(),
             "bin/runner": Path(*RUNNER).read_bytes(),
+            ".airlift/tree.txt": LISTED,
+            ".airlift/env.json": (json.dumps({"tree": TREE}) + "\n").encode(),
         }
         for name, content in members.items():
             member = tarfile.TarInfo(name)
@@ -102,7 +105,7 @@ def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(site: Site,
     assert ended["JobState"] == "COMPLETED", text
     prefix = f"{OWN_DISK}/airlift-{site.home.stat().st_uid}/{TREE[:16]}"
     for node in ("n1", "n2"):
-        assert text.count(f"node-local: {node}: unpacked 3 files to {prefix} in") == 1
+        assert text.count(f"node-local: {node}: unpacked 5 files to {prefix} in") == 1
     for rank, node in enumerate(("n1", "n2")):
         assert f"rank {rank} of {node} runs {prefix}/bin/python, conda prefix {prefix}\n" in text
     assert [step for step, _ in losses(output)] == [1, 2, 3, 4]

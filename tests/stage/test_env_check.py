@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -212,6 +213,13 @@ def test_a_prefix_that_cannot_be_is_said(node: Node) -> None:
     code, output = check(node, node.folder / ("x" * 200))
     assert code == 1
     assert "programs have room for 123" in output
+
+
+@pytest.mark.parametrize("name", ["it's", "a b", "$HOME", "数据", "v1.0_+@=,~-"])
+def test_a_prefix_that_bootstrap_would_refuse_is_said(node: Node, name: str) -> None:
+    strange = re.sub(r"[^' $]", "", name)
+    code, output = check(node, node.folder / name)
+    assert (code, f"has '{strange}' in it" in output) == ((1, True) if strange else (0, False)), output
 
 
 def test_an_environment_that_is_made_already_is_checked_where_it_is(node: Node) -> None:

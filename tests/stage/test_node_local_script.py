@@ -17,10 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from stage.digest import sha256_of_bytes
 from tests.support.environments import EnvironmentLaptop
 from tests.support.node import SHELLS, TEMPLATES
 
-TREE = "0123456789abcdef" + "0" * 48
+MADE = ("bin/python", *(f"lib/{number}.py" for number in range(6)), "lib/a b.py", "lib/link")
+LISTED = "".join(f"- {'0' * 64} {path}\n" for path in MADE)  # .airlift/tree.txt
+TREE = sha256_of_bytes(LISTED.encode())
 BOOTSTRAP = """\
 set -eu
 here=${0%/*}
@@ -70,9 +73,12 @@ class Node:
         (files / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
         (files / "bin" / "python").chmod(0o755)
         (files / "lib").mkdir()
-        for number in range(7):
-            (files / "lib" / f"{number}.py").write_text("")
+        for path in MADE[1:-1]:
+            (files / path).write_text("")
         (files / "lib" / "link").symlink_to("0.py")
+        (files / ".airlift").mkdir()
+        (files / ".airlift" / "tree.txt").write_text(LISTED)
+        (files / ".airlift" / "env.json").write_text("{}")
         with tarfile.open(self.asset / "image.tar.gz", "w:gz") as tar:
             tar.add(files, ".")
         facts = {"files": 9, "format": 1, "modules": 0, "size": size, "tree": TREE, "virtual_packages": {"tree": "not"}}
@@ -122,7 +128,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_the_first_job_unpacks_and_later_ones_find_it_there(node: Node, shell: list[str]) -> None:
     said = node.run(*shell)
-    assert f"unpacked 9 files to {node.prefix}" in said
+    assert f"unpacked 11 files to {node.prefix}" in said
     assert (node.prefix / "lib" / "link").is_symlink()
     assert f"reusing {node.prefix}, 9 files" in node.run(*shell)
     assert node.unpacked == 1
@@ -172,8 +178,7 @@ def test_a_process_that_only_has_the_number_of_the_holder_is_not_the_holder(node
     """Process numbers are used again: here by this test itself."""
     lock = node.prefix.with_name(f"{node.prefix.name}.lock")
     node.run()
-    for path in (node.prefix.with_name(f"{node.prefix.name}.files"), node.prefix.with_name(f"{node.prefix.name}.used")):
-        path.unlink()
+    (node.prefix / "lib" / "link").unlink()
     lock.mkdir()
     (lock / "holder").write_text(f"{os.uname().nodename} {os.getpid()} 1\n")
     assert f"took over from process {os.getpid()}" in node.run()
@@ -198,15 +203,48 @@ def test_a_stop_in_the_middle_leaves_no_lock_and_no_prefix(node: Node) -> None:
     assert not list(node.base.glob("*.lock"))
 
 
-def test_an_environment_that_lost_files_to_a_sweep_is_unpacked_again(node: Node) -> None:
-    node.run()
-    (node.prefix / "lib" / "3.py").unlink()
-    said = node.run()
-    assert "is not whole (8 files)" in said
-    assert (node.prefix / "lib" / "3.py").exists()
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_an_environment_that_lost_files_to_a_sweep_is_unpacked_again(node: Node, shell: list[str]) -> None:
+    node.run(*shell)
     (node.prefix / "lib" / "__pycache__").mkdir()
-    (node.prefix / "lib" / "__pycache__" / "3.pyc").touch()  # more than there were is fine
-    assert "reusing" in node.run()
+    for number in range(5):  # more than there were is fine, and does not make up for what is lost
+        (node.prefix / "lib" / "__pycache__" / f"{number}.cpython-310.opt-1.pyc").touch()
+    assert "reusing" in node.run(*shell)
+    for lost, said in (
+        ("lib/a b.py", "lost files (1 of 9 files, such as lib/a b.py); unpacking it again"),
+        ("lib/link", "lost files (1 of 9 files, such as lib/link)"),
+        ("bin/python", "lost files (bin/python)"),
+        (".airlift/env.json", "lost files (.airlift/env.json)"),
+        (".airlift/tree.txt", "lost files (.airlift/tree.txt)"),
+    ):
+        (node.prefix / lost).unlink()
+        assert said in node.run(*shell)
+        assert os.path.lexists(node.prefix / lost)
+
+
+@pytest.mark.parametrize("through", ["itself", "a link"])
+def test_an_environment_that_lost_files_is_not_taken_from_under_a_job(node: Node, through: str) -> None:
+    """/proc tells where a program is; a root such as /scratch is often a link to that place."""
+    if through == "a link":
+        (node.folder / "disk").mkdir()
+        node.root.rmdir()
+        node.root.symlink_to(node.folder / "disk")
+    node.run()
+    sleep = node.prefix / "bin" / "sleep"
+    sleep.write_bytes(Path("/bin/sleep").read_bytes())
+    sleep.chmod(0o755)
+    job = subprocess.Popen([sleep, "60"])
+    try:
+        (node.prefix / "lib" / "3.py").unlink()
+        said = node.run(code=5)
+        assert "such as lib/3.py), and a job still runs from it: it is left as it is" in said
+        assert sleep.exists()
+        assert node.unpacked == 1
+        assert not list(node.base.glob("*.lock"))
+    finally:
+        job.kill()
+        job.wait()
+    assert "unpacking it again" in node.run()
 
 
 def older(node: Node, name: str, days: float) -> Path:
@@ -233,6 +271,55 @@ def test_what_no_job_used_for_two_weeks_is_removed_but_not_what_runs(node: Node)
     assert f"removing {old} (1 files): not used for 14 days" in said
     assert (old.exists(), recent.exists(), running.exists(), node.prefix.exists()) == (False, True, True, True)
     assert not (node.base / "old.used").exists()
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_what_killed_jobs_left_is_removed_and_nothing_else(node: Node, shell: list[str]) -> None:
+    node.run(*shell)
+    dead, alive = gone(), os.getpid()
+    parts = {
+        f"other.part.{dead}": 2, f"other.part.broken.{dead}": 2, f"other.lock.stale.{dead}": 2, "other.part.gone": 2,
+        f"other.part.{alive}": 2, f"young.part.{dead}": 0.5,
+    }  # fmt: skip
+    for name, days in parts.items():
+        (node.base / name / "lib").mkdir(parents=True)
+        os.utime(node.base / name, (time.time() - days * 86400,) * 2)
+    stale, held, unstamped = older(node, "stale", 20), older(node, "held", 20), older(node, "unstamped", 20)
+    (node.base / "unstamped.used").unlink()
+    born = Path(f"/proc/{alive}/stat").read_text().rpartition(") ")[2].split()[19]
+    for name, holder in (("stale", f"{dead} 1"), ("held", f"{alive} {born}"), ("never", f"{dead} 1")):
+        lock = node.base / f"{name}.lock"
+        lock.mkdir()
+        (lock / "holder").write_text(f"{os.uname().nodename} {holder}\n")
+        os.utime(lock, (time.time() - 20 * 86400,) * 2)
+    said = node.run(*shell)
+    assert f"removing {stale} (1 files): not used for 14 days" in said
+    assert (stale.exists(), held.exists(), unstamped.exists()) == (False, True, True)
+    assert sorted(path.name for path in node.base.iterdir() if not path.name.startswith(node.prefix.name)) == sorted([
+        "held", "held.lock", "held.used", f"other.part.{alive}", "unstamped", "unstamped.used", f"young.part.{dead}",
+    ])  # fmt: skip
+
+
+def test_what_a_killed_job_left_stays_while_a_program_runs_from_it(node: Node) -> None:
+    node.run()
+    broken = older(node, f"other.part.broken.{gone()}", 2)
+    os.utime(broken, (time.time() - 2 * 86400,) * 2)
+    job = subprocess.Popen([broken / "bin" / "sleep", "60"])
+    try:
+        node.run()
+        assert (broken / "bin" / "sleep").exists()
+    finally:
+        job.kill()
+        job.wait()
+    assert f"removing {broken}" in node.run()
+    assert not broken.exists()
 
 
 def test_room_is_made_by_what_is_not_in_use_and_missing_room_is_said(tmp_path: Path) -> None:
