@@ -51,6 +51,7 @@ KINDS: dict[str, tuple[int, float]] = {
 BF16_SINCE, FP16_SINCE = 8.0, 7.0  # compute capability, as the ranks ask for it
 NODE_OF_A_DEVICE = ("dev/nvidia0", "dev/kfd", "dev/dxg", "proc/driver/nvidia/gpus")
 ASK_S = 20
+GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")  # of sbatch; and `gres`
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,7 @@ def _gpus_asked(slurm: SlurmConfig) -> list[list[str]]:
     """The words between colons of each request for GPUs: `gpu:a800:4` in `gres` is `["a800", "4"]`, `gpu` is `[]`."""
     options = {name: str(value) for name, value in slurm.options.items()}
     entries = [e.split(":")[1:] for e in options.get("gres", "").split(",") if e.split(":")[0] == "gpu"]
-    ways = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-    return entries + [options[way].split(":") for way in ways if way in options]
+    return entries + [options[name].split(":") for name in GPU_OPTIONS if name in options]
 
 
 def _memory_asked(slurm: SlurmConfig) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.devices import GPU_OPTIONS
 from runner.errors import UsageError
 from runner.sweep import Member
 
@@ -26,7 +27,6 @@ OWN_KEYS = {
 }
 """Options of sbatch that have a key of their own in the run file, so `options` may not contradict it."""
 
-GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?)"
