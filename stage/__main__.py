@@ -1,6 +1,26 @@
-"""`python -m stage`: the same as the console script."""
+"""The `stage` command, and `python -m stage`."""
 
-from stage.cli import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command.
+
+    A failed import (also for lack of memory) ends with exit code 5. Python's own exit code 1 would
+    mean that damage was found.
+    """
+    try:
+        from stage.cli import main as run
+    except Exception as error:  # noqa: BLE001 - any kind of failure
+        sys.stderr.write(f"error: stage could not start: {type(error).__name__}: {error}\n")
+        sys.stderr.write(
+            "  -> Look at `ulimit -v` and at how airlift is installed; then run it again.\n"
+        )
+        sys.exit(5)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -1,21 +1,23 @@
-"""What a user can be told went wrong: what, where, and the command to run next.
+"""The faults that a user can meet: what happened, where, and the command to run next.
 
-Every fault a user can meet is a `StageError`. The command line prints `message` and `remedy`, then exits
-with `exit_code`; nothing here is ever shown as a traceback. Exit codes are part of the contract:
-0 sound, 1 damage found, 2 wrong usage, 3 refused by policy, 4 signature, 5 could not finish (run it again).
+Each such fault is a `StageError`. The command line prints `message` and `remedy`, then exits with
+`exit_code`; it shows no traceback. Exit codes are part of the contract: 0 sound, 1 damage found,
+2 wrong usage, 3 refused by policy, 4 signature, 5 could not finish (run it again).
 """
 
 from __future__ import annotations
 
+import errno
 import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 
 class StageError(Exception):
-    """A fault with a way out.
+    """A fault with a remedy.
 
     Args:
         message: what happened and where (file:line for YAML), one short paragraph.
@@ -36,34 +38,39 @@ class StageError(Exception):
         return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
 
 
-# Unicode's embeddings, overrides and isolates: `photo\u202egpj.exe` is shown as `photoexe.jpg` (UAX 9, 2).
-_TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+# Unicode's embeddings, overrides and isolates (UAX 9, section 2). With them a terminal shows
+# `photo\u202egpj.exe` as `photoexe.jpg`.
+_BIDI_CONTROLS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
-def is_deceptive(character: str) -> bool:
-    """Whether a character is a control character, no character at all, or turns the direction of what follows."""
-    return unicodedata.category(character) in ("Cc", "Cs") or unicodedata.bidirectional(character) in _TURNS
+def is_control_character(character: str) -> bool:
+    """Whether a character is a control character, a bidi control, or a lone surrogate."""
+    return (
+        unicodedata.category(character) in ("Cc", "Cs")
+        or unicodedata.bidirectional(character) in _BIDI_CONTROLS
+    )
 
 
 def as_shown(text: str) -> str:
-    """Text as a terminal or a log may see it: deceptive characters and bytes that are no text escaped, lines kept.
+    """Text that is safe for a terminal or a log: control characters are escaped, except line ends.
 
-    Names from a Hub or a damaged disk can hold escape sequences that rewrite what a person reads.
+    Names from a Hub or a damaged disk can hold escape sequences that change what a person reads.
     """
-    return "".join(ascii(c)[1:-1] if c != "\n" and is_deceptive(c) else c for c in text)
+    return "".join(ascii(c)[1:-1] if c != "\n" and is_control_character(c) else c for c in text)
 
 
-def all_at_once(where: str, mistakes: Sequence[StageError]) -> StageError:
-    """Several mistakes as one, of the first's kind; one as it is.
+def join_mistakes(where: str, mistakes: Sequence[StageError]) -> StageError:
+    """One error that lists several mistakes. Its class is that of the first mistake.
 
     Args:
         where: the file they are in.
+        mistakes: at least one; a single one is returned unchanged.
     """
     first = mistakes[0]
     if len(mistakes) == 1:
         return first
-    told = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
-    return type(first)(f"{where}: {len(mistakes)} mistakes:\n{told}", "Correct these lines.")
+    lines = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
+    return type(first)(f"{where}: {len(mistakes)} mistakes:\n{lines}", "Correct these lines.")
 
 
 class DamageError(StageError):
@@ -73,24 +80,135 @@ class DamageError(StageError):
 
 
 class UsageError(StageError):
-    """The command, a manifest or a run file asks for something that cannot be."""
+    """The command, a manifest or a run file asks for something that is not possible."""
 
     exit_code = 2
 
 
 class PolicyError(StageError):
-    """Refused although possible: an unsafe path, a pickle, remote code."""
+    """Possible, but refused: an unsafe path, a pickle, remote code."""
 
     exit_code = 3
 
 
 class SignatureError(StageError):
-    """A signature is missing, wrong, or by nobody who is trusted."""
+    """A signature is missing, wrong, or of a key that is not trusted."""
 
     exit_code = 4
 
 
 class IncompleteError(StageError):
-    """Could not finish (network, disk, interrupted). Running the same command again goes on from there."""
+    """Could not finish (network, disk, interrupted). The same command, run again, resumes."""
 
     exit_code = 5
+
+
+NO_MEANS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOMEM", "EMFILE", "ENFILE", "EAGAIN", "ENOBUFS", "ESTALE"),
+        *("ETIMEDOUT", "ENOTCONN", "ESHUTDOWN", "ECONNRESET", "EHOSTDOWN"),
+    )
+    if hasattr(errno, name)
+)
+"""Errors of the system that say nothing about a file: no memory, no descriptors, no processes, or a
+file server that does not answer."""
+
+_NO_MEMORY = (
+    "annot allocate memory",
+    "can't allocate memory",
+    "emory allocation",  # Rust, OpenBLAS
+    "ut of memory",
+    "bad_alloc",  # C++
+    "MemoryError",
+    "failed to map segment",  # ld.so
+)
+
+
+def require_damage(error: OSError) -> None:
+    """Raises an error of the system that is no evidence of damage.
+
+    Raises:
+        OSError: `error` itself, if it says nothing about the file (`NO_MEANS`).
+    """
+    if error.errno in NO_MEANS:
+        raise error
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether the output of a process, or of a library in C++ or Rust, reports a lack of memory."""
+    return any(message in text for message in _NO_MEMORY)
+
+
+def shortage(error: BaseException) -> IncompleteError | None:
+    """A lack of memory, stack or threads as a `StageError`; None for other errors."""
+    if isinstance(error, RecursionError):
+        return IncompleteError("Some data is nested too deeply to be read.", "It was not checked.")
+    if "can't start new thread" in str(error):
+        return IncompleteError(
+            "No more threads can be started.", f"Raise `ulimit -u`, or use fewer --jobs; {_AGAIN}"
+        )
+    if isinstance(error, MemoryError) or says_no_memory(str(error)):
+        return IncompleteError(
+            "There is not enough memory.", f"Look at `ulimit -v` and the job's memory; {_AGAIN}"
+        )
+    return None
+
+
+_AGAIN = "then run the same command again."
+
+
+_MOST_ENTRIES = 10_000  # of a folder that are looked at
+
+
+def suggest(name: str, known: Iterable[str], remedy: str = "") -> str:
+    """A remedy that asks for the nearest known name, such as "Did you mean `verify`?".
+
+    Args:
+        name: what the user wrote.
+        known: the names that exist.
+        remedy: what else to do; it follows the question, or replaces it where no name is near.
+    """
+    nearest = nearest_name(name, known)
+    question = f"Did you mean `{nearest}`?" if nearest else ""
+    return " ".join(part for part in (question, remedy) if part)
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that differs least from `name`, if one is near enough; case does not count."""
+    import difflib  # only for an error message
+
+    by_folded = {item.casefold(): item for item in known}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[near[0]] if near else None
+
+
+def suggest_path(path: Path, remedy: str = "Check the path.") -> str:
+    """A remedy for a path that does not exist: the nearest path that does.
+
+    Each part of the path is compared with the names in its folder, from left to right.
+
+    Args:
+        path: what the user wrote.
+        remedy: what else to do; it follows the question, or replaces it where no path is near.
+    """
+    nearest = _nearest_path(path)
+    question = f"Did you mean {nearest}?" if nearest is not None else ""
+    return " ".join(part for part in (question, remedy) if part)
+
+
+def _nearest_path(path: Path) -> Path | None:
+    found = type(path)(path.anchor)
+    for part in path.parts[1:] if path.anchor else path.parts:
+        if part == ".." or (found / part).exists():
+            found = found / part
+            continue
+        try:
+            names = [entry.name for entry, _ in zip(found.iterdir(), range(_MOST_ENTRIES))]  # noqa: B905
+        except OSError:
+            return None
+        nearest = nearest_name(part, names)
+        if nearest is None:
+            return None
+        found = found / nearest
+    return found if found != path else None

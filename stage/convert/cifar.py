@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100, the python version (www.cs.toronto.edu/~kriz/cifar.html), as `image` and label columns.
+"""Converts CIFAR-10 and CIFAR-100 to `image` and label columns.
 
-Each file is a pickled dict: `data` is N rows of 3072 bytes, the red, green and blue planes of 32 x 32 pixels. Images
-are stored as PNG without compression (parquet compresses), so the bytes depend on no image library.
+It reads the python version (www.cs.toronto.edu/~kriz/cifar.html). Each file is a pickled dict:
+`data` is N rows of 3072 bytes, the red, green and blue planes of 32 x 32 pixels. Images are stored
+as PNG without compression (parquet compresses), so the bytes depend on no image library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from stage.convert.images import IMAGE, image_schema
-from stage.convert.pickles import Array, read_pickle
+from stage.convert.plain_pickle import Array, read_pickle
 from stage.errors import DamageError, UsageError
 
 SIDE = 32
@@ -29,13 +30,24 @@ _HUNDRED = {
 }
 
 
-def splits(files: Mapping[str, Path], what: str) -> dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]:
-    """`train` and `test`, from `data_batch_1..5`, `test_batch`, `batches.meta` or `train`, `test`, `meta`.
+def splits(
+    files: Mapping[str, Path], what: str
+) -> dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]:
+    """The splits `train` and `test`.
+
+    CIFAR-10 is `data_batch_1..5`, `test_batch`, `batches.meta`; CIFAR-100 `train`, `test`, `meta`.
+
+    Args:
+        files: relative POSIX path -> the file.
+        what: names the asset in messages.
+
+    Returns:
+        Split -> its schema, its rows, and the paths that they are read from.
 
     Raises:
-        UsageError: these files are not all here.
-        PolicyError: a pickle that wants to build anything but plain data.
-        DamageError: a file that is not what it should be.
+        UsageError: one of these files is missing.
+        PolicyError: a pickle that would build more than plain data.
+        DamageError: a file with other content.
     """
     by_name = {path.rpartition("/")[2]: path for path in sorted(files)}
     if "batches.meta" in by_name:
@@ -47,22 +59,30 @@ def splits(files: Mapping[str, Path], what: str) -> dict[str, tuple[pa.Schema, I
     if missing:
         raise UsageError(
             f"{what}: `convert: cifar`: {missing[0]} is not among the {len(files)} files.",
-            "It reads the python version: cifar-10-python.tar.gz or cifar-100-python.tar.gz, with `unpack: true`.",
+            "It reads the python version: cifar-10-python.tar.gz or cifar-100-python.tar.gz, "
+            "with `unpack: true`.",
         )
     names = _names(files[by_name[meta]], columns, f"{what}: {meta}")
     schema = image_schema(names)
     paths = {split: [by_name[name] for name in parts] for split, parts in wanted.items()}
-    return {split: (schema, _rows(schema, columns, names, paths[split], files, what), paths[split]) for split in wanted}
+    return {
+        split: (schema, _rows(schema, columns, names, paths[split], files, what), paths[split])
+        for split in wanted
+    }
 
 
-def _names(path: Path, columns: Mapping[str, tuple[bytes, bytes]], where: str) -> dict[str, list[str]]:
+def _names(
+    path: Path, columns: Mapping[str, tuple[bytes, bytes]], where: str
+) -> dict[str, list[str]]:
     meta = read_pickle(path, where)
     result = {}
     for column, (_, key) in columns.items():
         names = meta.get(key) if isinstance(meta, dict) else None
         if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
             raise _odd(where, f"no list of names under {key.decode()}")
-        result[column] = [n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names]
+        result[column] = [
+            n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names
+        ]
     return result
 
 
@@ -78,12 +98,16 @@ def _rows(
         where = f"{what}: {path}"
         batch = read_pickle(files[path], where)
         pixels, count = _pixels(batch, where)
-        labels = [_labels(batch, key, count, len(names[column]), where) for column, (key, _) in columns.items()]
+        labels = [
+            _labels(batch, key, count, len(names[column]), where)
+            for column, (key, _) in columns.items()
+        ]
         ids = batch.get(b"filenames")
         for start in range(0, count, BATCH):
             end = min(count, start + BATCH)
             images = [
-                {"bytes": png(pixels[i * ROW : (i + 1) * ROW]), "path": _file_name(ids, i)} for i in range(start, end)
+                {"bytes": png(pixels[i * ROW : (i + 1) * ROW]), "path": _file_name(ids, i)}
+                for i in range(start, end)
             ]
             numbers = [pa.array(column[start:end], pa.int64()) for column in labels]
             yield pa.record_batch([pa.array(images, IMAGE), *numbers], schema=schema)
@@ -91,33 +115,50 @@ def _rows(
 
 def _pixels(batch: Any, where: str) -> tuple[bytes, int]:
     data = batch.get(b"data") if isinstance(batch, dict) else None
-    if not isinstance(data, Array) or data.dtype != "u1" or len(data.shape) != 2 or data.shape[1] != ROW:
+    if (
+        not isinstance(data, Array)
+        or data.dtype != "u1"
+        or len(data.shape) != 2
+        or data.shape[1] != ROW
+    ):
         raise _odd(where, f"`data` is not an array of rows of {ROW} bytes")
     return data.as_rows(), data.shape[0]
 
 
-def _labels(batch: Mapping[bytes, Any], key: bytes, count: int, classes: int, where: str) -> list[int]:
+def _labels(
+    batch: Mapping[bytes, Any], key: bytes, count: int, classes: int, where: str
+) -> list[int]:
     labels = batch.get(key)
     if not isinstance(labels, list) or len(labels) != count:
         raise _odd(where, f"`{key.decode()}` is not a list of {count} labels")
     if not all(type(label) is int and 0 <= label < classes for label in labels):
-        raise _odd(where, f"`{key.decode()}` has something that is no label from 0 to {classes - 1}")
+        raise _odd(
+            where, f"`{key.decode()}` has values that are not labels from 0 to {classes - 1}"
+        )
     return labels
 
 
 def _file_name(ids: Any, index: int) -> str | None:
     name = ids[index] if isinstance(ids, list) and index < len(ids) else None
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name if isinstance(name, str) else None
+    if isinstance(name, bytes):
+        return name.decode("utf-8", "replace")
+    return name if isinstance(name, str) else None
 
 
 def _odd(where: str, problem: str) -> DamageError:
-    return DamageError(f"{where}: not a file of CIFAR's python version: {problem}.", "Check the address and sha256.")
+    return DamageError(
+        f"{where}: not a file of CIFAR's python version: {problem}.",
+        "Check the address and sha256.",
+    )
 
 
 def png(planes: bytes) -> bytes:
-    """32 x 32 pixels, given as red, green and blue planes, as a PNG (RFC 2083) with stored deflate blocks (RFC 1951).
+    """A PNG (RFC 2083) of 32 x 32 pixels, with stored deflate blocks (RFC 1951).
 
-    Stored by hand: what zlib makes of the same bytes differs between its versions.
+    It is written without zlib's compressor, whose output differs between versions.
+
+    Args:
+        planes: 3072 bytes: the red, green and blue planes.
     """
     size = SIDE * SIDE
     pixels = bytearray(ROW)
@@ -127,7 +168,12 @@ def png(planes: bytes) -> bytes:
     stored = b"\x78\x01\x01" + struct.pack("<HH", len(lines), len(lines) ^ 0xFFFF) + lines
     stored += struct.pack(">I", zlib.adler32(lines))
     header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", stored) + _chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", stored)
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

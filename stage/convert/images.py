@@ -1,56 +1,117 @@
-"""A folder of images as splits with an `image` column, and what is told of each: `datasets`' imagefolder.
+"""Converts a folder of images to splits with an `image` column, as `datasets`' imagefolder does.
 
-Where metadata files lie with the images (`stage.convert.metadata`), their rows are the rows. Else the folders are the
-labels, if there is more than one and all images lie equally deep; else there is `image` alone. The note in the schema
-tells `datasets` to decode them; the images themselves stay the bytes they were.
+With metadata files (`metadata.csv`, `.jsonl` or `.parquet`) beside the images, their rows are the
+rows, as in `datasets`' folder_based_builder: `file_name` becomes `image`, `x_file_name` becomes
+`x`, `file_names` a list. Paths are relative to the metadata file and stay below it. Images that no
+row names are not in the dataset.
+
+Without them the folders are the labels, if there are several and all images are equally deep; else
+`image` is the only column. The metadata of the schema makes `datasets` decode the images; their
+bytes do not change.
+
+The table of suffixes is that of `datasets` (its packaged_modules/__init__.py).
 """
 
 from __future__ import annotations
 
-import json
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from stage.convert.kinds import METADATA_FILES, is_image
-from stage.disk import human_size
+from stage.convert import readers
+from stage.convert.class_labels import class_label_features, is_text, with_features
 from stage.errors import UsageError
+from stage.util.files import human_size
+
+_IMAGES = """
+blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib png apng jp2 j2k jpc
+jpf jpx j2c icns ico im iim tif tiff jfif jpe jpg jpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba
+sgi ras tga icb vda vst webp wmf emf xbm xpm
+"""
+_AUDIO = """
+mpg aiff au avr caf flac htk svx mat4 mat5 mpc2k ogg paf pvf raw rf64 sd2 sds ircam voc w64 wav nist
+wavex wve xi mp3 opus 3gp 3g2 asf flv m4v webm f4v wmv wma ogm mxf nut
+"""
+_ENDINGS = {
+    "csv": "csv tsv",
+    "json": "json jsonl ndjson",
+    "text": "txt",
+    "arrow": "arrow",
+    "imagefolder": _IMAGES,
+    "parquet": "parquet geoparquet gpq",
+    "audio": _AUDIO,
+    "video": "mpeg avi mp4 mov mkv",
+    "WebDataset": "tar",
+    "zip": "zip",
+    "XML": "xml",
+    "HDF5": "hdf5 h5",
+    "CoNLL": "conll conllu",
+    "PDF": "pdf",
+    "Lance": "lance",
+    "Vortex": "vortex",
+    "time series": "tsfile",
+    "NIfTI": "nii",
+    "3D": "glb gltf ply stl",
+    "evaluation logs": "eval",
+    "Harbor tasks": "toml md",
+    "biology": "fa fasta fna ffn faa frn afa gb gbk genbank fq fastq pdb ent cif mmcif",
+}
+# Suffix -> format. The first five can be converted. The others are listed so that no file is taken
+# for another format.
+FORMATS = {
+    f".{ending}": format for format, endings in _ENDINGS.items() for ending in endings.split()
+}
+CONVERTED = ("csv", "json", "text", "arrow", "imagefolder")
+METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+def endings(path: str) -> list[str]:
+    """Every suffix of a file's name, in lower case: `.csv` and `.gz` of `x/a.csv.gz`."""
+    return [f".{ending.lower()}" for ending in path.rpartition("/")[2].split(".")[1:]]
+
+
+def is_image(path: str) -> bool:
+    """Whether a file is an image to `datasets`' imagefolder, by its suffix."""
+    return FORMATS.get((endings(path) or [""])[-1]) == "imagefolder"
+
 
 MAX_IMAGE = 256 * 2**20  # bytes
 BATCH_BYTES = 16 * 2**20
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
+_FEATURE: Mapping[str, Any] = {"_type": "Image"}
 
-# split -> its schema, its rows, the paths they are made of
+# split -> its schema, its rows, the paths that they are made from
 Parts = dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]
 
 
 def image_schema(labels: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """`image` and label columns, with the note by which `datasets` knows them.
+    """A schema of `image` and label columns, with their meaning for `datasets`.
 
     Args:
         labels: label column -> the names of its classes.
     """
-    classes = {column: {"names": list(names), "_type": "ClassLabel"} for column, names in labels.items()}
     columns = [pa.field("image", IMAGE), *(pa.field(column, pa.int64()) for column in labels)]
-    return with_features(pa.schema(columns), {"image": {"_type": "Image"}, **classes})
-
-
-def with_features(schema: pa.Schema, features: Mapping[str, Any]) -> pa.Schema:
-    """A schema with a note of what its columns mean to `datasets` (its `Features` as JSON)."""
-    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    return with_features(pa.schema(columns), {"image": _FEATURE, **class_label_features(labels)})
 
 
 def read_image(path: str, file: Path, what: str) -> dict[str, bytes | str]:
     """A value of an image column.
 
+    Args:
+        path: of the image in the dataset; its last part is stored.
+        file: the file to read.
+
     Raises:
-        UsageError: it is too large to be one.
+        UsageError: it is larger than 256 MiB.
     """
     size = file.stat().st_size
     if size > MAX_IMAGE:
-        raise UsageError(f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.")
+        raise UsageError(
+            f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}."
+        )
     return {"bytes": file.read_bytes(), "path": path.rpartition("/")[2]}
 
 
@@ -58,26 +119,33 @@ def parts(files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], what: 
     """The splits of a folder of images.
 
     Args:
-        splits: split -> images and metadata files, relative POSIX paths.
+        files: relative POSIX path -> the file.
+        splits: split -> paths of its images and metadata files.
+        what: names the asset in messages.
 
     Raises:
-        UsageError: no images; metadata that does not fit them.
+        UsageError: no images, or metadata that does not fit them.
     """
     images = {split: [path for path in paths if is_image(path)] for split, paths in splits.items()}
     if not any(images.values()):
-        raise UsageError(f"{what}: `imagefolder`: no image in it.", "Images end in .png, .jpg, .webp and the like.")
+        raise UsageError(
+            f"{what}: `imagefolder`: no image in it.",
+            "Images end in .png, .jpg, .webp and the like.",
+        )
     if any(_is_metadata(path) for paths in splits.values() for path in paths):
-        from stage.convert import metadata
-
-        told = {split: [path for path in paths if _is_metadata(path)] for split, paths in splits.items()}
-        return metadata.parts(files, images, told, what)
+        metadata = {
+            split: [path for path in paths if _is_metadata(path)] for split, paths in splits.items()
+        }
+        return parts_of_metadata(files, images, metadata, what)
     every = [path for paths in images.values() for path in paths]
     folders = sorted({_folder(path) for path in every})
     has_labels = len(folders) > 1 and len({path.count("/") for path in every}) == 1
     schema = image_schema({"label": folders} if has_labels else {})
     numbers = {folder: number for number, folder in enumerate(folders)} if has_labels else None
     return {
-        split: (schema, _rows(schema, numbers, paths, files, what), paths) for split, paths in images.items() if paths
+        split: (schema, _rows(schema, numbers, paths, files, what), paths)
+        for split, paths in images.items()
+        if paths
     }
 
 
@@ -90,14 +158,21 @@ def _folder(path: str) -> str:
 
 
 def _rows(
-    schema: pa.Schema, numbers: Mapping[str, int] | None, paths: Sequence[str], files: Mapping[str, Path], what: str
+    schema: pa.Schema,
+    numbers: Mapping[str, int] | None,
+    paths: Sequence[str],
+    files: Mapping[str, Path],
+    what: str,
 ) -> Iterator[pa.RecordBatch]:
     images: list[dict[str, bytes | str]] = []
     labels: list[int] = []
     size = 0
 
     def batch() -> pa.RecordBatch:
-        columns = [pa.array(images, IMAGE), *([] if numbers is None else [pa.array(labels, pa.int64())])]
+        columns = [
+            pa.array(images, IMAGE),
+            *([] if numbers is None else [pa.array(labels, pa.int64())]),
+        ]
         return pa.record_batch(columns, schema=schema)
 
     for path in paths:
@@ -109,3 +184,158 @@ def _rows(
             images, labels, size = [], [], 0
     if images:
         yield batch()
+
+
+def parts_of_metadata(
+    files: Mapping[str, Path],
+    images: Mapping[str, Sequence[str]],
+    metadata: Mapping[str, Sequence[str]],
+    what: str,
+) -> Parts:
+    """The splits that metadata files describe.
+
+    Args:
+        images: split -> its images.
+        metadata: split -> its metadata files.
+
+    Raises:
+        UsageError: metadata files without `file_name`, of several formats, that name missing
+            images, or that a split with images lacks.
+    """
+    every = [path for paths in metadata.values() for path in paths]
+    kinds = sorted({path.rpartition(".")[2] for path in every})
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{what}: `imagefolder`: there are both metadata.{kinds[0]} and metadata.{kinds[1]}.",
+            "Keep one kind.",
+        )
+    for split, paths in images.items():
+        if paths and not metadata[split]:
+            raise UsageError(
+                f"{what}: `imagefolder`: the split `{split}` has images and no "
+                f"metadata.{kinds[0]}; other splits have one.",
+                "Give every split its own, beside its images.",
+            )
+    schema = readers.common_schema(kinds[0], [(path, files[path]) for path in every], what)
+    named = _named_columns(schema, f"{what}: {every[0]}")
+    fields = [_field(field, named) for field in schema]
+    features = {name: _feature(field) for field in schema if (name := named.get(field.name))}
+    target = with_features(pa.schema(fields), features)
+    return {
+        split: (
+            target,
+            _metadata_rows(paths, kinds[0], schema, target, named, files, what),
+            [*paths, *images[split]],
+        )
+        for split, paths in metadata.items()
+        if paths
+    }
+
+
+def _named_columns(schema: pa.Schema, where: str) -> dict[str, str]:
+    """Column with the paths of images -> column of the images.
+
+    Raises:
+        UsageError: there is none, or two columns would have one name.
+    """
+    named = {}
+    for field in schema:
+        for ending, alone, fits in (
+            ("file_name", "image", is_text),
+            ("file_names", "images", _is_list_of_text),
+        ):
+            if fits(field.type) and (field.name == ending or field.name.endswith(f"_{ending}")):
+                named[field.name] = field.name.removesuffix(ending).removesuffix("_") or alone
+    if not named:
+        raise UsageError(
+            f"{where}: no column `file_name`, so it names no image.",
+            "Name the column with the images' paths `file_name`; or omit the file.",
+        )
+    columns = [named.get(name, name) for name in schema.names]
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        raise UsageError(
+            f"{where}: there would be two columns `{twice[0]}`.",
+            "Rename the one without images.",
+        )
+    return named
+
+
+def _is_list_of_text(type_: pa.DataType) -> bool:
+    return isinstance(type_, pa.ListType | pa.LargeListType) and is_text(type_.value_type)
+
+
+def _field(field: pa.Field, named: Mapping[str, str]) -> pa.Field:
+    if field.name not in named:
+        return field
+    return pa.field(named[field.name], IMAGE if is_text(field.type) else pa.list_(IMAGE))
+
+
+def _feature(field: pa.Field) -> Mapping[str, Any]:
+    return _FEATURE if is_text(field.type) else {"feature": _FEATURE, "_type": "List"}
+
+
+def _metadata_rows(
+    paths: Sequence[str],
+    kind: str,
+    schema: pa.Schema,
+    target: pa.Schema,
+    named: Mapping[str, str],
+    files: Mapping[str, Path],
+    what: str,
+) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        for batch in readers.rows_of(kind, [(path, files[path])], schema, what):
+            start, size = 0, 0
+            images: dict[str, list[Any]] = {column: [] for column in named}
+            for row in range(batch.num_rows):
+                for column, values in images.items():
+                    value = batch.column(column)[row].as_py()
+                    values.append(
+                        _with_bytes(value, folder, files, f"{what}: {path}: row {row + 1}")
+                    )
+                    size += _size(values[-1])
+                if size >= BATCH_BYTES or row + 1 == batch.num_rows:
+                    yield _batch(batch.slice(start, row + 1 - start), images, target)
+                    start, size = row + 1, 0
+                    images = {column: [] for column in named}
+
+
+def _batch(
+    rows: pa.RecordBatch, images: Mapping[str, list[Any]], target: pa.Schema
+) -> pa.RecordBatch:
+    columns = [
+        pa.array(images[name], field.type) if name in images else rows.column(name)
+        for name, field in zip(rows.schema.names, target, strict=True)
+    ]
+    return pa.record_batch(columns, schema=target)
+
+
+def _with_bytes(value: Any, folder: str, files: Mapping[str, Path], where: str) -> Any:
+    """The image, or list of images, that a cell names; None for null.
+
+    Raises:
+        UsageError: an image that is missing, or not below the metadata file.
+    """
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_with_bytes(item, folder, files, where) for item in value]
+    path = posixpath.normpath(posixpath.join(folder, value.replace("\\", "/")))
+    if (
+        not value
+        or path not in files
+        or posixpath.isabs(value)
+        or not f"{path}/".startswith(f"{folder}/".lstrip("/"))
+    ):
+        raise UsageError(
+            f"{where}: it names the image {value!r}, which is not below the metadata file.",
+            "Paths are relative to the folder of the metadata file.",
+        )
+    return read_image(path, files[path], where)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value["bytes"]) if value else 0

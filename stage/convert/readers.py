@@ -1,12 +1,13 @@
 """CSV, JSON, text and Arrow files as streams of batches.
 
-Types come from the data, all of it: one pass finds the type that holds every value, a second reads with it. A file's
-head decides nothing, so row 1,000,000 cannot surprise.
+The types of columns come from all of the data: a first pass finds the type that holds every value,
+a second pass reads with it. So row 1,000,000 cannot fail because of types found in the first rows.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -15,162 +16,242 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
-from stage.convert.csvfiles import NotCommas, Reader, check_header, csv_reader, merged_csv
-from stage.convert.writer import first_unfit
-from stage.disk import human_size
+from stage.convert.csv_files import CsvColumns, CsvFile, check_header
+from stage.convert.parquet_writer import first_unfit
+from stage.convert.plain_text import NotReadable, OtherEncoding, check_text, open_text
 from stage.errors import DamageError, UsageError
-from stage.names import printable
+from stage.util.files import human_size
+from stage.util.paths import printable
 
-ROWS = 10_000  # of JSON objects or lines of text a batch
+# (schema of a file, its batches under a schema)
+Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]
+
+ROWS = 10_000  # JSON objects or lines of text per batch
 MAX_VALUE = 64 * 2**20  # characters of one JSON value or one line
 _READ = 1 << 20
 _SPACE = " \t\r\n"  # of JSON
-_BETWEEN = f"{_SPACE},"
 
 
-def common_schema(how: str, files: Sequence[tuple[str, Path]], what: str, separator: str | None = None) -> pa.Schema:
+def common_schema(
+    how: str,
+    files: Sequence[tuple[str, Path]],
+    what: str,
+    separator: str | None = None,
+    note: Callable[[str], None] = lambda line: None,
+) -> pa.Schema:
     """The schema that holds every row of all these files.
 
     Args:
-        separator: between the cells of a CSV; None: as the files' endings say.
+        how: `csv`, or a key of `READERS`.
+        files: name in messages, and path, of each.
+        what: names the asset in messages.
+        separator: between the cells of a CSV; None: as the suffixes of the files say.
+        note: called with a line for each column of a CSV that begins with numbers and is text.
 
     Raises:
         UsageError: there is none; names the file.
     """
     schema: pa.Schema | None = None
-    schema_of, _ = _reader(how, separator)
+    csv_columns = CsvColumns(CsvFile(separator))
     first_with: dict[str, str] = {}  # column -> file
     for name, path in files:
-        with _Words(what, name):
-            found = schema_of(path)
+        with _Located(what, name):
+            if how == "csv":
+                csv_columns.look_at(path)
+                schema = found = csv_columns.schema()
+            else:
+                found = READERS[how][0](path)
+                schema = pa.unify_schemas([schema or found, found], promote_options="permissive")
             for column in found.names:
                 first_with.setdefault(column, name)
-            if schema is None:
-                schema = found
-            elif how == "csv":
-                schema = merged_csv(schema, found)
-            else:
-                schema = pa.unify_schemas([schema, found], promote_options="permissive")
     assert schema is not None
-    schema = pa.schema([_settled(field) for field in schema], metadata=schema.metadata)
+    for line in csv_columns.notes():
+        note(line)
+    schema = pa.schema([_null_as_text(field) for field in schema], metadata=schema.metadata)
     if unfit := first_unfit(schema):
         column, problem = unfit
         raise UsageError(
-            f"{what}: {first_with[column]}: parquet cannot hold the column {printable(column)}: {problem}.",
-            "Leave that out of the file, or write it as text (in JSON: as a string), then fetch again.",
+            f"{what}: {first_with[column]}: parquet cannot hold the column {printable(column)}: "
+            f"{problem}.",
+            "Remove it from the file, or write it as text (in JSON: as a string), "
+            "then fetch again.",
         )
     return schema
 
 
 def rows_of(
-    how: str, files: Sequence[tuple[str, Path]], schema: pa.Schema, what: str, separator: str | None = None
+    how: str,
+    files: Sequence[tuple[str, Path]],
+    schema: pa.Schema,
+    what: str,
+    separator: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of several files, one after the other."""
-    _, rows = _reader(how, separator)
+    """The rows of several files, one after the other.
+
+    Args:
+        schema: from `common_schema`; the others are as for it.
+
+    Raises:
+        UsageError: a file cannot be read; names it.
+        DamageError: an Arrow file is damaged.
+    """
+    rows = CsvFile(separator).rows if how == "csv" else READERS[how][1]
     for name, path in files:
-        with _Words(what, name):
+        with _Located(what, name):
             yield from rows(path, schema)
 
 
 def check_csv(name: str, path: Path, what: str, separator: str | None) -> None:
-    """Looks at the header of a CSV, long before it is converted.
+    """Checks the header of a CSV, long before the conversion.
 
     Raises:
-        UsageError: its separator is another.
+        UsageError: it has another encoding or another separator.
     """
-    with _Words(what, name):
+    with _Located(what, name):
         check_header(path, separator)
 
 
-def _reader(how: str, separator: str | None) -> Reader:
-    return csv_reader(separator) if how == "csv" else READERS[how]
-
-
-class _Words:
-    """Turns what pyarrow and json say of a file into words with the file's name."""
+class _Located:
+    """Converts errors of pyarrow and json to a `UsageError` with the file's name."""
 
     def __init__(self, what: str, name: str) -> None:
-        self._where = f"{what}: {name}"
+        self._what, self._name = what, name
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        where = f"{self._what}: {self._name}"
         if isinstance(error, RecursionError):
-            raise UsageError(f"{self._where}: nested too deeply.", _MEND) from None
-        if isinstance(error, UnicodeDecodeError):
-            raise UsageError(f"{self._where}: not UTF-8 ({error.reason} at byte {error.start}).", _UTF8) from None
+            raise UsageError(f"{where}: nested too deeply.", _REPAIR) from None
+        if isinstance(error, OtherEncoding):
+            raise UsageError(f"{where}: {error}", error.advice(self._name)) from None
+        if isinstance(error, NotReadable):
+            raise UsageError(f"{where}: {error}", error.remedy or _REPAIR) from None
         if isinstance(error, pa.ArrowException | ValueError | OSError | TypeError | EOFError):
             if isinstance(error, OSError) and error.errno is not None:
                 return
-            text = " ".join(str(error).split())[:300]
-            if isinstance(error, NotCommas):
-                raise UsageError(f"{self._where}: {text}", error.remedy) from None
-            remedy = _UTF8 if "UTF8" in text or "UTF-8" in text else _MEND
-            raise UsageError(f"{self._where}: {text}", remedy) from None
+            raise UsageError(f"{where}: {' '.join(str(error).split())[:300]}", _REPAIR) from None
 
 
-_MEND = "Mend that in the file, or convert it yourself and name the parquet with `path:`."
-_UTF8 = "Convert it first: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+_REPAIR = "Fix that in the file, or convert it yourself and name the parquet with `path:`."
 
 
-def _settled(field: pa.Field) -> pa.Field:
-    """A column without a single value is a column of text."""
+def _null_as_text(field: pa.Field) -> pa.Field:
+    """A column without any value becomes a column of text."""
     return pa.field(field.name, pa.string()) if pa.types.is_null(field.type) else field
 
 
-def _text_stream(path: Path) -> IO[str]:
-    import io
-
-    stream: Any = pa.input_stream(str(path), compression="detect")
-    return io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline=None)
-
-
 def _json_values(path: Path) -> Iterator[Any]:
-    """The objects of a JSON file: in arrays one after the other, or bare. Never the whole file in memory."""
-    decoder = json.JSONDecoder()
-    with _text_stream(path) as stream:
-        text, at, place = stream.read(_READ), 0, "start"
-        wanted = _READ
+    """The objects of a JSON file, in arrays or without; the file is never whole in memory.
+
+    Raises:
+        ValueError: with the line; not JSON, or an array with a fault.
+    """
+    check_text(path)
+    with open_text(path, newline=None) as stream:
+        # place: "start", "bare", "in an array" (a value is next), "behind a value" (of an array),
+        # or "behind an array"
+        text, at, line, place = stream.read(_READ), 0, 1, "start"
+        opened, wanted = False, _READ
         while True:
-            while at < len(text) and text[at] in (_SPACE if place == "behind an array" else _BETWEEN):
-                at += 1
-            if at < len(text) and place in ("start", "behind an array") and text[at] == "[":
-                place, at = "in an array", at + 1
+            end = at
+            while end < len(text) and text[end] in _SPACE:
+                end += 1
+            line, at = line + text.count("\n", at, end), end
+            if step := _after_mark(text[at : at + 1], place, opened):
+                (place, opened), at = step, at + 1
                 continue
-            if at < len(text) and place == "in an array" and text[at] == "]":
-                place, at = "behind an array", at + 1
-                continue
-            if at < len(text) and place == "behind an array":
-                raise ValueError(f"behind the end of an array comes {text[at : at + 20]!r}, which is no further array")
+            _check_value_may_follow(place, text[at : at + 20], line)
             try:
-                value, end = decoder.raw_decode(text, at)
+                value, end = _DECODER.raw_decode(text, at)
             except json.JSONDecodeError as error:
                 more = stream.read(wanted)
                 if not more:
-                    if place == "in an array" or text[at:].strip():
-                        raise ValueError(f"no JSON from character {at} on: {error.msg}") from None
+                    if place in ("in an array", "behind a value") or text[at:].strip():
+                        raise ValueError(
+                            f"line {line + text.count(_LINE_END, at, error.pos)}: "
+                            f"not JSON: {error.msg}"
+                        ) from None
                     return
                 if len(text) - at > MAX_VALUE:
-                    raise ValueError(f"no JSON, or one value of more than {human_size(MAX_VALUE)}") from None
+                    raise ValueError(
+                        f"line {line}: not JSON, or one value of more than {human_size(MAX_VALUE)}"
+                    ) from None
                 text, at, wanted = text[at:] + more, 0, max(_READ, len(text) - at)
                 continue
-            if end == len(text) and (more := stream.read(_READ)):  # a number may go on
+            except _AmbiguousJson as error:
+                raise ValueError(f"the object that begins in line {line}: {error}") from None
+            if end == len(text) and (more := stream.read(_READ)):  # a number may continue
                 text, at = text[at:] + more, 0
                 continue
-            place = "bare" if place == "start" else place
+            place = "behind a value" if place == "in an array" else "bare"
             yield value
-            at = end
+            line, at = line + text.count("\n", at, end), end
+
+
+_LINE_END = "\n"
+
+
+def _after_mark(mark: str, place: str, opened: bool) -> tuple[str, bool] | None:
+    """The place after a bracket or a comma between values; None for other characters.
+
+    Args:
+        opened: the array has no value yet. A `]` is not allowed after a comma.
+    """
+    if mark == "[" and place in ("start", "behind an array"):
+        return "in an array", True
+    if mark == "]" and (place == "behind a value" or (place == "in an array" and opened)):
+        return "behind an array", opened
+    if mark == "," and place == "behind a value":
+        return "in an array", False
+    return None
+
+
+def _check_value_may_follow(place: str, rest: str, line: int) -> None:
+    if rest and place == "behind an array":
+        raise ValueError(
+            f"line {line}: after the end of an array comes {rest!r}, which is not another array"
+        )
+    if rest and place == "behind a value":
+        raise ValueError(f"line {line}: between two values of an array is no comma: {rest!r}")
+
+
+class _AmbiguousJson(Exception):
+    """Valid JSON that parsers read differently."""
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _AmbiguousJson(
+            f"the key {next(key for key in keys if keys.count(key) > 1)!r} is in one object twice"
+        )
+    return found
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _AmbiguousJson(f"{text[:40]} is more than a float64 holds")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_float=_number)
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with _text_stream(path) as stream:
+    check_text(path)
+    with open_text(path, newline=None) as stream:
         for number, line in enumerate(_lines(stream), 1):
             if line.strip():
                 try:
-                    yield json.loads(line)
+                    yield _DECODER.decode(line)
                 except json.JSONDecodeError as error:
-                    raise ValueError(f"line {number} is no JSON: {error.msg}") from None
+                    raise ValueError(f"line {number} is not JSON: {error.msg}") from None
+                except _AmbiguousJson as error:
+                    raise ValueError(f"line {number}: {error}") from None
 
 
 def _json_reader(values: Callable[[Path], Iterator[Any]]) -> Reader:
@@ -179,12 +260,21 @@ def _json_reader(values: Callable[[Path], Iterator[Any]]) -> Reader:
         for rows in _in_batches(values(path)):
             for number, row in enumerate(rows, first):
                 if not isinstance(row, dict):
-                    raise ValueError(f"row {number} is no object but {type(row).__name__}")
+                    raise ValueError(f"row {number} is not an object but {type(row).__name__}")
+            place = f"rows {first} to {first + len(rows) - 1}"
             try:
-                yield pa.RecordBatch.from_struct_array(pa.array(rows, type=type_))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                place = f"rows {first} to {first + len(rows) - 1}"
-                raise ValueError(f"{place} do not have one type a column: {error}") from None
+                array = pa.array(rows, type=type_)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise ValueError(f"{place} do not have one type per column: {error}") from None
+            except OverflowError:
+                raise ValueError(
+                    f"{place}: a whole number does not fit 64 bits; write it as a string"
+                ) from None
+            if type_ is None and _has_truth_among_fractions(rows, array.type):
+                raise ValueError(
+                    f"{place} do not have one type per column: true or false among fractions"
+                )
+            yield pa.RecordBatch.from_struct_array(array)
             first += len(rows)
 
     def schema_of(path: Path) -> pa.Schema:
@@ -193,7 +283,7 @@ def _json_reader(values: Callable[[Path], Iterator[Any]]) -> Reader:
             try:
                 schema = pa.unify_schemas([schema, batch.schema], promote_options="permissive")
             except pa.ArrowTypeError as error:
-                raise ValueError(f"rows do not have one type a column: {error}") from None
+                raise ValueError(f"rows do not have one type per column: {error}") from None
         if not schema.names:
             raise ValueError("no rows, so no columns")
         return schema
@@ -202,6 +292,23 @@ def _json_reader(values: Callable[[Path], Iterator[Any]]) -> Reader:
         yield from structs(path, pa.struct(list(schema)))
 
     return schema_of, rows
+
+
+def _has_truth_among_fractions(values: Sequence[Any], type_: pa.DataType) -> bool:
+    """Whether pyarrow converted a true to 1.0, as in a column that begins with a fraction."""
+    if pa.types.is_floating(type_):
+        return any(value is True or value is False for value in values)
+    there = [value for value in values if value is not None]
+    if pa.types.is_struct(type_):
+        return any(
+            _has_truth_among_fractions([v.get(part.name) for v in there], part.type)
+            for part in type_
+        )
+    if pa.types.is_list(type_):
+        return _has_truth_among_fractions(
+            [item for value in there for item in value], type_.value_type
+        )
+    return False
 
 
 def _in_batches(values: Iterator[Any]) -> Iterator[list[Any]]:
@@ -227,13 +334,14 @@ def _text_schema(path: Path) -> pa.Schema:
 
 
 def _text_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with _text_stream(path) as stream:
+    check_text(path)
+    with open_text(path, newline=None) as stream:
         for lines in _in_batches(_lines(stream)):
             yield pa.record_batch([pa.array(lines, pa.string())], schema=schema)
 
 
 def _open_arrow(path: Path) -> Iterator[pa.RecordBatch | pa.Schema]:
-    """First the schema, then the batches, of either IPC format."""
+    """First the schema, then the batches, of an IPC file or stream."""
     with open(path, "rb") as file:
         is_file = file.read(6) == b"ARROW1"
     with pa.OSFile(str(path)) as source:

@@ -1,4 +1,4 @@
-"""Environments that arrive whole: what a cluster offers, what an environment needs, and whether the two fit.
+"""Environments: their files (`spec`), locks (`solve`), fit to a cluster (`compat`), `image`.
 
-Nothing in here reaches the network; what does is in `stage.sources`.
+Only `solve` and `asset` use the network.
 """

@@ -1,5 +1,6 @@
-"""A bundle as a read-only Hub, package index and conda channel on one port, for clients that know nothing of bundles.
+"""A bundle as a read-only Hub, package index and conda channel on one port, for unchanged clients.
 
-`catalogue` lays out once what the lock names; `hub` and `packages` are pure: request -> `Answer`; `server` is the only
-room with a socket. An address is looked up in the catalogue and never joined to a path, so none leads out of a bundle.
+`catalogue` lists what the lock names; `hub` and `packages` are pure: request -> `Answer`; only
+`server` has a socket. An address is looked up in the catalogue and never joined to a path, so no
+address leads out of the bundle.
 """

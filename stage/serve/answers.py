@@ -1,4 +1,4 @@
-"""What is asked and what is answered, as data."""
+"""HTTP requests and answers as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """One request. `path` is decoded and has no query; header names are in lower case."""
 
     method: str
@@ -21,7 +21,7 @@ class Question:
 
 @dataclass(frozen=True)
 class FileBody:
-    """A file that is sent whole or in part; `size` is what the lock says."""
+    """A file that is sent whole or in part; `size` is the locked size in bytes."""
 
     path: Path
     size: int
@@ -32,7 +32,7 @@ class Answer:
     """One response.
 
     Attributes:
-        missing: what was asked for that the bundle does not have, in words for whoever runs the server.
+        missing: describes what the bundle does not have, for the log of the server; None: nothing.
     """
 
     status: int
@@ -43,11 +43,20 @@ class Answer:
 
 def json_answer(document: object, headers: Mapping[str, str] | None = None) -> Answer:
     """200 with a JSON document."""
-    return Answer(200, json.dumps(document).encode(), {"Content-Type": "application/json", **(headers or {})})
+    return Answer(
+        200, json.dumps(document).encode(), {"Content-Type": "application/json", **(headers or {})}
+    )
 
 
-def refusal(status: int, message: str, code: str = "", *, missing: str | None = None) -> Answer:
-    """An error as the Hub words it: `code` is what huggingface_hub goes by (`utils/_http.py`, hf_raise_for_status)."""
+def error_answer(
+    status: int, message: str, code: str = "", *, missing: str | None = None
+) -> Answer:
+    """An error in the Hub's form.
+
+    Args:
+        code: the X-Error-Code that huggingface_hub reads (`utils/_http.py`, hf_raise_for_status).
+        missing: as for `Answer`.
+    """
     headers = {"Content-Type": "application/json", "X-Error-Message": " ".join(message.split())}
     if code:
         headers["X-Error-Code"] = code

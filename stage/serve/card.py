@@ -1,7 +1,8 @@
-"""A dataset's card, cut down to the configs and splits that travelled. Pure text work.
+"""Reduces a dataset's card to the configs and splits in the bundle: pure text work.
 
-`load_dataset` goes by the YAML at the top of README.md: `configs` says which files are which split, `dataset_info`
-which splits and features there must be (github.com/huggingface/datasets, `utils/metadata.py`).
+`load_dataset` reads the YAML at the top of README.md: `configs` names the files of each split, and
+`dataset_info` names the expected splits and features (github.com/huggingface/datasets,
+`utils/metadata.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from stage.frontmatter import split_card
+from stage.util.yaml_lines import split_card
 
 CARD = "README.md"
 Configs = Mapping[str, Mapping[str, list[str]]]
@@ -21,16 +22,22 @@ def card_of(original: str, configs: Configs, made: Collection[str] = ()) -> byte
     """The card to serve.
 
     Args:
-        original: the card as it was published; empty if there was none.
-        configs: config -> split -> files, as they are served.
-        made: those of them that were converted on the way: their parquet says itself what its columns mean, and what
-            the card says of the files as they were published may not be it.
+        original: the published card; empty if there is none.
+        configs: config -> split -> paths as they are served.
+        made: the configs that `fetch` converted. The card's features describe the published files,
+            so they are dropped: the parquet has its own.
     """
     metadata, text = split_card(original)
-    published = {entry.get("config_name", "default"): entry for entry in _entries(metadata.get("configs"))}
+    published = {
+        entry.get("config_name", "default"): entry for entry in _entries(metadata.get("configs"))
+    }
     metadata["configs"] = [
         {
-            **{k: v for k, v in published.get(config, {}).items() if k not in ("data_files", "data_dir")},
+            **{
+                k: v
+                for k, v in published.get(config, {}).items()
+                if k not in ("data_files", "data_dir")
+            },
             "config_name": config,
             "data_files": [{"split": split, "path": files} for split, files in splits.items()],
         }
@@ -43,7 +50,9 @@ def card_of(original: str, configs: Configs, made: Collection[str] = ()) -> byte
     ]
     if infos:
         metadata["dataset_info"] = infos
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{text}".encode()
+    return (
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{text}".encode()
+    )
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:
@@ -51,8 +60,12 @@ def _entries(value: Any) -> list[dict[str, Any]]:
     return [dict(entry) for entry in several if isinstance(entry, dict)]
 
 
-def _only(info: dict[str, Any], splits: Mapping[str, list[str]], *, is_made: bool) -> dict[str, Any]:
+def _only(
+    info: dict[str, Any], splits: Mapping[str, list[str]], *, is_made: bool
+) -> dict[str, Any]:
     if isinstance(info.get("splits"), list):
-        info["splits"] = [s for s in info["splits"] if isinstance(s, dict) and s.get("name") in splits]
+        info["splits"] = [
+            s for s in info["splits"] if isinstance(s, dict) and s.get("name") in splits
+        ]
     gone = ("download_size", "dataset_size", *(["features"] if is_made else []))
     return {key: value for key, value in info.items() if key not in gone}

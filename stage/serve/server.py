@@ -1,4 +1,4 @@
-"""The socket: HTTP/1.1 requests in, answers out, files by range. Nothing is written and nobody is logged in."""
+"""The HTTP/1.1 server, with byte ranges. It writes no file and has no logins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from stage.errors import UsageError
 from stage.serve import hub, packages
-from stage.serve.answers import Answer, FileBody, Question, refusal
+from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
 
 LARGEST_BODY = 2**20  # bytes; clients post lists of paths
@@ -22,16 +22,18 @@ class BundleServer(ThreadingHTTPServer):
     """Serves one catalogue.
 
     Args:
-        say: told, once each, of what was asked for and is not in the bundle.
+        say: prints a line for each thing that clients miss in the bundle, once.
 
     Raises:
-        UsageError: the port is taken, or the address is not this machine's.
+        UsageError: the port is in use, or the address is not one of this machine.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, catalogue: Catalogue, host: str, port: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, host: str, port: int, say: Callable[[str], None]
+    ) -> None:
         self.catalogue, self._say = catalogue, say
         self._said: set[str] = set()
         try:
@@ -39,25 +41,25 @@ class BundleServer(ThreadingHTTPServer):
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}, port {port}: {error.strerror}.",
-                "Another port: --port 0 takes any free one."
+                "Try another port: --port 0 takes any free one."
                 if error.errno in (errno.EADDRINUSE, errno.EACCES)
-                else "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them.",
+                else "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for all.",
             ) from None
 
     @property
     def address(self) -> str:
-        """What clients are given."""
+        """The base address for clients."""
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}"
 
     def mention(self, missing: str) -> None:
-        """Tells of something missing, the first time."""
+        """Prints that something is missing, the first time."""
         if missing not in self._said:
             self._said.add(missing)
             self._say(f"asked for, not here: {missing}")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is nobody's fault."""
+        """Prints nothing: a client may close its connection at any time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = cast(BundleServer, self.server)
         try:
-            found = _answer(self._question(), server.catalogue)
+            found = _answer(self._read_request(), server.catalogue)
             if found.missing:
                 server.mention(found.missing)
             self._send(found)
@@ -77,16 +79,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
-    def _question(self) -> Question:
+    def _read_request(self) -> Request:
         url = urllib.parse.urlsplit(self.path)
         length = self.headers.get("Content-Length", "0")
         size = int(length) if length.isdecimal() else 0
         body = self.rfile.read(size) if size <= LARGEST_BODY else b""
         if size > LARGEST_BODY or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # what follows would be taken for the next request
+            self.close_connection = True  # the unread body would be read as the next request
         query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return Question(self.command, urllib.parse.unquote(url.path), query, headers, body)
+        return Request(self.command, urllib.parse.unquote(url.path), query, headers, body)
 
     def _send(self, found: Answer) -> None:
         size = found.body.size if isinstance(found.body, FileBody) else len(found.body)
@@ -97,7 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
             if span := _span(self.headers.get("Range"), size):
                 first, last = span
                 status = 206 if first < size else 416
-                headers["Content-Range"] = f"bytes {first}-{last}/{size}" if status == 206 else f"bytes */{size}"
+                headers["Content-Range"] = (
+                    f"bytes {first}-{last}/{size}" if status == 206 else f"bytes */{size}"
+                )
         count = 0 if status == 416 else last - first + 1
         if isinstance(found.body, FileBody):
             return self._send_file(found.body, status, headers, first, count)
@@ -106,15 +110,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(found.body[first : first + count])
         return None
 
-    def _send_file(self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int) -> None:
+    def _send_file(
+        self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int
+    ) -> None:
         try:
-            file = open(body.path, "rb")  # noqa: SIM115 (an error here is an answer, one below is not)
+            file = open(body.path, "rb")  # noqa: SIM115 - only an error here can become an answer
         except OSError as error:
-            return self._send(refusal(500, f"{body.path}: {error.strerror}. Run `stage verify` on the bundle."))
+            return self._send(
+                error_answer(
+                    500, f"{body.path}: {error.strerror}. Run `stage verify` on the bundle."
+                )
+            )
         with file:
             if file.seek(0, 2) != body.size:
-                message = f"{body.path}: not the size that was locked. Run `stage verify` on the bundle."
-                return self._send(refusal(500, message))
+                message = f"{body.path}: not the locked size. Run `stage verify` on the bundle."
+                return self._send(error_answer(500, message))
             self._send_head(status, headers, count)
             if self.command != "HEAD" and count:
                 self.wfile.flush()
@@ -129,19 +139,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody wants a line a request; what is missing is told by `mention`."""
+        """Prints nothing per request; `mention` prints what is missing."""
 
 
-def _answer(question: Question, catalogue: Catalogue) -> Answer:
+def _answer(request: Request, catalogue: Catalogue) -> Answer:
     return (
-        hub.answer(question, catalogue)
-        or packages.answer(question, catalogue)
-        or refusal(404, "This server has a bundle: /api/, /<repository>/resolve/, /simple/ and /conda/.")
+        hub.answer(request, catalogue)
+        or packages.answer(request, catalogue)
+        or error_answer(
+            404, "This server has a bundle: /api/, /<repository>/resolve/, /simple/ and /conda/."
+        )
     )
 
 
 def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """First and last byte of a single range (RFC 9110, 14.1.2); None: send it whole."""
+    """First and last byte of a single range (RFC 9110, 14.1.2); None: send the whole file."""
     match = _RANGE.fullmatch(header or "")
     if not match or not (match[1] or match[2]):
         return None

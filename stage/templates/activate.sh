@@ -11,10 +11,15 @@ if [ ! -f '@PREFIX@/activate' ] || {
 elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
   if [ -n "${AIRLIFT_PREFIX:-}" ] && command -v airlift_deactivate >/dev/null 2>&1; then airlift_deactivate; fi
   AIRLIFT_OLD_PATH=${PATH-} AIRLIFT_OLD_CONDA_PREFIX=${CONDA_PREFIX-}
+  AIRLIFT_OLD_PYTHONPATH=${PYTHONPATH-} AIRLIFT_OLD_PYTHONNOUSERSITE=${PYTHONNOUSERSITE-}
+  if [ -n "${PYTHONPATH-}" ]; then
+    printf '%s\n' "PYTHONPATH is unset here: this environment has its own packages. It was: $PYTHONPATH" >&2
+  fi
   AIRLIFT_PREFIX='@PREFIX@' CONDA_PREFIX='@PREFIX@'
   PATH="@PREFIX@/bin${PATH:+:$PATH}"
-  export AIRLIFT_PREFIX CONDA_PREFIX PATH
-  unset PYTHONHOME
+  PYTHONNOUSERSITE=1 # packages of `pip install --user` would be imported before those of this environment
+  export AIRLIFT_PREFIX CONDA_PREFIX PATH PYTHONNOUSERSITE
+  unset PYTHONHOME PYTHONPATH
 
   airlift_source_all() {
     case $- in *u*) airlift_nounset=1; set +u ;; *) airlift_nounset= ;; esac
@@ -29,7 +34,10 @@ elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
     airlift_source_all "$AIRLIFT_PREFIX/etc/conda/deactivate.d"
     PATH=$AIRLIFT_OLD_PATH
     if [ -n "$AIRLIFT_OLD_CONDA_PREFIX" ]; then CONDA_PREFIX=$AIRLIFT_OLD_CONDA_PREFIX; else unset CONDA_PREFIX; fi
-    unset AIRLIFT_PREFIX AIRLIFT_OLD_PATH AIRLIFT_OLD_CONDA_PREFIX
+    if [ -n "$AIRLIFT_OLD_PYTHONPATH" ]; then export PYTHONPATH="$AIRLIFT_OLD_PYTHONPATH"; fi
+    PYTHONNOUSERSITE=$AIRLIFT_OLD_PYTHONNOUSERSITE
+    if [ -z "$PYTHONNOUSERSITE" ]; then unset PYTHONNOUSERSITE; fi
+    unset AIRLIFT_PREFIX AIRLIFT_OLD_PATH AIRLIFT_OLD_CONDA_PREFIX AIRLIFT_OLD_PYTHONPATH AIRLIFT_OLD_PYTHONNOUSERSITE
     unset -f airlift_source_all airlift_deactivate
     hash -r 2>/dev/null || :
   }

@@ -16,17 +16,31 @@ needed_kib='@SIZE_KIB@'
 needed_files='@FILES@'
 needed_glibc='@GLIBC@'
 machine='@MACHINE@'
+twins='@TWINS@' # files and folders whose names only case tells from others'
 
 newline='
 '
 
+stop_as() { # an exit code, of whoever has said why
+  ended=1
+  exit "$1"
+}
+
 say() { printf '%s\n' "$*"; }
+
+# What ends the shell itself (it cannot fork: no memory, no more processes) is no verdict on anything.
+finish() {
+  code=$?
+  if [ -n "$part" ]; then rm -rf "$part"; fi
+  [ -n "$ended" ] || code=5
+  exit "$code"
+}
 
 stop() { # exit code, what, what to do
   code=$1
   printf '%s: %s\n' "$asset" "$2" >&2
   if [ -n "${3:-}" ]; then printf '  -> %s\n' "$3" >&2; fi
-  exit "$code"
+  stop_as "$code"
 }
 
 find_tools() {
@@ -34,6 +48,7 @@ find_tools() {
   PATH="/usr/bin:/bin:/usr/sbin:/sbin${PATH:+:$PATH}"
   export PATH
   for tool in tar gzip sha256sum df uname mkdir chmod rm sleep tr; do
+    unset -f "$tool" # bash takes functions from its environment
     command -v "$tool" >/dev/null 2>&1 || stop 2 "\`$tool\` is not here, neither in /usr/bin nor on PATH." \
       "Run this on a login node, or ask the site for it."
   done
@@ -63,8 +78,9 @@ check_prefix() {
   esac
   if [ -e "$prefix" ] || [ -L "$prefix" ]; then
     if [ "$only" != --check ]; then clear_leftovers; fi
-    if [ -f "$prefix/.airlift/tree.txt" ] && [ "$(sha256_of "$prefix/.airlift/tree.txt")" = "$tree" ]; then
-      stop 2 "$prefix is this very environment already." "Use it: . '$prefix/activate'"
+    if [ -f "$prefix/.airlift/tree.txt" ]; then
+      sha256_of "$prefix/.airlift/tree.txt"
+      [ "$sum" != "$tree" ] || stop 2 "$prefix is this very environment already." "Use it: . '$prefix/activate'"
     fi
     stop 2 "$prefix exists." "Choose another path, or remove it first."
   fi
@@ -72,7 +88,7 @@ check_prefix() {
 }
 
 check_machine() {
-  found=$(uname -m)
+  found=$(uname -m) || stop 5 "\`uname\` cannot be run." "Look at \`ulimit -a\`; then run it again."
   [ "$found" = "$machine" ] || stop 1 "it is for $machine; this machine is $found." "Run it on the cluster's own nodes."
   found=$(getconf GNU_LIBC_VERSION 2>/dev/null) || found=
   found=${found##* }
@@ -115,14 +131,16 @@ column() { # the given column of the last line
 
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 
-sha256_of() {
-  sum=$(sha256sum <"$1") || sum=
-  say "${sum%% *}"
+sha256_of() { # sets `sum`; a file that cannot be read is not known to be damaged
+  sum=$(sha256sum <"$1") || stop 5 "$1 could not be read (the words are above). Nothing is known of it." \
+    "Look at its rights, at the disk and at \`ulimit -a\`; then run it again."
+  sum=${sum%% *}
 }
 
 check_image() {
   [ -f "$here/image.tar.gz" ] || stop 1 "$here/image.tar.gz is missing." "Copy the bundle again: rsync -c, or stage push."
-  [ "$(sha256_of "$here/image.tar.gz")" = "$image_sha256" ] || stop 1 \
+  sha256_of "$here/image.tar.gz"
+  [ "$sum" = "$image_sha256" ] || stop 1 \
     "$here/image.tar.gz is damaged: it is not the file that was made. Nothing was unpacked." \
     "stage verify says which part of it, where airlift is; or copy it again."
 }
@@ -135,8 +153,9 @@ check_bundle() { # this script could be the damaged one: the bundle's own list s
     while IFS= read -r line; do
       case $line in *"  data/envs/$asset/$file") listed=${line%% *} ;; esac
     done <"$list"
-    case $file in image.tar.gz) found=$image_sha256 ;; *) found=$(sha256_of "$here/$file") ;; esac
-    [ "$found" = "$listed" ] || stop 1 "$here/$file is not the one that the bundle lists." "Copy the bundle again."
+    sum=$image_sha256
+    case $file in image.tar.gz) ;; *) sha256_of "$here/$file" ;; esac
+    [ "$sum" = "$listed" ] || stop 1 "$here/$file is not the one that the bundle lists." "Copy the bundle again."
   done
 }
 
@@ -178,36 +197,41 @@ try_out() { # what `noexec` refuses is best learned by asking, and before much i
   "$trial" 2>/dev/null || stop 1 "programs on $parent cannot be run (mounted noexec). Nothing was unpacked." \
     "Choose another disk."
   rm -f "$trial"
+  [ "$twins" = 0 ] || ! [ -e "$part/.AIRLIFT" ] || stop 1 \
+    "$parent is on a disk that ignores case; $twins names of the environment need one that does not. Nothing was unpacked." \
+    "Choose another disk."
 }
 
 unpack() {
   part=$prefix.part.$$
-  trap 'rm -rf "$part"' EXIT
-  trap 'exit 130' INT
-  trap 'exit 143' TERM HUP
+  trap 'stop_as 130' INT
+  trap 'stop_as 143' TERM HUP
   mkdir -p "$part/.airlift" || stop 5 "$part cannot be made."
   uname -n >"$part/.airlift/owner" || stop 5 "$part cannot be written."
   try_out
   tar -xzof "$here/image.tar.gz" -C "$part" || stop 5 "unpacking stopped (tar's words are above); nothing is left of it." \
     "Look for a full disk or a quota, then run it again."
-  unset LD_LIBRARY_PATH LD_PRELOAD # of loaded modules: the environment brings its own
   say "checking and compiling $needed_files files"
   "$part/bin/python" -I -S -B "$part/.airlift/relocate.py" "$part" "$prefix" "$tree"
   code=$?
   case $code in
     0) ;;
-    1 | 5) exit "$code" ;;
+    1 | 5) stop_as "$code" ;;
     126 | 127) stop 5 "$part/bin/python does not start (exit code $code)." "Is the disk mounted noexec? Choose another." ;;
     *) stop 5 "relocation ended with exit code $code; nothing is left of it." "Run it again." ;;
   esac
-  trap - EXIT INT TERM HUP
+  part=
+  trap - INT TERM HUP
 }
 
 main() {
   set -u
   LC_ALL=C # lengths are bytes
   export LC_ALL
-  unset CDPATH
+  unset CDPATH TAR_OPTIONS TAPE GZIP POSIXLY_CORRECT # settings of `cd`, tar and gzip: they could unpack something else
+  unset LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT # of loaded modules: the environment brings its own
+  part='' ended=''
+  trap finish EXIT
   only=
   case ${1:-} in
     --check | --place) # --place: all but the image, for `stage env create` by another route
@@ -220,7 +244,7 @@ main() {
     '') stop 2 "where to?" "$usage" ;;
     -h | --help)
       say "usage: $usage"
-      exit 0
+      stop_as 0
       ;;
     -*) stop 2 "unknown option $1" "$usage" ;;
   esac
@@ -238,14 +262,14 @@ main() {
     check_image
   fi
   if [ "$only" = --check ]; then
-    if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || exit; fi
+    if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || stop_as $?; fi
     say "$asset: $prefix can be made."
   fi
-  if [ -n "$only" ]; then exit 0; fi
+  if [ -n "$only" ]; then stop_as 0; fi
   unpack
   say "$asset: $prefix is made; tree $tree"
   say "use it: . '$prefix/activate'"
 }
 
 main "$@"
-exit 0
+stop_as 0

@@ -9,6 +9,7 @@ LC_ALL=C
 export LC_ALL
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 export PATH
+unset CDPATH GREP_OPTIONS POSIXLY_CORRECT # settings of tools whose answers are read here
 
 complain() {
     echo "env-probe: $*" >&2

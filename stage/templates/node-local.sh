@@ -60,7 +60,8 @@ is_whole() {
     lost=.airlift/env.json
     [ -f "$prefix/$lost" ] || return 1
     lost=.airlift/tree.txt
-    sum=$(sha256sum 2>/dev/null <"$prefix/$lost") || return 1
+    [ -f "$prefix/$lost" ] || return 1
+    sum=$(sha256sum <"$prefix/$lost") || stop 5 "$prefix/$lost could not be read." "Look at \`ulimit -a\`; run it again."
     [ "${sum%% *}" = "$tree" ] || return 1
     # A line of tree.txt: kind, sha256, path.
     lost=$(cd "$prefix" && find . \( -type f -o -type l \) 2>/dev/null | awk '
@@ -70,6 +71,7 @@ is_whole() {
             for (path in made) if (first == "" || path < first) first = path
             print found + 0, count - found " of " count " files, such as " first
         }' .airlift/tree.txt -)
+    [ -n "$lost" ] || stop 5 "the files of $prefix could not be counted." "Look at \`ulimit -a\`; run it again."
     found=${lost%% *} lost=${lost#* }
     [ "${lost%% *}" = 0 ]
 }

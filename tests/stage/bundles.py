@@ -1,4 +1,4 @@
-"""Finished bundles for tests, made from bytes at hand by the rooms that make real ones; no Hub needed."""
+"""Finished bundles for tests, made from bytes by the modules that make real ones; without a Hub."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from stage.asset import Column, LockedAsset, LockedFile, LockedSplit, Source
-from stage.bundle import Bundle, finish, write_blocks
-from stage.digest import Digest, hash_file
-from stage.lockfile import Lockfile
-from tests.stage.locks import COMMIT
+from stage.bundle.bundle import Bundle, finish, write_blocks
+from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
+from stage.lock.write import FORMAT, Lockfile
+from stage.util.digests import Digest, hash_file
+from tests.stage.locks import COMMIT, in_format_1
 from tests.support.staging import safetensors
 
 BIG = "data/files/big/sparse.bin"
@@ -23,7 +23,7 @@ FACTS = [("Bagging-Date", "2026-01-02"), ("Airlift-Host", "laptop")]
 
 @cache
 def contents() -> dict[str, bytes]:
-    """Payload path -> bytes: some equal in size, one empty, one with a name in another script."""
+    """Payload path -> bytes: some of equal size, one empty, one name in another script."""
     noise = random.Random(2)
     return {
         "data/models/bert/config.json": b'{"model_type": "bert"}\n',
@@ -39,16 +39,17 @@ def contents() -> dict[str, bytes]:
 
 @cache
 def tiny() -> dict[str, bytes]:
-    """As little as a bundle can have that can still be damaged in all ways."""
+    """The smallest contents that can be damaged in all ways."""
     return {"data/files/notes/a": b"1", "data/files/notes/b": b"2"}
 
 
 @cache
 def many(count: int) -> dict[str, bytes]:
-    """So many small files more, of a few sizes, in a few hundred folders."""
+    """`number` more small files, of a few sizes, in a few hundred folders."""
     noise = random.Random(3)
     return {
-        f"data/files/notes/{n % 300:03d}/{n:05d}.txt": noise.randbytes(noise.randrange(1, 40)) for n in range(count)
+        f"data/files/notes/{n % 300:03d}/{n:05d}.txt": noise.randbytes(noise.randrange(1, 40))
+        for n in range(count)
     }
 
 
@@ -59,13 +60,15 @@ def make_bundle(
     big: bool = True,
     files: Mapping[str, bytes] | None = None,
     name: str = "made",
+    format: int = FORMAT,
 ) -> Bundle:
     """Writes a finished bundle.
 
     Args:
-        big: with a file large enough to have blocks.
-        files: payload path -> bytes of everything else (default: `contents`).
-        name: the bundle's, as its lock has it.
+        big: adds a file that is large enough to have blocks.
+        files: payload path -> bytes of all other files (default: `contents`).
+        name: of the bundle, in its lock.
+        format: of the lock.
     """
     root.mkdir()
     files = contents() if files is None else files
@@ -79,6 +82,7 @@ def make_bundle(
             target.seek(20 * 2**20)
             target.write(b"not only zeros")
     lock = replace(_lock(root, big, files), name=name)
+    lock = in_format_1(lock) if format == 1 else lock
     return finish(root, lock, REQUEST, facts)
 
 
@@ -88,7 +92,10 @@ def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
         if digests.blocks:
             write_blocks(root, digests.sha256, digests.blocks)
         evidence = Digest("git-sha1", digests.git_sha1 or "") if upstream else None
-        return LockedFile(path, digests.size, digests.sha256, evidence, path.rpartition("/")[2])
+        name = path.rpartition("/")[2]
+        return LockedFile(
+            path, digests.size, digests.sha256, evidence, name, blocks=digests.blocks_sha256
+        )
 
     def below(folder: str, upstream: bool = True) -> tuple[LockedFile, ...]:
         return tuple(entry(path, upstream) for path in files if path.startswith(folder))
@@ -97,11 +104,25 @@ def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
     shards = below("data/datasets/lines/")
     split = LockedSplit(tuple(file.path for file in shards), 7, (Column("text", "string"),))
     every = [
-        LockedAsset("bert", "model", {"model": "acme/bert"}, hub, below("data/models/bert/"), licence="mit"),
-        LockedAsset("lines", "dataset", {"dataset": "a/l"}, hub, shards, configs={"plain": {"train": split}}),
-        LockedAsset("notes", "files", {"path": "n"}, Source("path", "n"), below("data/files/notes/", upstream=False)),
+        LockedAsset(
+            "bert", "model", {"model": "acme/bert"}, hub, below("data/models/bert/"), licence="mit"
+        ),
+        LockedAsset(
+            "lines", "dataset", {"dataset": "a/l"}, hub, shards, configs={"plain": {"train": split}}
+        ),
+        LockedAsset(
+            "notes",
+            "files",
+            {"path": "n"},
+            Source("path", "n"),
+            below("data/files/notes/", upstream=False),
+        ),
     ]
     assets = [asset for asset in every if asset.files]
     if big:
-        assets.append(LockedAsset("big", "files", {"path": "b"}, Source("path", "b"), (entry(BIG, False),)))
-    return Lockfile("made", {asset.name: asset for asset in sorted(assets, key=lambda asset: asset.name)})
+        assets.append(
+            LockedAsset("big", "files", {"path": "b"}, Source("path", "b"), (entry(BIG, False),))
+        )
+    return Lockfile(
+        "made", {asset.name: asset for asset in sorted(assets, key=lambda asset: asset.name)}
+    )

@@ -1,4 +1,4 @@
-"""Properties are checked the same way on a busy machine as on an idle one: no deadline. `stage` as a test runs it."""
+"""How tests run `stage`. hypothesis has no deadline: a busy machine checks as an idle one does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 from hypothesis import HealthCheck, settings
 
-from stage import sources
-from stage.sources.retry import RetryPolicy
-from tests.support.hubs import TestHub
+from stage.download.retry import RetryPolicy
+from stage.fetch import sources
+from tests.support.servers.hubs import TestHub
 from tests.support.staging import run_here
 
 settings.register_profile("airlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,7 +21,7 @@ settings.load_profile("airlift")
 
 @pytest.fixture
 def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs `stage` against the Hub in a folder of its own; no traceback whatever happens."""
+    """Runs `stage` against the Hub in a folder of its own. Fails on any traceback."""
     (tmp_path / "laptop").mkdir()
     monkeypatch.chdir(tmp_path / "laptop")
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
@@ -31,5 +31,5 @@ def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many attempts as ever, with hardly a pause between them unless the server asks for one (`test_retry.py`)."""
+    """The usual attempts with short pauses, unless the server asks for one (`test_retry.py`)."""
     monkeypatch.setattr(sources, "RetryPolicy", partial(RetryPolicy, first_s=0.02))

@@ -1,7 +1,7 @@
-"""Ways in which a bundle gets damaged, each made at random: what was done, and where it must be noticed.
+"""Ways to damage a bundle, each at random, and the paths that a verification must report.
 
-A damage is a function of a bundle's folder and a source of chance; it returns the paths of which at least one has to be
-named by a finding. Edits that keep some of the records consistent are among them.
+A damage is a function of a bundle's folder and a source of chance. It returns paths: a finding must
+name at least one of them. Some edits keep a part of the records consistent.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stage import bundle as layout
-from stage.bundle import manifest_text, parse_manifest
-from stage.digest import sha256_of_bytes
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import manifest_text, parse_manifest
+from stage.util.digests import sha256_of_bytes
 from tests.stage.bundles import BIG
 
 Damage = Callable[[Path, random.Random], set[str]]
 
 
 def files(root: Path) -> list[str]:
-    """Every file of a bundle, the index too."""
+    """Every file of a bundle, with the index."""
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
@@ -36,7 +36,7 @@ def tags(root: Path) -> list[str]:
 
 
 def folders(root: Path) -> list[str]:
-    """Every folder of a bundle with a file somewhere below it."""
+    """Every folder of a bundle with a file at any depth below it."""
     return sorted({parent for path in files(root) for parent in _parents(path)})
 
 
@@ -46,7 +46,13 @@ def _parents(path: str) -> list[str]:
 
 
 def flip_a_bit(root: Path, chance: random.Random) -> set[str]:
-    return {_flip(root, chance.choice([path for path in files(root) if (root / path).stat().st_size]), chance)}
+    return {
+        _flip(
+            root,
+            chance.choice([path for path in files(root) if (root / path).stat().st_size]),
+            chance,
+        )
+    }
 
 
 def flip_a_bit_of_a_tag_file(root: Path, chance: random.Random) -> set[str]:
@@ -81,8 +87,10 @@ def truncate(root: Path, chance: random.Random) -> set[str]:
 
 
 def truncate_at_a_line(root: Path, chance: random.Random) -> set[str]:
-    """A tag file that still looks whole."""
-    path = chance.choice([path for path in tags(root) if (root / path).read_bytes().count(b"\n") > 1])
+    """Makes a tag file that still looks complete."""
+    path = chance.choice(
+        [path for path in tags(root) if (root / path).read_bytes().count(b"\n") > 1]
+    )
     lines = (root / path).read_bytes().splitlines(keepends=True)
     (root / path).write_bytes(b"".join(lines[: chance.randrange(len(lines))]))
     return {path}
@@ -109,8 +117,12 @@ def delete_a_folder(root: Path, chance: random.Random) -> set[str]:
 
 
 def add_a_file(root: Path, chance: random.Random) -> set[str]:
-    folder = chance.choice(["", "data/new/deep/", "blocks/", "other/", *(f"{folder}/" for folder in folders(root))])
-    name = chance.choice([".DS_Store", "x.py", "model.safetensors.partial", "._config.json", "a" * 64, "notes~", "ü"])
+    folder = chance.choice(
+        ["", "data/new/deep/", "blocks/", "other/", *(f"{folder}/" for folder in folders(root))]
+    )
+    name = chance.choice(
+        [".DS_Store", "x.py", "model.safetensors.partial", "._config.json", "a" * 64, "notes~", "ü"]
+    )
     (root / folder).mkdir(parents=True, exist_ok=True)
     (root / folder / name).write_bytes(chance.choice([b"", b"\n", b"data"]))
     return {folder + name}
@@ -129,7 +141,9 @@ def swap_two_of_equal_size(root: Path, chance: random.Random) -> set[str]:
     by_size: dict[int, list[str]] = {}
     for path in payload(root):
         by_size.setdefault((root / path).stat().st_size, []).append(path)
-    one, other = chance.sample(chance.choice([many for many in by_size.values() if len(many) > 1]), 2)
+    one, other = chance.sample(
+        chance.choice([many for many in by_size.values() if len(many) > 1]), 2
+    )
     assert (root / one).read_bytes() != (root / other).read_bytes()
     return _swap(root, one, other)
 
@@ -152,11 +166,13 @@ def overwrite_with_another(root: Path, chance: random.Random) -> set[str]:
 
 
 def link_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
-    """Even to the very same bytes, outside the bundle or inside it."""
+    """Replaces a file by a link, even to equal bytes, outside the bundle or inside it."""
     path = chance.choice(files(root))
     kept = root / ".." / chance.choice(["outside", root.name + "/inside"])
     shutil.move(root / path, kept)
-    (root / path).symlink_to(chance.choice([kept.resolve(), Path(os.path.relpath(kept, (root / path).parent))]))
+    (root / path).symlink_to(
+        chance.choice([kept.resolve(), Path(os.path.relpath(kept, (root / path).parent))])
+    )
     return {path}
 
 
@@ -189,13 +205,13 @@ def pipe_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
 
 
 def edit_the_lock(root: Path, chance: random.Random) -> set[str]:
-    """In the lock alone."""
+    """Changes the lock only."""
     _write_lock(root, _edited_lock(root, chance)[0])
     return {layout.LOCK}
 
 
 def edit_the_lock_and_the_index(root: Path, chance: random.Random) -> set[str]:
-    """The lock with its line in the tag manifest; `bag-info.txt` or the payload tells."""
+    """Changes the lock and its line in the tag manifest; `bag-info.txt` or the payload differs."""
     document, blamed = _edited_lock(root, chance)
     _write_lock(root, document)
     _reseal(root, layout.LOCK)
@@ -203,8 +219,8 @@ def edit_the_lock_and_the_index(root: Path, chance: random.Random) -> set[str]:
 
 
 def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> set[str]:
-    """All records agree with one another, and none with the payload: then the payload is what is found."""
-    from stage.lockreader import read_lock
+    """All records agree with one another but not with the payload; the finding is the payload."""
+    from stage.lock.read import read_lock
 
     document = _read_lock(root)
     asset = chance.choice([asset for asset in document["assets"].values() if asset["files"]])
@@ -224,7 +240,7 @@ def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> 
 
 
 def edit_a_file_and_the_payload_manifest(root: Path, chance: random.Random) -> set[str]:
-    """What somebody does who knows BagIt: the payload, its manifest and the tag manifest agree; the lock does not."""
+    """An edit by a user who knows BagIt: payload and both manifests agree; the lock does not."""
     small = [path for path in payload(root) if 0 < (root / path).stat().st_size < 10**6]
     path = _flip(root, chance.choice(small), chance)
     lines = parse_manifest((root / layout.MANIFEST).read_bytes())
@@ -256,18 +272,22 @@ def edit_bag_info_and_the_index(root: Path, chance: random.Random) -> set[str]:
 
 def edit_bagit_and_the_index(root: Path, chance: random.Random) -> set[str]:
     text = (root / layout.BAGIT).read_bytes()
-    (root / layout.BAGIT).write_bytes(chance.choice([text.replace(b"1.0", b"0.97"), b"", text + b"X: y\n"]))
+    (root / layout.BAGIT).write_bytes(
+        chance.choice([text.replace(b"1.0", b"0.97"), b"", text + b"X: y\n"])
+    )
     _reseal(root, layout.BAGIT)
     return {layout.BAGIT}
 
 
 def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
-    """A line taken out, doubled, changed, added, moved; its ends of lines changed."""
+    """Removes, doubles, changes, adds or moves a line, or changes its line ends."""
     path = root / layout.TAG_MANIFEST
     lines = path.read_bytes().splitlines(keepends=True)
     index = chance.randrange(len(lines))
     name = lines[index][66:].strip().decode()
-    kind = chance.choice(["drop", "double", "digest", "add", "move", "crlf", "case", "space", "payload"])
+    kind = chance.choice(
+        ["drop", "double", "digest", "add", "move", "crlf", "case", "space", "payload"]
+    )
     match kind:
         case "drop":
             del lines[index]
@@ -303,13 +323,17 @@ def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:
 def drop_a_block_files_line_and_edit_it(root: Path, chance: random.Random) -> set[str]:
     damaged = edit_a_block_file(root, chance)
     path = root / layout.TAG_MANIFEST
-    lines = [line for line in path.read_text().splitlines(keepends=True) if layout.BLOCKS not in line]
+    lines = [
+        line for line in path.read_text().splitlines(keepends=True) if layout.BLOCKS not in line
+    ]
     path.write_text("".join(lines))
     return {layout.TAG_MANIFEST, *damaged}
 
 
 def edit_the_request(root: Path, chance: random.Random) -> set[str]:
-    (root / layout.REQUEST).write_bytes((root / layout.REQUEST).read_bytes().replace(b"acme", b"acne"))
+    (root / layout.REQUEST).write_bytes(
+        (root / layout.REQUEST).read_bytes().replace(b"acme", b"acne")
+    )
     return {layout.REQUEST}
 
 
@@ -325,7 +349,9 @@ def _write_lock(root: Path, document: dict[str, Any]) -> None:
 
 def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set[str]]:
     document = _read_lock(root)
-    name, asset = chance.choice(sorted((n, a) for n, a in document["assets"].items() if len(a["files"]) > 1))
+    name, asset = chance.choice(
+        sorted((n, a) for n, a in document["assets"].items() if len(a["files"]) > 1)
+    )
     file = chance.choice(asset["files"])
     match chance.choice(["size", "digest", "name", "licence", "path", "drop", "unknown"]):
         case "size":
@@ -338,9 +364,13 @@ def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set
             asset["licence"] = "none of your business"
         case "path":
             other = f"{file['path']}x"
-            splits = [split for config in asset.get("configs", {}).values() for split in config.values()]
+            splits = [
+                split for config in asset.get("configs", {}).values() for split in config.values()
+            ]
             for split in splits:
-                split["shards"] = [other if shard == file["path"] else shard for shard in split["shards"]]
+                split["shards"] = [
+                    other if shard == file["path"] else shard for shard in split["shards"]
+                ]
             file["path"] = other
         case "drop":
             asset["files"].remove(file)
@@ -351,7 +381,7 @@ def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set
 
 
 def _reseal(root: Path, *names: str) -> None:
-    """Makes the tag manifest agree with tag files as they are now."""
+    """Makes the tag manifest agree with the current tag files."""
     path = root / layout.TAG_MANIFEST
     digests = parse_manifest(path.read_bytes())
     digests |= {name: sha256_of_bytes((root / name).read_bytes()) for name in names}

@@ -1,6 +1,7 @@
-"""The parsers that meet files from somewhere else, and what each must do with any bytes at all: give a value, or words.
+"""The parsers of foreign files. For any bytes, each returns a value or fails with a clear message.
 
-`test_fuzz.py` feeds them with hypothesis, for a moment, in every test run; `scripts/fuzz` with libFuzzer, for hours.
+`test_fuzz.py` feeds them with hypothesis, briefly, in every test run. `scripts/fuzz` does it with
+libFuzzer, for hours.
 """
 
 from __future__ import annotations
@@ -13,35 +14,42 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from stage import bundle as layout
-from stage.bundle import Bundle, manifest_text
-from stage.digest import sha256_of_bytes
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import Bundle, manifest_text
+from stage.bundle.inspect import safetensors_header
 from stage.errors import StageError, as_shown
-from stage.findings import read_report
-from stage.inspect import safetensors_header
-from stage.lockreader import read_lock
-from stage.manifest import Manifest
-from stage.patchfile import find_volumes
-from stage.request import as_lock_request
-from stage.sign import signed_by
-from stage.verify import verify
+from stage.lock.read import read_lock
+from stage.manifest.manifest import Manifest
+from stage.manifest.requests import as_lock_request
+from stage.transfer.patch import find_volumes
+from stage.util.digests import sha256_of_bytes
+from stage.verify.report import read_report
+from stage.verify.signature import signed_by
+from stage.verify.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
 from tests.stage.patches import sealed
 
 CORPUS = Path(__file__).parent / "corpus"
-# In a bundle: the file that is replaced is chosen by the first byte, and by its parity whether a seal vouches for it.
-TAGS = (layout.BAGIT, layout.BAG_INFO, layout.MANIFEST, layout.TAG_MANIFEST, layout.LOCK, layout.SIGNATURE)
+# The first byte selects the file that is replaced; its parity decides whether a seal covers it.
+TAGS = (
+    layout.BAGIT,
+    layout.BAG_INFO,
+    layout.MANIFEST,
+    layout.TAG_MANIFEST,
+    layout.LOCK,
+    layout.SIGNATURE,
+)
 
 
 def lock(data: bytes, folder: Path) -> None:
-    """What is read is written back as it was."""
+    """A value that is read is written back unchanged."""
     parsed = read_lock(data, "x.lock")
     assert read_lock(parsed.to_json(), "x.lock") == canonical(parsed)
 
 
 def manifest(data: bytes, folder: Path) -> None:
-    """And every request can be written into a lock."""
+    """Every request can also be written into a lock."""
     path = folder / "m.yaml"
     path.write_bytes(data)
     parsed = Manifest.load(path)
@@ -50,26 +58,30 @@ def manifest(data: bytes, folder: Path) -> None:
 
 
 def patch(data: bytes, folder: Path) -> None:
-    """A sealed plan; what is read is written back as it was."""
+    """A sealed plan. A value that is read is written back unchanged."""
     (volume,) = find_volumes([sealed(folder, data)])
     (again,) = find_volumes([sealed(folder, volume.plan.to_json(volume.number))])
     assert (again.plan, again.number) == (volume.plan, volume.number)
 
 
 def report(data: bytes, folder: Path) -> None:
-    """What is read is written back as it was."""
+    """A value that is read is written back unchanged."""
     path = folder / "report.json"
     path.write_bytes(data)
     parsed = read_report(path)
     path.write_text(json.dumps(parsed.to_json()))
     again = read_report(path)
-    assert (again.findings, again.bundle_id, again.shard) == (parsed.findings, parsed.bundle_id, parsed.shard)
+    assert (again.findings, again.bundle_id, again.shard) == (
+        parsed.findings,
+        parsed.bundle_id,
+        parsed.shard,
+    )
     for finding in parsed.findings:
         as_shown(str(finding)).encode()
 
 
 def safetensors(data: bytes, folder: Path) -> None:
-    """Every tensor lies in the file."""
+    """Every tensor is inside the file."""
     path = folder / "model.safetensors"
     path.write_bytes(data)
     for tensor in safetensors_header(path).values():
@@ -84,7 +96,7 @@ def _bundle() -> Path:
 
 
 def bag(data: bytes, folder: Path) -> None:
-    """A bundle of which one file beside the payload is replaced: verified, opened, looked at."""
+    """Replaces one file beside the payload of a bundle; verifies the bundle, opens and shows it."""
     root = folder / "bundle"
     if not root.exists():
         shutil.copytree(_bundle(), root)
@@ -93,7 +105,9 @@ def bag(data: bytes, folder: Path) -> None:
         (root / name).write_bytes(data[1:])
         if data and data[0] & 1 and name != layout.TAG_MANIFEST:
             digests = layout.parse_manifest((_bundle() / layout.TAG_MANIFEST).read_bytes())
-            (root / layout.TAG_MANIFEST).write_bytes(manifest_text({**digests, name: sha256_of_bytes(data[1:])}))
+            (root / layout.TAG_MANIFEST).write_bytes(
+                manifest_text({**digests, name: sha256_of_bytes(data[1:])})
+            )
         report = verify(root, "fast")
         json.dumps(report.to_json()).encode()
         assert (
@@ -123,7 +137,7 @@ PARSERS: Mapping[str, Callable[[bytes, Path], None]] = {
 
 
 def survives(target: str, data: bytes, folder: Path) -> None:
-    """Feeds a parser; whatever is not a value or a StageError with a remedy comes out of here."""
+    """Feeds a parser. Passes if it returns, or raises a StageError with a remedy."""
     try:
         PARSERS[target](data, folder)
     except StageError as error:

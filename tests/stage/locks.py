@@ -1,4 +1,4 @@
-"""Locks for tests: one of every kind of asset by hand, and any lock at all by hypothesis."""
+"""Locks for tests: one by hand with each kind of asset, and any valid lock by hypothesis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stage.asset import (
+from stage.lock.model import (
     FOLDERS,
     Base,
     Code,
@@ -24,9 +24,9 @@ from stage.asset import (
     Part,
     Source,
 )
-from stage.digest import Digest
-from stage.lockfile import Lockfile
-from stage.names import collisions, problem_with_asset_name, problem_with_path
+from stage.lock.write import FORMATS, Lockfile
+from stage.util.digests import BLOCKS_ABOVE, Digest
+from stage.util.paths import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,13 +35,17 @@ def locked_file(path: str, size: int = 10, evidence: str = "lfs-sha256") -> Lock
     """A complete file entry whose digests are made of its name."""
     digest = path.encode().hex().ljust(64, "0")[-64:]
     upstream = Digest(evidence, digest[: 40 if evidence == "git-sha1" else 64])
-    return LockedFile(path, size, digest, upstream, path.rpartition("/")[2])
+    blocks = digest[::-1] if size > BLOCKS_ABOVE else None
+    return LockedFile(path, size, digest, upstream, path.rpartition("/")[2], blocks=blocks)
 
 
 def every_kind() -> Lockfile:
     """A complete lock with a model, a tokenizer, a dataset of two configs, and local files."""
     folder = "data/datasets/lines"
-    shards = (f"{folder}/plain/train-00000-of-00002.parquet", f"{folder}/plain/train-00001-of-00002.parquet")
+    shards = (
+        f"{folder}/plain/train-00000-of-00002.parquet",
+        f"{folder}/plain/train-00001-of-00002.parquet",
+    )
     other = f"{folder}/other/test-00000-of-00001.parquet"
     schema = (Column("text", "string"), Column("spalte ü", "list<element: int64>"))
     model = LockedAsset(
@@ -53,7 +57,10 @@ def every_kind() -> Lockfile:
             locked_file("data/models/bert/config.json", 7, "git-sha1"),
             locked_file("data/models/bert/model.safetensors", 10**12),
         ),
-        left_out=(LeftOut("tf_model.h5", 5, "excluded by the manifest"), LeftOut("bad\nname", 0, "a pickle")),
+        left_out=(
+            LeftOut("tf_model.h5", 5, "excluded by the manifest"),
+            LeftOut("bad\nname", 0, "a pickle"),
+        ),
         aliases=("acme/bert",),
         licence="apache-2.0",
     )
@@ -82,18 +89,26 @@ def every_kind() -> Lockfile:
         source=Source("path", "./notes"),
         files=(LockedFile("data/files/notes/a b/ü.txt", 0, "e" * 64, None, "a b/ü.txt"),),
     )
-    return Lockfile("every-kind", {asset.name: asset for asset in (model, tokenizer, dataset, files)})
+    return Lockfile(
+        "every-kind", {asset.name: asset for asset in (model, tokenizer, dataset, files)}
+    )
 
 
-def brought_and_made() -> Lockfile:
-    """A complete lock with an adapter, its base, code of another repository, and a dataset that was converted."""
-    config, made = "data/models/lora/config.json", "data/datasets/raw/default/train-00000-of-00001.parquet"
+def fetched_and_made() -> Lockfile:
+    """A complete lock: an adapter, its base, code of another repository, a converted dataset."""
+    config, made = (
+        "data/models/lora/config.json",
+        "data/datasets/raw/default/train-00000-of-00001.parquet",
+    )
     lora = LockedAsset(
         name="lora",
         kind="model",
         request={"model": "acme/lora", "revision": "main", "allow_code": True},
         source=Source("hub", "acme/lora", "main", COMMIT),
-        files=(LockedFile(config, 5, "d" * 64, None, "config.json", "auto_map"), locked_file("data/models/lora/m.py")),
+        files=(
+            LockedFile(config, 5, "d" * 64, None, "config.json", "auto_map"),
+            locked_file("data/models/lora/m.py"),
+        ),
         made_from=(Ingredient("config.json", 9, "c" * 64, Digest("git-sha1", COMMIT)),),
         base=Base("acme/base", "v1"),
         code=(Code("acme/code", COMMIT, "mit", ("data/models/lora/m.py",)),),
@@ -113,19 +128,30 @@ def brought_and_made() -> Lockfile:
         source=Source("hub", "acme/raw", "main", COMMIT),
         files=(LockedFile(made, 5, "d" * 64, None, "csv: a.csv", "csv"),),
         configs={"default": {"train": LockedSplit((made,), 1, (Column("x", "int64"),))}},
-        made_from=(Ingredient("a.csv", 5, "c" * 64, Digest("git-sha1", COMMIT), Part("train", "csv", ";")),),
+        made_from=(
+            Ingredient("a.csv", 5, "c" * 64, Digest("git-sha1", COMMIT), Part("train", "csv", ";")),
+        ),
     )
     return Lockfile("brought", {asset.name: asset for asset in (lora, base, raw)})
 
 
+def in_format_1(lock: Lockfile) -> Lockfile:
+    """The same lock as releases before format 2 wrote it."""
+    assets = {
+        name: replace(asset, files=tuple(replace(file, blocks=None) for file in asset.files))
+        for name, asset in lock.assets.items()
+    }
+    return replace(lock, assets=assets, format=1)
+
+
 def document(lock: Lockfile | None = None) -> dict[str, Any]:
-    """A lock's JSON as plain data, to be edited."""
+    """A lock's JSON as plain data, for edits."""
     parsed: dict[str, Any] = json.loads((lock or every_kind()).to_json())
     return parsed
 
 
 def canonical(lock: Lockfile) -> Lockfile:
-    """The same lock with everything that has no order in the order its text has."""
+    """The same lock with each unordered list in the order of the text."""
     return Lockfile(
         lock.name,
         {
@@ -143,6 +169,7 @@ def canonical(lock: Lockfile) -> Lockfile:
             )
             for name in sorted(lock.assets)
         },
+        lock.format,
     )
 
 
@@ -153,42 +180,70 @@ def _made_from_order(ingredient: Ingredient) -> tuple[str, str]:
 hexes = {n: st.text("0123456789abcdef", min_size=n, max_size=n) for n in (40, 64)}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 asset_names = st.text("abc._-XYZ09é", min_size=1, max_size=6).filter(
-    lambda name: problem_with_asset_name(name) is None and unicodedata.normalize("NFC", name) == name
+    lambda name: (
+        problem_with_asset_name(name) is None and unicodedata.normalize("NFC", name) == name
+    )
 )
 sizes = st.integers(0, 2**50)
 digests = st.one_of(
-    st.builds(Digest, st.just("lfs-sha256"), hexes[64]), st.builds(Digest, st.just("git-sha1"), hexes[40])
+    st.builds(Digest, st.just("lfs-sha256"), hexes[64]),
+    st.builds(Digest, st.just("git-sha1"), hexes[40]),
 )
 parts = st.builds(Part, st.text("abé_", min_size=1, max_size=5), texts, st.none() | texts)
 ingredients = st.builds(
-    Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests, st.none() | parts
+    Ingredient,
+    texts,
+    st.none() | sizes,
+    st.none() | hexes[64],
+    st.none() | digests,
+    st.none() | parts,
 )
 
 
 def _environments(paths: list[str], folder: str) -> st.SearchStrategy[LockedEnvironment]:
     """Environments whose packages are files of the asset."""
-    inside = st.sampled_from([path.removeprefix(folder) for path in paths]) if paths else st.nothing()
+    inside = (
+        st.sampled_from([path.removeprefix(folder) for path in paths]) if paths else st.nothing()
+    )
     packages = st.lists(st.builds(PackageEntry, texts, texts, texts, inside), max_size=2).map(tuple)
     return st.builds(
-        LockedEnvironment, texts, st.dictionaries(texts, texts, max_size=2), packages, st.none() | hexes[64]
+        LockedEnvironment,
+        texts,
+        st.dictionaries(texts, texts, max_size=2),
+        packages,
+        st.none() | hexes[64],
     )
 
 
 @st.composite
-def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
+def _assets(draw: st.DrawFn, name: str, format: int) -> LockedAsset:
     kind = draw(st.sampled_from(sorted(FOLDERS)))
     folder = f"data/{FOLDERS[kind]}/{name}/"
-    leaves = st.lists(st.text("abé ./%", min_size=1, max_size=8).map(lambda p: folder + p), max_size=4, unique=True)
+    leaves = st.lists(
+        st.text("abé ./%", min_size=1, max_size=8).map(lambda p: folder + p),
+        max_size=4,
+        unique=True,
+    )
     paths = draw(leaves.map(lambda many: [p for p in many if problem_with_path(p) is None]))
     made_by = st.none() | st.sampled_from(("download", "unpack", "safetensors", "csv"))
     files = [
         LockedFile(
-            path, draw(sizes), draw(st.none() | hexes[64]), draw(st.none() | digests), draw(texts), draw(made_by)
+            path,
+            size := draw(sizes),
+            draw(st.none() | hexes[64]),
+            draw(st.none() | digests),
+            draw(texts),
+            draw(made_by),
+            draw(st.none() | hexes[64]) if format > 1 and size > BLOCKS_ABOVE else None,
         )
         for path in paths
     ]
-    ingredients = st.builds(Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests)
-    hub = st.builds(Source, st.just("hub"), texts, st.none() | texts, hexes[40], st.none() | hexes[40])
+    ingredients = st.builds(
+        Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests
+    )
+    hub = st.builds(
+        Source, st.just("hub"), texts, st.none() | texts, hexes[40], st.none() | hexes[40]
+    )
     source = draw(hub | st.builds(Source, st.sampled_from(("path", "url")), texts))
     columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
     shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
@@ -196,15 +251,25 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     return LockedAsset(
         name=name,
         kind=kind,
-        request=draw(st.dictionaries(texts, texts | st.booleans() | st.lists(texts, max_size=2), max_size=3)),
+        request=draw(
+            st.dictionaries(texts, texts | st.booleans() | st.lists(texts, max_size=2), max_size=3)
+        ),
         source=source,
         files=tuple(files),
         left_out=tuple(
-            draw(st.lists(st.builds(LeftOut, texts, sizes, texts), max_size=2, unique_by=lambda left: left.path))
+            draw(
+                st.lists(
+                    st.builds(LeftOut, texts, sizes, texts),
+                    max_size=2,
+                    unique_by=lambda left: left.path,
+                )
+            )
         ),
         aliases=tuple(draw(st.lists(texts, max_size=2))),
         licence=draw(st.none() | texts),
-        made_from=tuple(draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin))),
+        made_from=tuple(
+            draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin))
+        ),
         configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
         if kind == "dataset"
         else {},
@@ -214,7 +279,13 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         code=tuple(
             draw(
                 st.lists(
-                    st.builds(Code, texts, hexes[40], st.none() | texts, st.lists(texts, max_size=2).map(tuple)),
+                    st.builds(
+                        Code,
+                        texts,
+                        hexes[40],
+                        st.none() | texts,
+                        st.lists(texts, max_size=2).map(tuple),
+                    ),
                     max_size=2,
                     unique_by=lambda code: code.repository,
                 )
@@ -225,8 +296,9 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
 
 @st.composite
 def locks(draw: st.DrawFn) -> Lockfile:
-    """Any lock that may be written: complete or not."""
+    """Any valid lock: complete or not, in any format."""
+    format = draw(st.sampled_from(FORMATS))
     names = draw(st.lists(asset_names, max_size=3, unique=True))
-    lock = Lockfile(draw(texts), {name: draw(_assets(name)) for name in names})
+    lock = Lockfile(draw(texts), {name: draw(_assets(name, format)) for name in names}, format)
     paths = [file.path for file in lock.files]
-    return lock if not collisions(paths) else Lockfile(lock.name, {})
+    return lock if not collisions(paths) else Lockfile(lock.name, {}, format)

@@ -1,7 +1,7 @@
-"""Whatever bytes a parser is given, it gives a value or words with a remedy. What once broke one stays in the corpus.
+"""For any bytes, a parser returns a value or an error with a remedy. The corpus keeps old failures.
 
-Mutations of the corpus, by hypothesis: as many as a test run has time for, always the same; with `-m slow` many more,
-new ones each time. scripts/fuzz looks for longer, guided by what code the bytes reach.
+hypothesis mutates the corpus: a few mutations, always the same; with `-m slow` many more, new ones
+each time. scripts/fuzz searches longer, guided by the code that the bytes reach.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stage.patchfile import PLAN, Plan, find_volumes
+from stage.transfer.patch import PLAN, PatchPlan, find_volumes
 from tests.stage.fuzzing import CORPUS, PARSERS, survives
 from tests.stage.patches import plans, sealed
 
-SEEDS = {target: [path.read_bytes() for path in sorted((CORPUS / target).iterdir())] for target in PARSERS}
-# Each has broken some parser somewhere.
+SEEDS = {
+    target: [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
+    for target in PARSERS
+}
+# Each has broken a parser before.
 TOKENS = (
-    b"\0", b"\n", b"\r\n", b"\xff", b"\xef\xbb\xbf", b'"', b"\\ud800", b"\\u0000", b"{", b"}", b"[", b"]", b",", b":",
-    b"-", b"../", b"/", b"%0A", b"  ", b"\t", b"&a ", b"*a", b"!!int ", b"!!binary ", b"<<: ", b"---\n", b"? ", b"NaN",
-    b"-Infinity", b"1e999", b"true", b"null", b"9" * 30, b"[" * 200, b"9" * 5000, "\u202e".encode(), "e\u0301".encode(),
+    b"\0", b"\n", b"\r\n", b"\xff", b"\xef\xbb\xbf", b'"', b"\\ud800", b"\\u0000", b"{", b"}",
+    b"[", b"]", b",", b":", b"-", b"../", b"/", b"%0A", b"  ", b"\t", b"&a ", b"*a", b"!!int ",
+    b"!!binary ", b"<<: ", b"---\n", b"? ", b"NaN", b"-Infinity", b"1e999", b"true", b"null",
+    b"9" * 30, b"[" * 200, b"9" * 5000, "\u202e".encode(), "e\u0301".encode(),
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 1.0, 1e300, 2**63 - 1, 2**63, 2**70, 10**400, "", "a", "..", "/", "data/x", "a" * 64,
-    "A" * 64, "0" * 40, "\ud800", "\0", "\x1b[2J", "\u202e", [], [0], [[]], [0, 0], {}, {"a": {}}, {"": []},
+    None, True, False, 0, 1, -1, 1.0, 1e300, 2**63 - 1, 2**63, 2**70, 10**400, "", "a", "..", "/",
+    "data/x", "a" * 64, "A" * 64, "0" * 40, "\ud800", "\0", "\x1b[2J", "\u202e",
+    [], [0], [[]], [0, 0], {}, {"a": {}}, {"": []},
 )  # fmt: skip
 
 
 def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """Cut, doubled, flipped, overwritten, with something put in."""
+    """Cuts, doubles, flips, overwrites or inserts bytes."""
     for _ in range(draw(st.integers(1, 4))):
         at, until = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))
         middle = draw(
-            st.sampled_from((b"", data[at:until] * 2, data[at:until].swapcase())) | st.sampled_from(TOKENS)
+            st.sampled_from((b"", data[at:until] * 2, data[at:until].swapcase()))
+            | st.sampled_from(TOKENS)
             | st.binary(max_size=8)
         )  # fmt: skip
         data = data[:at] + middle + data[draw(st.sampled_from((at, until))) :]
@@ -49,10 +55,12 @@ def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def changed_json(draw: st.DrawFn, data: bytes) -> bytes | None:
-    """One to three places of a JSON document are something else, or gone, or there twice. None: this is no JSON."""
+    """Changes, removes or doubles one to three values of a JSON document; None if it is no JSON."""
     start = data.index(b"{") if b"{" in data else len(data)
     try:
-        document, end = json.JSONDecoder().raw_decode(data[start:].decode("utf-8", "surrogateescape"))
+        document, end = json.JSONDecoder().raw_decode(
+            data[start:].decode("utf-8", "surrogateescape")
+        )
     except ValueError:
         return None
     for _ in range(draw(st.integers(1, 3))):
@@ -72,7 +80,9 @@ def changed_json(draw: st.DrawFn, data: bytes) -> bytes | None:
             holder[key] = json.loads(json.dumps(other[there]))
     with suppress(ValueError):
         text = json.dumps(document).encode()
-        rest = data[start:].decode("utf-8", "surrogateescape")[end:].encode("utf-8", "surrogateescape")
+        rest = (
+            data[start:].decode("utf-8", "surrogateescape")[end:].encode("utf-8", "surrogateescape")
+        )
         length = struct.pack("<Q", len(text))  # of a safetensors header, before it
         return (length if start == len(length) else data[:start]) + text + rest
     return None
@@ -87,7 +97,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def mutations(draw: st.DrawFn, target: str) -> bytes:
-    """Something near what the parser reads."""
+    """Bytes that are similar to valid input."""
     data: bytes = draw(st.sampled_from(SEEDS[target]))
     if draw(st.booleans()) and (changed := changed_json(draw, data)) is not None:
         return changed
@@ -125,7 +135,7 @@ def search(target: str, folder: Path, how: settings) -> None:
 
 @given(plans(), st.randoms())
 def test_a_plan_that_is_written_reads_back(
-    tmp_path_factory: pytest.TempPathFactory, plan: Plan, chance: random.Random
+    tmp_path_factory: pytest.TempPathFactory, plan: PatchPlan, chance: random.Random
 ) -> None:
     number = chance.randint(1, plan.count)
     root = sealed(tmp_path_factory.mktemp("plan"), plan.to_json(number))

@@ -1,4 +1,4 @@
-"""A bundle to damage again and again: undoing costs what the damage did, not what the bundle weighs."""
+"""A bundle to damage many times. A repair costs as much as the damage, not as the whole bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = tuple[int, ...]
 
 
 class Workbench:
-    """A copy of a sound bundle, `root`, in a folder of its own, which damages may litter too."""
+    """A copy of a sound bundle, `root`, in its own folder. Damages may add files there, too."""
 
     def __init__(self, sound: Path, folder: Path) -> None:
         self.root = folder / "bundle"
@@ -21,7 +21,7 @@ class Workbench:
         self._states = self._look()
 
     def _look(self) -> dict[str, State]:
-        """Path -> what changes with whatever is done to a file; folders: only that they are there."""
+        """Path -> values that change with any change of the file; of folders only the path."""
         states: dict[str, State] = {}
         waiting = [""]
         while waiting:
@@ -37,7 +37,7 @@ class Workbench:
         return states
 
     def undo(self) -> None:
-        """Makes it the sound bundle again: removes what came, copies what went or changed."""
+        """Restores the sound bundle: removes new files, copies missing and changed ones."""
         found = self._look()
         parent = self.root.parent
         different = [path for path in found if found[path] != self._states.get(path)]

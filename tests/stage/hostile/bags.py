@@ -1,6 +1,6 @@
-"""Bundles that lie: in their records, in what kind of files they are made of, in what they are called.
+"""Bundles with false records, with special files, or with hostile names.
 
-Each is also given to `stage-verify.py`, which must say the same.
+`stage-verify.py` also gets each of them and must report the same.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from stage import bundle as layout
-from stage.bundle import manifest_text, parse_manifest
-from stage.digest import sha256_of_bytes
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import manifest_text, parse_manifest
+from stage.util.digests import sha256_of_bytes
 from tests.stage.hostile.manifests import SOUND
 from tests.stage.hostile.runner import Case, Place
 
 Prepare = Callable[[Place], list[str]]
 CONFIG = "data/models/bert/config.json"
-HUGE = 10**11  # bytes, of a sparse file
+HUGE = 10**11  # bytes of a sparse file
 
 
 def bag(spoil: Callable[[Path], object], command: str = "verify", *, big: bool = False) -> Prepare:
-    """A bundle, spoiled, and the command that meets it."""
+    """A damaged bundle, and the command that reads it."""
 
     def prepare(place: Place) -> list[str]:
         spoil(place.bundle(big=big))
@@ -33,14 +33,14 @@ def bag(spoil: Callable[[Path], object], command: str = "verify", *, big: bool =
 
 
 def reseal(root: Path, *paths: str) -> None:
-    """Makes the tag manifest agree with files beside the payload as they are now."""
+    """Makes the tag manifest agree with the current files beside the payload."""
     digests = parse_manifest((root / layout.TAG_MANIFEST).read_bytes())
     digests |= {path: sha256_of_bytes((root / path).read_bytes()) for path in paths}
     (root / layout.TAG_MANIFEST).write_bytes(manifest_text(digests))
 
 
 def sealed(name: str, change: Callable[[bytes], bytes]) -> Prepare:
-    """A bundle with a changed file beside the payload, which its tag manifest vouches for."""
+    """A bundle with a changed file beside the payload; its tag manifest agrees."""
 
     def spoil(root: Path) -> None:
         (root / name).write_bytes(change((root / name).read_bytes()))
@@ -50,7 +50,7 @@ def sealed(name: str, change: Callable[[bytes], bytes]) -> Prepare:
 
 
 def changed(name: str, change: Callable[[bytes], bytes]) -> Prepare:
-    """The same, and nobody vouches for it."""
+    """The same, but the tag manifest does not agree."""
     return bag(lambda root: (root / name).write_bytes(change((root / name).read_bytes())))
 
 
@@ -59,7 +59,7 @@ def line(path: str, newline: str = "\n") -> bytes:
 
 
 def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Something else where a file was; the file itself waits beside the bundle."""
+    """Replaces a file by something else; the file itself is kept beside the bundle."""
 
     def spoil(root: Path) -> None:
         shutil.move(root / name, root.parent / "kept")
@@ -73,7 +73,7 @@ def link(path: Path) -> None:
 
 
 def plug(path: Path) -> None:
-    """A socket somebody left. Its name may have 107 bytes, so it is made from within the folder."""
+    """A socket. Its name may have 107 bytes, so it is made from within the folder."""
     before = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -95,7 +95,7 @@ def _hard_link(root: Path) -> None:
 
 
 def _deep(root: Path) -> None:
-    """Folders in folders, their names together longer than any system call takes."""
+    """Nested folders. Their names together are longer than any system call accepts."""
     at = os.open(root / "data", os.O_RDONLY)
     for _ in range(20):
         os.mkdir("d" * 250, dir_fd=at)
@@ -129,7 +129,7 @@ def _names_that_are_no_text(root: Path) -> None:
 
 
 def into(spoil: Callable[[Path], object]) -> Prepare:
-    """`stage fetch` into a folder that looks like an interrupted fetch, with a file of somebody's in it."""
+    """`stage fetch` into a folder that looks like an interrupted fetch, with a foreign file."""
 
     def prepare(place: Place) -> list[str]:
         root = place.bundle()
@@ -147,17 +147,52 @@ M, T, INFO = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
 INVALID = ("invalid",)
 
 CASES = [
-    Case("manifest line ..", 1, (M, *INVALID), sealed(M, lambda text: text + line("data/../../precious"))),
-    Case("manifest line absolute", 1, (M, *INVALID), sealed(M, lambda text: line("/etc/passwd") + text)),
-    Case("manifest line binary", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"  data", b" *data", 1))),
+    Case(
+        "manifest line ..",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text + line("data/../../precious")),
+    ),
+    Case(
+        "manifest line absolute",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: line("/etc/passwd") + text),
+    ),
+    Case(
+        "manifest line binary",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text.replace(b"  data", b" *data", 1)),
+    ),
     Case("manifest CRLF", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"\n", b"\r\n"))),
-    Case("manifest percent", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"a b/", b"a%20b/"))),
-    Case("manifest line twice", 1, (M, *INVALID), sealed(M, lambda text: text + text.splitlines(True)[0])),
+    Case(
+        "manifest percent",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text.replace(b"a b/", b"a%20b/")),
+    ),
+    Case(
+        "manifest line twice",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text + text.splitlines(True)[0]),
+    ),
     Case("manifest without its last newline", 1, (M, *INVALID), sealed(M, lambda text: text[:-1])),
-    Case("manifest upper case", 1, (M, *INVALID), sealed(M, lambda text: text[:64].upper() + text[64:])),
+    Case(
+        "manifest upper case",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text[:64].upper() + text[64:]),
+    ),
     Case("manifest empty", 1, (M, *INVALID), sealed(M, lambda _: b"")),
     Case("manifest zeros", 1, (M, *INVALID), sealed(M, lambda text: bytes(len(text)))),
-    Case("manifest not UTF-8", 1, (M, *INVALID), sealed(M, lambda text: text + b"0" * 64 + b"  data/\xff\n")),
+    Case(
+        "manifest not UTF-8",
+        1,
+        (M, *INVALID),
+        sealed(M, lambda text: text + b"0" * 64 + b"  data/\xff\n"),
+    ),
     Case(
         "a second algorithm",
         1,
@@ -168,21 +203,63 @@ CASES = [
         "fetch.txt",
         1,
         ("fetch.txt", "extra"),
-        bag(lambda root: (root / "fetch.txt").write_text("http://127.0.0.1:9/x - data/../../evil\n")),
+        bag(
+            lambda root: (root / "fetch.txt").write_text("http://127.0.0.1:9/x - data/../../evil\n")
+        ),
     ),
-    Case("tag manifest line ..", 1, (T, *INVALID), changed(T, lambda text: text + line("../precious"))),
-    Case("tag manifest line of the payload", 1, (T, *INVALID), changed(T, lambda text: text + line(CONFIG))),
-    Case("tag manifest line twice", 1, (T, *INVALID), changed(T, lambda text: text + text.splitlines(True)[-1])),
+    Case(
+        "tag manifest line ..",
+        1,
+        (T, *INVALID),
+        changed(T, lambda text: text + line("../precious")),
+    ),
+    Case(
+        "tag manifest line of the payload",
+        1,
+        (T, *INVALID),
+        changed(T, lambda text: text + line(CONFIG)),
+    ),
+    Case(
+        "tag manifest line twice",
+        1,
+        (T, *INVALID),
+        changed(T, lambda text: text + text.splitlines(True)[-1]),
+    ),
     Case("tag manifest of itself", 1, (T, *INVALID), changed(T, lambda text: text + line(T))),
     Case("tag manifest empty", 1, (T, *INVALID), changed(T, lambda _: b"")),
     Case("tag manifest noise", 1, (T, *INVALID), changed(T, lambda text: bytes(range(256)) * 9)),
-    Case("BagIt 0.97", 1, (layout.BAGIT, *INVALID), sealed(layout.BAGIT, lambda t: t.replace(b"1.0", b"0.97"))),
-    Case("BagIt in UTF-16", 1, (layout.BAGIT,), sealed(layout.BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16"))),
-    Case("oxum folded", 1, (INFO, *INVALID), sealed(INFO, lambda t: t.replace(b"Payload-Oxum: ", b"Payload-Oxum:\n "))),
-    Case("oxum twice", 1, (INFO, *INVALID), sealed(INFO, lambda text: text + b"Payload-Oxum: 1.1\n")),
-    Case("oxum of 10,000 digits", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"Oxum: ", b"Oxum: " + b"9" * 10_000))),
     Case(
-        "identifier of another lock", 1, (INFO,), sealed(INFO, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8))
+        "BagIt 0.97",
+        1,
+        (layout.BAGIT, *INVALID),
+        sealed(layout.BAGIT, lambda t: t.replace(b"1.0", b"0.97")),
+    ),
+    Case(
+        "BagIt in UTF-16",
+        1,
+        (layout.BAGIT,),
+        sealed(layout.BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16")),
+    ),
+    Case(
+        "oxum folded",
+        1,
+        (INFO, *INVALID),
+        sealed(INFO, lambda t: t.replace(b"Payload-Oxum: ", b"Payload-Oxum:\n ")),
+    ),
+    Case(
+        "oxum twice", 1, (INFO, *INVALID), sealed(INFO, lambda text: text + b"Payload-Oxum: 1.1\n")
+    ),
+    Case(
+        "oxum of 10,000 digits",
+        1,
+        (INFO,),
+        sealed(INFO, lambda t: t.replace(b"Oxum: ", b"Oxum: " + b"9" * 10_000)),
+    ),
+    Case(
+        "identifier of another lock",
+        1,
+        (INFO,),
+        sealed(INFO, lambda t: t.replace(b"sha256:", b"sha256:" + b"0" * 8)),
     ),
     Case("bag-info of 100 GB", 1, (INFO, "larger"), bag(_sparse(INFO)), how="process"),
     Case("tag manifest of 100 GB", 1, (T, "larger"), bag(_sparse(T)), how="process"),
@@ -195,7 +272,13 @@ CASES = [
     ),
     Case("payload of 100 GB", 1, (CONFIG, "mismatched"), bag(_sparse(CONFIG)), how="process"),
     Case("lock a link", 1, (layout.LOCK, "a symbolic link"), bag(instead(layout.LOCK, link))),
-    Case("lock a pipe", 1, (layout.LOCK, "a pipe"), bag(instead(layout.LOCK, os.mkfifo)), how="process"),
+    Case(
+        "lock a pipe",
+        1,
+        (layout.LOCK, "a pipe"),
+        bag(instead(layout.LOCK, os.mkfifo)),
+        how="process",
+    ),
     Case("lock a folder", 1, (layout.LOCK,), bag(instead(layout.LOCK, Path.mkdir))),
     Case("tag manifest a link", 1, (T, "a symbolic link"), bag(instead(T, link))),
     Case("tag manifest a pipe", 1, (T, "a pipe"), bag(instead(T, os.mkfifo)), how="process"),
@@ -203,40 +286,62 @@ CASES = [
     Case("payload a pipe", 1, (CONFIG, "a pipe"), bag(instead(CONFIG, os.mkfifo)), how="process"),
     Case("payload a socket", 1, (CONFIG, "a socket"), bag(instead(CONFIG, plug))),
     Case("a device more", 1, ("data/zero", "unsafe"), bag(_device), how="process"),
-    Case("a folder that is a link out", 1, ("data/models", "a symbolic link"), bag(instead("data/models", link))),
+    Case(
+        "a folder that is a link out",
+        1,
+        ("data/models", "a symbolic link"),
+        bag(instead("data/models", link)),
+    ),
     Case("hard link outside is fine", 0, ("sound",), bag(_hard_link)),
     Case(
-        "names that are no text", 1, ("\\x1b[2Jred", "\\udcff", "new\\nline", "\\u202e"), bag(_names_that_are_no_text)
+        "names that are no text",
+        1,
+        ("\\x1b[2Jred", "\\udcff", "new\\nline", "\\u202e"),
+        bag(_names_that_are_no_text),
     ),
     Case("names too long together", 1, ("unreadable",), bag(_deep)),
-    Case("a file nobody may read", 1, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"),
-    Case("a folder nobody may read", 1, ("data/models", "unreadable"), bag(_no_right_to("data/models")), how="nobody"),
-    Case("a lock nobody may read", 1, (layout.LOCK, "unreadable"), bag(_no_right_to(layout.LOCK)), how="nobody"),
+    Case(
+        "a file nobody may read", 1, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"
+    ),
+    Case(
+        "a folder nobody may read",
+        1,
+        ("data/models", "unreadable"),
+        bag(_no_right_to("data/models")),
+        how="nobody",
+    ),
+    Case(
+        "a lock nobody may read",
+        1,
+        (layout.LOCK, "unreadable"),
+        bag(_no_right_to(layout.LOCK)),
+        how="nobody",
+    ),
     Case("blocks one too few", 1, ("blocks/", *INVALID), _blocks(lambda text: text[65:])),
     Case("blocks upper case", 1, ("blocks/", *INVALID), _blocks(bytes.upper)),
     Case(
         "blocks of other bytes",
         1,
-        ("sparse.bin", "0-16777216"),
+        ("blocks/", "mismatched", "recorded in stage.lock"),
         _blocks(lambda text: line("")[:64] + b"\n" + text[65:]),
     ),
     Case(
         "journal in a finished bundle",
         1,
-        (layout.JOURNAL, "extra"),
-        bag(lambda root: (root / layout.JOURNAL).write_text("/etc/passwd\n")),
+        (layout.FETCH_PARTIAL, "extra"),
+        bag(lambda root: (root / layout.FETCH_PARTIAL).write_text("/etc/passwd\n")),
     ),
     Case(
         "fetch into it: journal not UTF-8",
         2,
         ("not from any fetch",),
-        into(lambda root: (root / layout.JOURNAL).write_bytes(b"\xff\xfe\n../../precious\n")),
+        into(lambda root: (root / layout.FETCH_PARTIAL).write_bytes(b"\xff\xfe\n../../precious\n")),
     ),
     Case(
         "fetch into it: journal of what is not ours",
         2,
         ("not from any fetch",),
-        into(lambda root: (root / layout.JOURNAL).write_text("../../precious\nstage.lock\n")),
+        into(lambda root: (root / layout.FETCH_PARTIAL).write_text("../../precious\nstage.lock\n")),
     ),
     Case(
         "fetch into it: a link",
@@ -244,9 +349,26 @@ CASES = [
         ("a link or special file",),
         into(lambda root: (root / "data/link").symlink_to("/etc")),
     ),
-    Case("shown: lock a pipe", 1, (layout.LOCK, "pipe"), bag(instead(layout.LOCK, os.mkfifo), "show"), how="process"),
+    Case(
+        "shown: lock a pipe",
+        1,
+        (layout.LOCK, "pipe"),
+        bag(instead(layout.LOCK, os.mkfifo), "show"),
+        how="process",
+    ),
     Case("shown: lock a link", 1, (layout.LOCK, "a link"), bag(instead(layout.LOCK, link), "show")),
     Case("shown: tag manifest a pipe", 2, (T,), bag(instead(T, os.mkfifo), "show"), how="process"),
-    Case("shown: lock of 100 GB", 1, (layout.LOCK, "larger"), bag(_sparse(layout.LOCK), "show"), how="process"),
-    Case("shown: a pipe", 2, ("not a bundle",), lambda place: [os.mkfifo(place.folder / "p"), ["show", "p"]][1]),  # type: ignore[func-returns-value, list-item, return-value]
+    Case(
+        "shown: lock of 100 GB",
+        1,
+        (layout.LOCK, "larger"),
+        bag(_sparse(layout.LOCK), "show"),
+        how="process",
+    ),
+    Case(
+        "shown: a pipe",
+        2,
+        ("not a bundle",),
+        lambda place: [os.mkfifo(place.folder / "p"), ["show", "p"]][1],
+    ),  # type: ignore[func-returns-value, list-item, return-value]
 ]

@@ -1,4 +1,4 @@
-"""What is inside: parquet, safetensors, pickles, and what is converted, from somebody who means no good."""
+"""Hostile contents: parquet, safetensors, pickles, and files that are converted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Prepare = Callable[[Place], list[str]]
 TRAIN, TEST = "plain/train-00000-of-00001.parquet", "plain/test-00000-of-00001.parquet"
 
 
-def dataset(*files: bytes | Callable[[], bytes], card: dict[str, Any] | None = None, **more: bytes) -> Prepare:
+def dataset(
+    *files: bytes | Callable[[], bytes], card: dict[str, Any] | None = None, **more: bytes
+) -> Prepare:
     """`stage fetch` of a dataset whose splits are these files."""
 
     def prepare(place: Place) -> list[str]:
@@ -50,7 +52,10 @@ def with_columns(**columns: list[Any]) -> Callable[[], bytes]:
 
 
 def footer(change: Callable[[bytes], bytes]) -> Callable[[], bytes]:
-    """A parquet file with another footer (parquet-format, README: `<footer><4 bytes of length>PAR1`)."""
+    """A parquet file with another footer.
+
+    Its end is `<footer><4 bytes of length>PAR1` (parquet-format, README).
+    """
 
     def make() -> bytes:
         data = parquet()
@@ -62,7 +67,13 @@ def footer(change: Callable[[bytes], bytes]) -> Callable[[], bytes]:
 
 
 def rows(count: int) -> Callable[[], bytes]:
-    """A parquet file whose footer states so many rows: field 3 of FileMetaData, a zigzag varint after byte 0x16."""
+    (
+        """A parquet file whose footer states `count` rows.
+
+    The number is field 3 of FileMetaData: byte 0x16, then a zigzag varint.
+    """
+        ""
+    )
 
     def varint(number: int) -> bytes:
         number = (number << 1) ^ (number >> 63)
@@ -73,7 +84,7 @@ def rows(count: int) -> Callable[[], bytes]:
         return out + bytes([number])
 
     def change(text: bytes) -> bytes:
-        # After the schema, a list of two structs: the row count of the file, then the row groups (0x19).
+        # After the schema (a list of two structs): the row count, then the row groups (0x19).
         at = text.index(b"\x16\x04\x19")
         return text[:at] + b"\x16" + varint(count) + text[at + 2 :]
 
@@ -84,7 +95,10 @@ def weights(data: bytes | Callable[[], bytes]) -> Prepare:
     """`stage fetch`, with its load test, of a model with these weights."""
 
     def prepare(place: Place) -> list[str]:
-        files = {"config.json": b"{}", "model.safetensors": data if isinstance(data, bytes) else data()}
+        files = {
+            "config.json": b"{}",
+            "model.safetensors": data if isinstance(data, bytes) else data(),
+        }
         return [a for a in hubs.serve(place, files) if a != "--no-offline-check"]
 
     return prepare
@@ -100,7 +114,7 @@ def tensor(dtype: object = "U8", shape: object = (8,), offsets: object = (0, 8))
 
 
 class Runs:
-    """Pickled, it runs a command when it is loaded."""
+    """When it is unpickled, it runs a command."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return __import__("os").system, ("touch ../pwned",)
@@ -120,7 +134,7 @@ def cifar(meta: bytes) -> Prepare:
 
 
 def torch_pickle(data: bytes) -> Prepare:
-    """A model that has pickled weights alone, and a person who allows that."""
+    """A model that has only pickled weights, and a user who allows that."""
 
     def prepare(place: Place) -> list[str]:
         arguments = hubs.serve(place, {"config.json": b"{}", "pytorch_model.bin": data})
@@ -148,7 +162,10 @@ NO_PARQUET = ("not a parquet file",)
 UNSOUND = ("model.safetensors", "not a sound safetensors file")
 POP_GLOBAL = b"cos\nsystem\n(S'touch ../pwned'\ntR."
 BIG_INT = b'{"a": {"dtype": "U8", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 8]}}'
-TWICE = b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {"dtype": "I8", "shape": [8]}}'
+TWICE = (
+    b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, '
+    b'"a": {"dtype": "I8", "shape": [8]}}'
+)
 FRAMES = b"\x80\x05\x96" + struct.pack("<Q", 2**33)  # BYTEARRAY8 of 8 GiB
 
 CASES = [
@@ -161,7 +178,12 @@ CASES = [
         NO_PARQUET,
         dataset(lambda: parquet()[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"),
     ),
-    Case("parquet footer of noise", 1, NO_PARQUET, dataset(footer(lambda text: bytes(range(256)) * 4))),
+    Case(
+        "parquet footer of noise",
+        1,
+        NO_PARQUET,
+        dataset(footer(lambda text: bytes(range(256)) * 4)),
+    ),
     Case("parquet footer nested", 1, NO_PARQUET, dataset(footer(lambda text: b"\x1c" * 100_000))),
     Case(
         "parquet footer of long lists",
@@ -178,13 +200,24 @@ CASES = [
         ("train",),
         dataset(footer(lambda text: text.replace(b"\x04text", b"\x04\xff\xfe\xfd\xfc"))),
     ),
-    Case("parquet columns differ", 1, ("other columns",), dataset(with_columns(a=[1]), with_columns(b=[1]))),
+    Case(
+        "parquet columns differ",
+        1,
+        ("other columns",),
+        dataset(with_columns(a=[1]), with_columns(b=[1])),
+    ),
     Case(
         "parquet rows not as declared",
         1,
         ("the card says 99",),
         dataset(
-            parquet, card={"dataset_info": {"config_name": "plain", "splits": [{"name": "train", "num_examples": 99}]}}
+            parquet,
+            card={
+                "dataset_info": {
+                    "config_name": "plain",
+                    "splits": [{"name": "train", "num_examples": 99}],
+                }
+            },
         ),
     ),
     Case("parquet of no rows is fine", 0, ("bundle id",), dataset(with_columns(text=[]))),
@@ -194,8 +227,18 @@ CASES = [
         ("no parquet",),
         dataset(parquet, card=card("**a" * 40 + "**b"), **{"a" * 1000 + ".parquet": b""}),
     ),
-    Case("card with a pattern that is no range", 2, ("no parquet",), dataset(parquet, card=card("[z-a]*"))),
-    Case("card of numbers", 0, ("bundle id",), dataset(parquet, card={"configs": 5, "dataset_info": [5]})),
+    Case(
+        "card with a pattern that is no range",
+        2,
+        ("no parquet",),
+        dataset(parquet, card=card("[z-a]*")),
+    ),
+    Case(
+        "card of numbers",
+        0,
+        ("bundle id",),
+        dataset(parquet, card={"configs": 5, "dataset_info": [5]}),
+    ),
     Case(
         "card with rows that lie",
         0,
@@ -210,32 +253,77 @@ CASES = [
             },
         ),
     ),
-    Case("card with splits a number", 0, ("bundle id",), dataset(parquet, card={"dataset_info": {"splits": 5}})),
-    Case("shards of a trillion", 1, NO_PARQUET, dataset(**{"plain/train-99999-of-999999999999.parquet": b"PAR1"})),
-    Case("a shard's number of 4,000 digits", 1, NO_PARQUET, dataset(**{f"plain/train-{'9' * 4000}.parquet": b"PAR1"})),
+    Case(
+        "card with splits a number",
+        0,
+        ("bundle id",),
+        dataset(parquet, card={"dataset_info": {"splits": 5}}),
+    ),
+    Case(
+        "shards of a trillion",
+        1,
+        NO_PARQUET,
+        dataset(**{"plain/train-99999-of-999999999999.parquet": b"PAR1"}),
+    ),
+    Case(
+        "a shard's number of 4,000 digits",
+        1,
+        NO_PARQUET,
+        dataset(**{f"plain/train-{'9' * 4000}.parquet": b"PAR1"}),
+    ),
     Case("safetensors empty", 1, UNSOUND, weights(b"")),
     Case("safetensors header of 1 GB", 1, UNSOUND, weights(struct.pack("<Q", 10**9) + b"{}")),
     Case("safetensors header of 2^64", 1, UNSOUND, weights(b"\xff" * 8 + b"{}")),
     Case("safetensors no JSON", 1, UNSOUND, weights(header(b"\x80\x02]q\x00."))),
-    Case("safetensors UTF-16", 1, UNSOUND, weights(header(json.dumps({"a": tensor()}).encode("utf-16")))),
+    Case(
+        "safetensors UTF-16",
+        1,
+        UNSOUND,
+        weights(header(json.dumps({"a": tensor()}).encode("utf-16"))),
+    ),
     Case("safetensors a list", 1, UNSOUND, weights(header([]))),
     Case("safetensors nested", 1, UNSOUND, weights(header(b"[" * 100_000))),
     Case("safetensors key twice", 1, UNSOUND, weights(header(TWICE))),
-    Case("safetensors metadata a number", 1, UNSOUND, weights(header({"__metadata__": {"a": 1}, "a": tensor()}))),
-    Case("safetensors offsets negative", 1, UNSOUND, weights(header({"a": tensor(offsets=[-8, 0])}))),
-    Case("safetensors offsets backwards", 1, UNSOUND, weights(header({"a": tensor(offsets=[8, 0])}))),
     Case(
-        "safetensors offsets true", 1, UNSOUND, weights(header({"a": tensor(shape=[1], offsets=[False, True])}, b"x"))
+        "safetensors metadata a number",
+        1,
+        UNSOUND,
+        weights(header({"__metadata__": {"a": 1}, "a": tensor()})),
+    ),
+    Case(
+        "safetensors offsets negative", 1, UNSOUND, weights(header({"a": tensor(offsets=[-8, 0])}))
+    ),
+    Case(
+        "safetensors offsets backwards", 1, UNSOUND, weights(header({"a": tensor(offsets=[8, 0])}))
+    ),
+    Case(
+        "safetensors offsets true",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[1], offsets=[False, True])}, b"x")),
     ),
     Case("safetensors gap", 1, UNSOUND, weights(header({"a": tensor(shape=[4], offsets=[4, 8])}))),
-    Case("safetensors overlap", 1, UNSOUND, weights(header({"a": tensor(), "b": tensor(shape=[4], offsets=[4, 8])}))),
-    Case("safetensors behind its end", 1, UNSOUND, weights(header({"a": tensor(shape=[9], offsets=[0, 9])}))),
+    Case(
+        "safetensors overlap",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(), "b": tensor(shape=[4], offsets=[4, 8])})),
+    ),
+    Case(
+        "safetensors behind its end",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[9], offsets=[0, 9])})),
+    ),
     Case("safetensors bytes left over", 1, UNSOUND, weights(header({"a": tensor()}, bytes(9)))),
     Case("safetensors dtype unknown", 1, UNSOUND, weights(header({"a": tensor("X17")}))),
     Case("safetensors dtype a number", 1, UNSOUND, weights(header({"a": tensor(5)}))),
     Case("safetensors shape of other size", 1, UNSOUND, weights(header({"a": tensor("F32", [3])}))),
     Case(
-        "safetensors shape overflows to its size", 1, UNSOUND, weights(header({"a": tensor(shape=[2**32, 2**32, 8])}))
+        "safetensors shape overflows to its size",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[2**32, 2**32, 8])})),
     ),
     Case("safetensors shape of fractions", 1, UNSOUND, weights(header({"a": tensor(shape=[8.0])}))),
     Case("safetensors number of 5,000 digits", 1, UNSOUND, weights(header(BIG_INT))),
@@ -245,13 +333,25 @@ CASES = [
         UNSOUND,
         weights(lambda: header({"a": tensor(shape=[10**4000] * 2000)})),
     ),
-    Case("safetensors name of escape sequences", 1, UNSOUND, weights(header({"\x1b[2J": tensor(offsets=[1, 9])}))),
+    Case(
+        "safetensors name of escape sequences",
+        1,
+        UNSOUND,
+        weights(header({"\x1b[2J": tensor(offsets=[1, 9])})),
+    ),
     Case("CIFAR pickle with code", 3, ("wants to build", "system"), cifar(pickle.dumps(Runs()))),
     Case("CIFAR pickle with a global", 3, ("wants to build os.system",), cifar(POP_GLOBAL)),
-    Case("CIFAR pickle of builtins", 3, ("wants to build",), cifar(b"c__builtin__\neval\n(S'1'\ntR.")),
+    Case(
+        "CIFAR pickle of builtins", 3, ("wants to build",), cifar(b"c__builtin__\neval\n(S'1'\ntR.")
+    ),
     Case("CIFAR pickle of an extension", 3, ("wants to build",), cifar(b"\x80\x02\x82\x01.")),
     Case("CIFAR pickle of 8 GiB", 3, ("a bytearray",), cifar(FRAMES + b"."), how="process"),
-    Case("CIFAR pickle cut", 1, ("not a pickle",), cifar(pickle.dumps({b"label_names": [b"a"] * 9})[:-9])),
+    Case(
+        "CIFAR pickle cut",
+        1,
+        ("not a pickle",),
+        cifar(pickle.dumps({b"label_names": [b"a"] * 9})[:-9]),
+    ),
     Case("CIFAR pickle nested", 1, ("batches.meta",), cifar(b"(" * 10**6 + b".")),
     Case(
         "CIFAR pickle that doubles",
@@ -268,9 +368,26 @@ CASES = [
         ),
     ),
     Case("CIFAR no pickle", 1, ("batches.meta",), cifar(b"<html>")),
-    Case("torch pickle with code", 3, ("more than tensors",), torch_pickle(pickle.dumps(Runs(), 2)), slow=True),
-    Case("torch pickle of noise", 3, ("torch refuses to read it",), torch_pickle(bytes(range(256))), slow=True),
-    Case("CSV of one endless line", 2, ("a.csv",), converted("csv", "a.csv", lambda: b"a," * 20_000_000)),
+    Case(
+        "torch pickle with code",
+        3,
+        ("more than tensors",),
+        torch_pickle(pickle.dumps(Runs(), 2)),
+        slow=True,
+    ),
+    Case(
+        "torch pickle of noise",
+        3,
+        ("torch refuses to read it",),
+        torch_pickle(bytes(range(256))),
+        slow=True,
+    ),
+    Case(
+        "CSV of one endless line",
+        2,
+        ("a.csv",),
+        converted("csv", "a.csv", lambda: b"a," * 20_000_000),
+    ),
     Case("CSV with columns twice", 2, ("two columns",), converted("csv", "a.csv", b"a,a\n1,2\n")),
     Case("CSV not UTF-8", 2, ("a.csv",), converted("csv", "a.csv", b"a\n\xff\n")),
     Case(
@@ -283,12 +400,27 @@ CASES = [
     Case("JSON nested", 2, ("nested",), converted("json", "a.json", b"[" * 10**6)),
     Case("JSON lines with NaN alone", 2, ("a.jsonl",), converted("jsonl", "a.jsonl", b"NaN\n")),
     Case(
-        "JSON number of 5,000 digits", 2, ("a.jsonl",), converted("jsonl", "a.jsonl", b'{"a": ' + b"9" * 5000 + b"}\n")
+        "JSON number of 5,000 digits",
+        2,
+        ("a.jsonl",),
+        converted("jsonl", "a.jsonl", b'{"a": ' + b"9" * 5000 + b"}\n"),
     ),
-    Case("JSON half a character", 2, ("a.jsonl",), converted("jsonl", "a.jsonl", b'{"a": "\\ud800"}\n')),
-    Case("JSON key half a character", 2, ("a.jsonl",), converted("jsonl", "a.jsonl", b'{"\\ud800": 1}\n')),
+    Case(
+        "JSON half a character",
+        2,
+        ("a.jsonl",),
+        converted("jsonl", "a.jsonl", b'{"a": "\\ud800"}\n'),
+    ),
+    Case(
+        "JSON key half a character",
+        2,
+        ("a.jsonl",),
+        converted("jsonl", "a.jsonl", b'{"\\ud800": 1}\n'),
+    ),
     Case("Arrow noise", 2, ("a.arrow",), converted("arrow", "a.arrow", bytes(range(256)) * 20)),
-    Case("Arrow of magic alone", 2, ("a.arrow",), converted("arrow", "a.arrow", b"ARROW1\0\0ARROW1")),
+    Case(
+        "Arrow of magic alone", 2, ("a.arrow",), converted("arrow", "a.arrow", b"ARROW1\0\0ARROW1")
+    ),
     Case(
         "Arrow of 2^31 bytes of metadata",
         2,

@@ -1,4 +1,4 @@
-"""A Hub, or something on the way to it, that lies: in listings, in redirects, in how much it sends."""
+"""A Hub, or a host between, with false listings, false redirects or false sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.stage.hostile.manifests import asset
 from tests.stage.hostile.runner import Case, Place
-from tests.support.liar import Answer
+from tests.support.servers.liar import Answer
 from tests.support.staging import safetensors
 
 Prepare = Callable[[Place], list[str]]
@@ -25,23 +25,33 @@ def entry(path: str, data: bytes) -> dict[str, Any]:
     oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     listed: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": oid}
     if path.endswith((".safetensors", ".parquet", ".bin")):
-        listed["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+        listed["lfs"] = {
+            "oid": hashlib.sha256(data).hexdigest(),
+            "size": len(data),
+            "pointerSize": 130,
+        }
     return listed
 
 
 def as_json(value: object, **headers: str) -> Answer:
-    return Answer(json.dumps(value).encode(), headers={"Content-Type": "application/json", **headers})
+    return Answer(
+        json.dumps(value).encode(), headers={"Content-Type": "application/json", **headers}
+    )
 
 
-def serve(place: Place, files: dict[str, bytes], kind: str = "models", card: dict[str, Any] | None = None) -> list[str]:
-    """A Hub with one repository, honest so far; returns the command that fetches it."""
+def serve(
+    place: Place, files: dict[str, bytes], kind: str = "models", card: dict[str, Any] | None = None
+) -> list[str]:
+    """A Hub with one repository, still honest; returns the command that fetches it."""
     api, answers = API[kind], place.liar.answers
     id = api.partition(f"/api/{kind}/")[2]
     answers[f"{api}/revision/main"] = as_json(
         {"id": id, "sha": COMMIT, "tags": [], "siblings": [], "cardData": card or {}}
     )
     answers[f"{api}/tree/{COMMIT}"] = as_json([entry(path, data) for path, data in files.items()])
-    answers[f"{api}/revision/refs/convert/parquet"] = Answer(b"", 404, {"X-Error-Code": "RevisionNotFound"})
+    answers[f"{api}/revision/refs/convert/parquet"] = Answer(
+        b"", 404, {"X-Error-Code": "RevisionNotFound"}
+    )
     answers[f"{api}/refs"] = as_json({"branches": [], "tags": [], "converts": []})
     prefix = "/datasets" if kind == "datasets" else ""
     for path, data in files.items():
@@ -63,22 +73,30 @@ def hub(change: Callable[[Place], object]) -> Prepare:
 
 
 def answering(path: str, answer: Answer | Callable[[Place], Answer]) -> Prepare:
-    """The Hub says this at that path."""
-    return hub(lambda place: place.liar.answers.update({path: answer if isinstance(answer, Answer) else answer(place)}))
+    """The Hub sends this answer for that path."""
+    return hub(
+        lambda place: place.liar.answers.update(
+            {path: answer if isinstance(answer, Answer) else answer(place)}
+        )
+    )
 
 
 INFO, TREE = f"{API['models']}/revision/main", f"{API['models']}/tree/{COMMIT}"
-WEIGHTS, CONFIG = (f"/acme/bert/resolve/{COMMIT}/{name}" for name in ("model.safetensors", "config.json"))
+WEIGHTS, CONFIG = (
+    f"/acme/bert/resolve/{COMMIT}/{name}" for name in ("model.safetensors", "config.json")
+)
 DATA = FILES["model.safetensors"]
 
 
 def listing(*entries: dict[str, Any] | object) -> Prepare:
-    """The Hub lists these files beside the sound ones."""
-    return answering(TREE, as_json([*(entry(path, data) for path, data in FILES.items()), *entries]))
+    """The Hub lists these files besides the sound ones."""
+    return answering(
+        TREE, as_json([*(entry(path, data) for path, data in FILES.items()), *entries])
+    )
 
 
 def named(*paths: str) -> Prepare:
-    """Files of these names, which a model needs."""
+    """A model needs files with these names."""
     everything = listing(*(entry(path, b"{}") for path in paths))
 
     def prepare(place: Place) -> list[str]:
@@ -90,12 +108,14 @@ def named(*paths: str) -> Prepare:
 
 
 def info(**changes: object) -> Prepare:
-    """The Hub says this of the repository."""
-    return answering(INFO, as_json({"id": "acme/bert", "sha": COMMIT, "tags": [], "siblings": [], **changes}))
+    """The Hub states this about the repository."""
+    return answering(
+        INFO, as_json({"id": "acme/bert", "sha": COMMIT, "tags": [], "siblings": [], **changes})
+    )
 
 
 def weights(**changes: object) -> Prepare:
-    """The listing says this of the weights."""
+    """The listing states this about the weights."""
     files = {path: entry(path, data) for path, data in FILES.items()}
     files["model.safetensors"].update(changes)
     return answering(TREE, as_json(list(files.values())))
@@ -112,11 +132,14 @@ def endless(out: Any) -> None:
 
 
 def next_page(url: Callable[[Place], str]) -> Prepare:
-    return answering(TREE, lambda place: as_json([entry("config.json", b"{}")], Link=f'<{url(place)}>; rel="next"'))
+    return answering(
+        TREE,
+        lambda place: as_json([entry("config.json", b"{}")], Link=f'<{url(place)}>; rel="next"'),
+    )
 
 
 def endless_pages(place: Place) -> None:
-    """Pages of new files without end: each answer is given anew."""
+    """Endless pages of new files: each answer is new."""
 
     text = json.dumps([entry(f"PAGE-{n}.json", b"{}") for n in range(100_000)]).encode()
 
@@ -128,30 +151,36 @@ def endless_pages(place: Place) -> None:
                 return super().get(path, default)
             self.count += 1
             page = text.replace(b"PAGE", b"%d" % self.count)
-            return Answer(page, headers={"Link": f'<{place.liar.url(TREE)}?page={self.count}>; rel="next"'})
+            return Answer(
+                page, headers={"Link": f'<{place.liar.url(TREE)}?page={self.count}>; rel="next"'}
+            )
 
     place.liar.answers = Pages(place.liar.answers)
 
 
 def token_went_nowhere(place: Place) -> None:
-    """Only to the origin it is for: `127.0.0.1`, not `localhost`."""
+    """The token goes only to its own origin: `127.0.0.1`, not `localhost`."""
     leaked = [path for path, token in place.liar.requests if token and path.startswith("/stolen")]
-    assert [path for path, _ in place.liar.requests if path.startswith("/stolen")], "nobody followed"
+    assert [path for path, _ in place.liar.requests if path.startswith("/stolen")], (
+        "nobody followed"
+    )
     assert not leaked, leaked
 
 
 def stealing(path: str) -> Prepare:
-    """A redirect to another host, which would like to see a token."""
+    """A redirect to another host, which must not get the token."""
 
     def change(place: Place) -> None:
         place.liar.answers["/stolen"] = place.liar.answers[path]
-        place.liar.answers[path] = Answer(b"", 302, {"Location": place.liar.url("/stolen", "localhost")})
+        place.liar.answers[path] = Answer(
+            b"", 302, {"Location": place.liar.url("/stolen", "localhost")}
+        )
 
     return hub(change)
 
 
 def ranged(span: str) -> Prepare:
-    """The first answer breaks off; the next has this Content-Range."""
+    """The first answer stops early; the next has this Content-Range."""
 
     def change(place: Place) -> None:
         def cut(out: Any) -> None:
@@ -177,7 +206,7 @@ def bomb(path: str) -> Prepare:
 
 
 def at_an_address(answer: Answer) -> Prepare:
-    """`url:` of a server that answers so."""
+    """`url:` of a server with this answer."""
 
     def prepare(place: Place) -> list[str]:
         place.liar.answers["/x.bin"] = answer
@@ -199,15 +228,27 @@ CASES = [
     Case("path of a million bytes", 5, NO_SENSE, named("a" * 10**6 + ".json")),
     Case("path twice", 5, ("listed twice",), named("vocab.json", "vocab.json")),
     Case("paths equal but for case", 3, ("same file",), named("Vocab.json", "vocab.json")),
-    Case("paths equal but for normal form", 3, ("same file",), named("\u00e9.json", "e\u0301.json")),
+    Case(
+        "paths equal but for normal form", 3, ("same file",), named("\u00e9.json", "e\u0301.json")
+    ),
     Case("path a number", 5, NO_SENSE, listing({**entry("x.json", b""), "path": 5})),
     Case("path missing", 5, NO_SENSE, listing({"type": "file", "size": 1, "oid": "a" * 40})),
     Case("entry a number", 5, NO_SENSE, listing(5)),
     Case("listing a mapping", 5, NO_SENSE, answering(TREE, as_json({"a": 1}))),
     Case("listing no JSON", 5, NO_SENSE, answering(TREE, Answer(b"<html>quota exceeded</html>"))),
     Case("listing nested", 5, NO_SENSE, answering(TREE, Answer(b"[" * 10**6))),
-    Case("lfs sha256 too short", 5, ("makes no sense",), weights(lfs={"oid": "a" * 63, "size": 1, "pointerSize": 1})),
-    Case("lfs sha256 a number", 5, ("makes no sense",), weights(lfs={"oid": 5, "size": 1, "pointerSize": 1})),
+    Case(
+        "lfs sha256 too short",
+        5,
+        ("makes no sense",),
+        weights(lfs={"oid": "a" * 63, "size": 1, "pointerSize": 1}),
+    ),
+    Case(
+        "lfs sha256 a number",
+        5,
+        ("makes no sense",),
+        weights(lfs={"oid": 5, "size": 1, "pointerSize": 1}),
+    ),
     Case("lfs a number", 5, ("makes no sense",), weights(lfs=5)),
     Case("oid upper case", 5, ("makes no sense",), weights(lfs=None, oid="A" * 40)),
     Case("size negative", 5, ("no size",), weights(size=-1)),
@@ -215,7 +256,12 @@ CASES = [
     Case("size of 2^70", 5, ("no size",), weights(size=2**70)),
     Case("size larger than any disk", 5, ("are missing",), weights(size=2**62)),
     Case("size smaller than the file", 5, ("the listing says 10",), weights(size=10)),
-    Case("bytes of another file", 1, ("refused", "lfs-sha256"), answering(WEIGHTS, Answer(bytes(len(DATA))))),
+    Case(
+        "bytes of another file",
+        1,
+        ("refused", "lfs-sha256"),
+        answering(WEIGHTS, Answer(bytes(len(DATA)))),
+    ),
     Case(
         "more bytes than announced",
         5,
@@ -245,17 +291,43 @@ CASES = [
     Case("tags of numbers", 5, NO_SENSE, info(tags=[5])),
     Case("tags a number", 5, NO_SENSE, info(tags=5)),
     Case("card a list", 5, NO_SENSE, info(cardData=[1])),
-    Case("redirects in a circle", 5, ("circles",), elsewhere(lambda place: place.liar.url(WEIGHTS))),
-    Case("listing redirects in a circle", 5, NO_SENSE, elsewhere(lambda place: place.liar.url(TREE), TREE)),
-    Case("redirect to a file", 3, ("file:///etc/passwd",), elsewhere(lambda _: "file:///etc/passwd")),
+    Case(
+        "redirects in a circle", 5, ("circles",), elsewhere(lambda place: place.liar.url(WEIGHTS))
+    ),
+    Case(
+        "listing redirects in a circle",
+        5,
+        NO_SENSE,
+        elsewhere(lambda place: place.liar.url(TREE), TREE),
+    ),
+    Case(
+        "redirect to a file", 3, ("file:///etc/passwd",), elsewhere(lambda _: "file:///etc/passwd")
+    ),
     Case("redirect to half an address", 3, ("http://[::1",), elsewhere(lambda _: "http://[::1")),
-    Case("redirect to a port of six digits", 3, ("999999",), elsewhere(lambda _: "http://127.0.0.1:999999/x")),
+    Case(
+        "redirect to a port of six digits",
+        3,
+        ("999999",),
+        elsewhere(lambda _: "http://127.0.0.1:999999/x"),
+    ),
     Case("redirect to gopher", 3, ("gopher:",), elsewhere(lambda _: "gopher://127.0.0.1:9/x")),
-    Case("a token is not for others", 0, ("bundle id",), stealing(WEIGHTS), after=token_went_nowhere),
+    Case(
+        "a token is not for others", 0, ("bundle id",), stealing(WEIGHTS), after=token_went_nowhere
+    ),
     Case("nor for other listings", 0, ("bundle id",), stealing(TREE), after=token_went_nowhere),
     Case("Content-Range of another place", 5, ("another Range",), ranged("bytes 0-999/2066")),
-    Case("Content-Range of another size", 5, ("the listing says",), ranged(f"bytes 1000-2065/{10**6}")),
-    Case("Content-Range of 5,000 digits", 5, ("another Range",), ranged("bytes 1000-2065/" + "9" * 5000)),
+    Case(
+        "Content-Range of another size",
+        5,
+        ("the listing says",),
+        ranged(f"bytes 1000-2065/{10**6}"),
+    ),
+    Case(
+        "Content-Range of 5,000 digits",
+        5,
+        ("another Range",),
+        ranged("bytes 1000-2065/" + "9" * 5000),
+    ),
     Case("Content-Range without sense", 5, ("another Range",), ranged("bytes */*")),
     Case(
         "Content-Length superscript",
@@ -279,7 +351,9 @@ CASES = [
         "Retry-After without sense",
         5,
         ("gave up",),
-        at_an_address(Answer(b"", 503, headers={"Retry-After": "Mon, 99 Foo 99999999 99:99:99 +9999999"})),
+        at_an_address(
+            Answer(b"", 503, headers={"Retry-After": "Mon, 99 Foo 99999999 99:99:99 +9999999"})
+        ),
     ),
     Case(
         "Content-Length negative is none",

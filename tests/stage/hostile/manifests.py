@@ -1,4 +1,4 @@
-"""Manifests from somebody who means no good, or whose editor does not."""
+"""Hostile manifests, and files that an editor has damaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fetch(text: bytes | str, *more: Callable[[Place], object]) -> Callable[[Plac
 
 
 def asset(name: str = "x", **entry: Any) -> str:
-    """A manifest of one asset. JSON is YAML, and can say what YAML's own style cannot."""
+    """A manifest with one asset. JSON is YAML, and has values that YAML's own style has not."""
     return json.dumps({"format": 1, "name": "m", "assets": {name: entry}})
 
 
@@ -39,7 +39,7 @@ def _bomb() -> str:
 
 
 def _manifest_that(make: Callable[[str], object]) -> Callable[[Place], list[str]]:
-    """The manifest's own path is something else than a file."""
+    """The path of the manifest is not a regular file."""
 
     def prepare(place: Place) -> list[str]:
         make(str(place.folder / "m.yaml"))
@@ -77,13 +77,33 @@ def _names(*names: str) -> Callable[[Place], object]:
 
 CASES = [
     Case("alias bomb", 2, ("m.yaml:2", "aliases"), fetch(_bomb())),
-    Case("alias once", 2, ("m.yaml:7", "aliases"), fetch(SOUND + "    exclude: &a ['x']\n    include: *a\n")),
-    Case("merge key", 2, ("aliases",), fetch("base: &b {path: notes}\n" + HEAD + "  x:\n    <<: *b\n")),
+    Case(
+        "alias once",
+        2,
+        ("m.yaml:7", "aliases"),
+        fetch(SOUND + "    exclude: &a ['x']\n    include: *a\n"),
+    ),
+    Case(
+        "merge key",
+        2,
+        ("aliases",),
+        fetch("base: &b {path: notes}\n" + HEAD + "  x:\n    <<: *b\n"),
+    ),
     Case("key twice", 2, ("m.yaml:6", "written twice"), fetch(SOUND + "    path: other\n")),
-    Case("endless name", 2, ("m.yaml:5", "org/name"), fetch(HEAD + "  x:\n    dataset: " + "9" * 5000 + "/b\n")),
+    Case(
+        "endless name",
+        2,
+        ("m.yaml:5", "org/name"),
+        fetch(HEAD + "  x:\n    dataset: " + "9" * 5000 + "/b\n"),
+    ),
     Case("asset twice", 2, ("written twice",), fetch(SOUND + "  notes:\n    path: other\n")),
     Case("nested lists", 2, ("nested too deeply",), fetch("[" * 100_000)),
-    Case("nested mappings", 2, ("nested too deeply",), fetch("".join(f"{' ' * n}a:\n" for n in range(300)))),
+    Case(
+        "nested mappings",
+        2,
+        ("nested too deeply",),
+        fetch("".join(f"{' ' * n}a:\n" for n in range(300))),
+    ),
     Case("tabs", 2, ("m.yaml:4", "not valid YAML"), fetch(HEAD + "\tnotes:\n\t\tpath: notes\n")),
     Case("byte order mark is fine", 0, ("bundle id",), fetch(b"\xef\xbb\xbf" + SOUND.encode())),
     Case("UTF-16", 2, ("m.yaml", "not UTF-8"), fetch(SOUND.encode("utf-16"))),
@@ -91,7 +111,12 @@ CASES = [
     Case("zero byte", 2, ("m.yaml", "not valid YAML"), fetch(SOUND + "# \0\n")),
     Case("escape sequence", 2, ("m.yaml",), fetch(HEAD + '  "\\e[2Jx":\n    path: notes\n')),
     Case("two documents", 2, ("not valid YAML",), fetch(SOUND + "---\n" + SOUND)),
-    Case("python object", 2, ("m.yaml:5",), fetch(HEAD + "  x:\n    path: !!python/object/apply:os.system [id]\n")),
+    Case(
+        "python object",
+        2,
+        ("m.yaml:5",),
+        fetch(HEAD + "  x:\n    path: !!python/object/apply:os.system [id]\n"),
+    ),
     Case("empty", 2, ("found nothing",), fetch("")),
     Case("a list", 2, ("found a list",), fetch("- a\n")),
     Case("100 MB", 2, ("m.yaml", "larger than"), _manifest_that(_sparse), how="process"),
@@ -104,30 +129,87 @@ CASES = [
         _manifest_that(lambda path: Path(path).symlink_to("/dev/zero")),
         how="process",
     ),
-    Case("format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))),
-    Case("format of next year", 2, ("`format` should be 1, found the number 2",), fetch(SOUND.replace("1", "2", 1))),
+    Case(
+        "format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))
+    ),
+    Case(
+        "format of next year",
+        2,
+        ("`format` should be 1, found the number 2",),
+        fetch(SOUND.replace("1", "2", 1)),
+    ),
     Case("number of 10,000 digits", 2, ("m.yaml:1",), fetch(SOUND.replace("1", "1" * 10_000, 1))),
-    Case("number as name", 2, ("m.yaml:2", "should be text"), fetch(SOUND.replace("name: m", "name: 12"))),
-    Case("number as path", 2, ("m.yaml:5", "should be text"), fetch(SOUND.replace("path: notes", "path: 5"))),
-    Case("half a character", 2, ("half a character",), fetch('name: "\\ud800"\n' + SOUND.replace("name: m\n", ""))),
-    Case("half a character in a path", 2, ("half a character",), fetch(asset(path="a\ud800"))),
+    Case(
+        "number as name",
+        2,
+        ("m.yaml:2", "should be text"),
+        fetch(SOUND.replace("name: m", "name: 12")),
+    ),
+    Case(
+        "number as path",
+        2,
+        ("m.yaml:5", "should be text"),
+        fetch(SOUND.replace("path: notes", "path: 5")),
+    ),
+    Case(
+        "half a character",
+        2,
+        ("lone surrogate",),
+        fetch('name: "\\ud800"\n' + SOUND.replace("name: m\n", "")),
+    ),
+    Case("half a character in a path", 2, ("lone surrogate",), fetch(asset(path="a\ud800"))),
     Case("asset name ..", 2, ("cannot name an asset",), fetch(asset("..", path="notes"))),
     Case("asset name with /", 2, ("cannot name an asset",), fetch(asset("../../x", path="notes"))),
     Case("asset name empty", 2, ("cannot name an asset",), fetch(asset("", path="notes"))),
-    Case("asset names equal but for case", 3, ("would be one folder",), fetch(SOUND + "  Notes:\n    path: notes\n")),
-    Case("asset name in normal form D", 2, ("cannot name an asset",), fetch(asset("e\u0301", path="notes"))),
+    Case(
+        "asset names equal but for case",
+        3,
+        ("would be one folder",),
+        fetch(SOUND + "  Notes:\n    path: notes\n"),
+    ),
+    Case(
+        "asset name in normal form D",
+        2,
+        ("cannot name an asset",),
+        fetch(asset("e\u0301", path="notes")),
+    ),
     Case("unknown key", 2, ("Did you mean `path`",), fetch(asset(paht="notes"))),
     Case("path of nobody", 2, ("home folder",), fetch(asset(path="~nobody-of-that-name/x"))),
     Case("path with a zero byte", 2, ("there is no",), fetch(asset(path="a\0b"))),
     Case("path in circles", 2, ("one",), fetch(asset(path="one"), _loop)),
     Case("path to a device", 2, ("/dev/zero",), fetch(asset(path="/dev/zero"))),
     Case("path to a pipe", 2, ("pipe",), fetch(asset(path="pipe"), _pipe)),
-    Case("path with a pipe in it", 3, ("pipe", "special file"), fetch(asset(path="notes"), _pipe_inside)),
+    Case(
+        "path with a pipe in it",
+        3,
+        ("pipe", "special file"),
+        fetch(asset(path="notes"), _pipe_inside),
+    ),
     Case("path with a link out", 3, ("link",), fetch(asset(path="notes"), _linked_notes)),
-    Case("path with names alike", 3, ("same file",), fetch(asset(path="notes"), _names("B.txt", "b.txt"))),
-    Case("path with normal forms alike", 3, ("same file",), fetch(asset(path="notes"), _names("\u00e9", "e\u0301"))),
-    Case("path with a newline in a name", 3, ("control character",), fetch(asset(path="notes"), _names("a\nb"))),
-    Case("names that Windows reserves are fine", 0, ("bundle id",), fetch(asset(path="notes"), _names("con", "a:b"))),
+    Case(
+        "path with names alike",
+        3,
+        ("same file",),
+        fetch(asset(path="notes"), _names("B.txt", "b.txt")),
+    ),
+    Case(
+        "path with normal forms alike",
+        3,
+        ("same file",),
+        fetch(asset(path="notes"), _names("\u00e9", "e\u0301")),
+    ),
+    Case(
+        "path with a newline in a name",
+        3,
+        ("control character",),
+        fetch(asset(path="notes"), _names("a\nb")),
+    ),
+    Case(
+        "names that Windows reserves are fine",
+        0,
+        ("bundle id",),
+        fetch(asset(path="notes"), _names("con", "a:b")),
+    ),
     Case("path with % in a name", 3, ("`%`",), fetch(asset(path="notes"), _names("a%0Ab"))),
     Case(
         "pattern that backtracks",
@@ -135,16 +217,48 @@ CASES = [
         ("matches none",),
         fetch(asset(path="notes", include=["*a" * 60 + "b"]), _names("a" * 200)),
     ),
-    Case("pattern that is no range", 2, ("matches none",), fetch(asset(path="notes", include=["[z-a]*["]))),
-    Case("url with a password", 2, ("password",), fetch(asset(url="https://me:secret@127.0.0.1:9/x.zip"))),
-    Case("url of a file", 2, ("should begin with https://",), fetch(asset(url="file:///etc/passwd"))),
+    Case(
+        "pattern that is no range",
+        2,
+        ("matches none",),
+        fetch(asset(path="notes", include=["[z-a]*["])),
+    ),
+    Case(
+        "url with a password",
+        2,
+        ("password",),
+        fetch(asset(url="https://me:secret@127.0.0.1:9/x.zip")),
+    ),
+    Case(
+        "url of a file", 2, ("should begin with https://",), fetch(asset(url="file:///etc/passwd"))
+    ),
     Case("url of no host", 2, ("names no host",), fetch(asset(url="http:///x"))),
     Case("url with half an address", 2, ("invalid ipv6",), fetch(asset(url="http://[::1/x"))),
-    Case("url with a port of six digits", 2, ("address",), fetch(asset(url="http://127.0.0.1:999999/x"))),
+    Case(
+        "url with a port of six digits",
+        2,
+        ("address",),
+        fetch(asset(url="http://127.0.0.1:999999/x")),
+    ),
     Case("url whose file is ..", 3, ("`..`",), fetch(asset(url="http://127.0.0.1:9/a/%2e%2e"))),
-    Case("url whose file leads out", 3, ("`..`",), fetch(asset(url="http://127.0.0.1:9/%2e%2e%2f%2e%2e%2fevil"))),
-    Case("url with a line break", 2, ("address",), fetch(asset(url="http://127.0.0.1:9/a\r\nX-Evil: 1"))),
-    Case("sha256 of sha1's length", 2, ("64 hex digits",), fetch(asset(url="http://127.0.0.1:9/x", sha256="a" * 40))),
+    Case(
+        "url whose file leads out",
+        3,
+        ("`..`",),
+        fetch(asset(url="http://127.0.0.1:9/%2e%2e%2f%2e%2e%2fevil")),
+    ),
+    Case(
+        "url with a line break",
+        2,
+        ("address",),
+        fetch(asset(url="http://127.0.0.1:9/a\r\nX-Evil: 1")),
+    ),
+    Case(
+        "sha256 of sha1's length",
+        2,
+        ("64 hex digits",),
+        fetch(asset(url="http://127.0.0.1:9/x", sha256="a" * 40)),
+    ),
     Case("repository that is a path", 2, ("repository",), fetch(asset(model="../../etc/passwd"))),
     Case("repository with a query", 2, ("repository",), fetch(asset(model="acme/bert?x=1"))),
 ]

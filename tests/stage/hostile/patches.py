@@ -1,4 +1,4 @@
-"""Patches that lie about themselves, and reports that ask for more than there is."""
+"""Patches with false records, and reports that ask for too much."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stage import bundle as layout
-from stage.bundle import manifest_text
-from stage.digest import sha256_of_bytes
-from stage.findings import Finding, VerificationReport
-from stage.patch import patch_damage
-from stage.patchfile import PLAN
-from stage.progress import Reporter
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import manifest_text
+from stage.transfer.make_patch import patch_damage
+from stage.transfer.patch import PLAN
+from stage.util.digests import sha256_of_bytes
+from stage.util.progress import Reporter
+from stage.verify.report import Finding, VerificationReport
 from tests.stage.bundles import BIG, BIG_SIZE
 from tests.stage.hostile.runner import Case, Place
 
@@ -41,18 +41,25 @@ SHARD = "data/datasets/lines/plain/train-0000%d-of-00002.parquet"
 
 
 def report_of(root: Path, *findings: Finding) -> VerificationReport:
-    return VerificationReport(root, "full", sha256_of_bytes((root / layout.LOCK).read_bytes()), 1, 1, findings)
+    return VerificationReport(
+        root, "full", sha256_of_bytes((root / layout.LOCK).read_bytes()), 1, 1, findings
+    )
 
 
-def applied(change: Callable[[Path], object], *, volume_size: int | None = None, big: bool = False) -> Prepare:
-    """`stage apply` of a patch for two damaged files, after `change` had its way with the patch's folder."""
+def applied(
+    change: Callable[[Path], object], *, volume_size: int | None = None, big: bool = False
+) -> Prepare:
+    """`stage apply` of a patch for two damaged files, after `change` edited the patch's folder."""
 
     def prepare(place: Place) -> list[str]:
         root = place.bundle(big=big)
         damaged = [CONFIG, "data/models/bert/vocab.txt", *([BIG] if big else [])]
         if volume_size is not None:  # the first file fills the first volume
             damaged = ["data/models/bert/model.safetensors", *(SHARD % number for number in (0, 1))]
-        findings = [Finding(path, "mismatched", "x", "y", ((0, 1),) if path == BIG else ()) for path in damaged]
+        findings = [
+            Finding(path, "mismatched", "x", "y", ((0, 1),) if path == BIG else ())
+            for path in damaged
+        ]
         patch = place.folder / "patch"
         with Reporter(quiet=True) as reporter:
             patch_damage(root, report_of(root, *findings), patch, volume_size, reporter)
@@ -66,7 +73,7 @@ def applied(change: Callable[[Path], object], *, volume_size: int | None = None,
 
 
 def plan(edit: Callable[[dict[str, Any]], object]) -> Prepare:
-    """The patch's plan is edited, and its tag manifest agrees."""
+    """An edited plan that the tag manifest agrees with."""
     return applied(lambda patch: edit_plan(patch, edit))
 
 
@@ -101,7 +108,7 @@ def instead(make: Callable[[Path], object]) -> Prepare:
 
 
 def with_file(path: str, data: bytes, tags: bool = False) -> Callable[[dict[str, Any]], object]:
-    """The plan carries a file more, under a path of its own choice."""
+    """The plan carries one more file, with a path of its own choice."""
 
     def edit(document: dict[str, Any]) -> None:
         digest = sha256_of_bytes(data)
@@ -112,7 +119,7 @@ def with_file(path: str, data: bytes, tags: bool = False) -> Callable[[dict[str,
 
 
 def volumes(change: Callable[[list[Path]], object]) -> Prepare:
-    """A patch in volumes, some of which something happened to."""
+    """A patch in volumes, some of them changed."""
     return applied(lambda patch: change(sorted(patch.iterdir())), volume_size=210_000)
 
 
@@ -122,7 +129,7 @@ def mixed(parts: list[Path]) -> None:
 
 
 def reported(text: bytes | Callable[[Path], bytes], *, big: bool = False) -> Prepare:
-    """`stage patch --report` of a report somebody made up."""
+    """`stage patch --report` of an invented report."""
 
     def prepare(place: Place) -> list[str]:
         root = place.bundle(big=big)
@@ -133,7 +140,7 @@ def reported(text: bytes | Callable[[Path], bytes], *, big: bool = False) -> Pre
 
 
 def finding(**changes: Any) -> Prepare:
-    """A report of one finding, of the file with blocks unless it says otherwise."""
+    """A report with one finding: the file with blocks unless stated otherwise."""
     found = {"path": BIG, "problem": "mismatched", "expected": "x", "found": "y", **changes}
     return reported(lambda root: as_report(root, [found]), big=changes.get("path", BIG) == BIG)
 
@@ -150,7 +157,9 @@ def merged(*changes: dict[str, Any]) -> Prepare:
         names = []
         for number, change in enumerate(changes):
             document = {"shard": f"{number + 1}/{len(changes)}", "seal": "0" * 64, **change}
-            names.append(str(place.write(f"part-{number}.json", as_report(root, [], **document)).name))
+            names.append(
+                str(place.write(f"part-{number}.json", as_report(root, [], **document)).name)
+            )
         return ["verify", "--merge", *names]
 
     return prepare
@@ -168,7 +177,7 @@ def _sparse_report(place: Place) -> list[str]:
 
 
 def since(make: Callable[[Path], object]) -> Prepare:
-    """`stage patch --since` of a lock that is none."""
+    """`stage patch --since` of a file that is no lock."""
 
     def prepare(place: Place) -> list[str]:
         place.bundle()
@@ -191,25 +200,55 @@ CASES = [
     Case("plan no JSON", 2, NO_PATCH, applied(lambda patch: seal(patch, b"{"))),
     Case("plan a list", 2, NO_PATCH, applied(lambda patch: seal(patch, b"[]"))),
     Case("plan nested", 2, NO_PATCH, applied(lambda patch: seal(patch, b"[" * 100_000))),
-    Case("plan UTF-16", 2, NO_PATCH, applied(lambda patch: seal(patch, '{"format": 1}'.encode("utf-16")))),
+    Case(
+        "plan UTF-16",
+        2,
+        NO_PATCH,
+        applied(lambda patch: seal(patch, '{"format": 1}'.encode("utf-16"))),
+    ),
     Case("plan not sealed", 1, DAMAGED, applied(lambda patch: (patch / PLAN).write_bytes(b"{}"))),
     Case("plan of a newer format", 2, ("format 2",), plan(lambda d: d.update(format=2))),
     Case("plan of format true", 2, ("format True",), plan(lambda d: d.update(format=True))),
-    Case("plan for another bundle", 2, ("another bundle",), plan(lambda d: d.update(base="0" * 64, target="0" * 64))),
+    Case(
+        "plan for another bundle",
+        2,
+        ("another bundle",),
+        plan(lambda d: d.update(base="0" * 64, target="0" * 64)),
+    ),
     Case("plan of an unknown kind", 2, NO_PATCH, plan(lambda d: d.update(kind="delete"))),
     Case("base too short", 2, NO_PATCH, plan(lambda d: d.update(base="0" * 63))),
     Case("repairs ..", 3, ("`..`",), plan(lambda d: d["repair"].append("data/../../precious"))),
     Case("repairs absolute", 3, ("absolute",), plan(lambda d: d["repair"].append("/etc/passwd"))),
     Case("repairs a tag file", 2, NO_PATCH, plan(lambda d: d["repair"].append("stage.lock"))),
-    Case("repairs what is not there", 2, ("has not",), plan(lambda d: d["repair"].append("data/files/x"))),
+    Case(
+        "repairs what is not there",
+        2,
+        ("does not have",),
+        plan(lambda d: d["repair"].append("data/files/x")),
+    ),
     Case("repairs twice", 2, NO_PATCH, plan(lambda d: d["repair"].append(d["repair"][0]))),
     Case("repairs a number", 2, NO_PATCH, plan(lambda d: d["repair"].append(5))),
     Case("tag ..", 3, ("`..`",), plan(with_file("../precious", b""))),
     Case("tag of the payload", 2, NO_PATCH, plan(with_file("data/x", b""))),
     Case("tag that no bundle has", 2, ("no bundle has",), plan(with_file("evil.sh", b""))),
-    Case("tag with no content", 2, NO_PATCH, plan(lambda d: d["tags"].update({"bagit.txt": "0" * 64}))),
-    Case("piece negative", 2, NO_PATCH, plan(lambda d: first(d["contents"])["pieces"][0].__setitem__(0, -1))),
-    Case("piece behind its end", 2, NO_PATCH, plan(lambda d: first(d["contents"])["pieces"][0].__setitem__(1, 10**6))),
+    Case(
+        "tag with no content",
+        2,
+        NO_PATCH,
+        plan(lambda d: d["tags"].update({"bagit.txt": "0" * 64})),
+    ),
+    Case(
+        "piece negative",
+        2,
+        NO_PATCH,
+        plan(lambda d: first(d["contents"])["pieces"][0].__setitem__(0, -1)),
+    ),
+    Case(
+        "piece behind its end",
+        2,
+        NO_PATCH,
+        plan(lambda d: first(d["contents"])["pieces"][0].__setitem__(1, 10**6)),
+    ),
     Case(
         "piece twice",
         2,
@@ -218,7 +257,12 @@ CASES = [
     ),
     Case("piece in no volume", 2, NO_PATCH, plan(lambda d: d["pieces"].clear())),
     Case("size of 2^70", 2, NO_PATCH, plan(lambda d: first(d["contents"]).update(size=2**70))),
-    Case("size of another file", 2, ("contradicts",), plan(lambda d: first(d["contents"]).update(size=10**6))),
+    Case(
+        "size of another file",
+        2,
+        ("contradicts",),
+        plan(lambda d: first(d["contents"]).update(size=10**6)),
+    ),
     Case("volumes beyond number", 2, NO_PATCH, plan(lambda d: d.update(volumes=10**18))),
     Case("volume 5 of 1", 2, NO_PATCH, plan(lambda d: d.update(volume=5))),
     Case("volume 0", 2, NO_PATCH, plan(lambda d: d.update(volume=0))),
@@ -228,7 +272,8 @@ CASES = [
         NO_PATCH,
         applied(
             lambda patch: seal(
-                patch, (patch / PLAN).read_bytes().replace(b'"format"', b'"kind": "update", "format"', 1)
+                patch,
+                (patch / PLAN).read_bytes().replace(b'"format"', b'"kind": "update", "format"', 1),
             )
         ),
     ),
@@ -242,13 +287,21 @@ CASES = [
     ),
     Case("piece missing", 1, DAMAGED, applied(lambda patch: piece(patch).unlink())),
     Case("piece a pipe", 1, DAMAGED, instead(os.mkfifo), how="process"),
-    Case("piece a link to a device", 1, DAMAGED, instead(lambda path: path.symlink_to("/dev/zero")), how="process"),
+    Case(
+        "piece a link to a device",
+        1,
+        DAMAGED,
+        instead(lambda path: path.symlink_to("/dev/zero")),
+        how="process",
+    ),
     Case(
         "block of other bytes",
         1,
         DAMAGED,
         applied(
-            lambda patch: max((patch / "data").iterdir(), key=lambda p: p.stat().st_size).write_bytes(bytes(2**24 - 1)),
+            lambda patch: max(
+                (patch / "data").iterdir(), key=lambda p: p.stat().st_size
+            ).write_bytes(bytes(2**24 - 1)),
             big=True,
         ),
     ),
@@ -259,7 +312,9 @@ CASES = [
         applied(lambda patch: [(patch / PLAN).unlink(), os.mkfifo(patch / PLAN)]),
         how="process",
     ),
-    Case("volume missing", 5, ("still missing: 2",), volumes(lambda parts: shutil.rmtree(parts[1]))),
+    Case(
+        "volume missing", 5, ("still missing: 2",), volumes(lambda parts: shutil.rmtree(parts[1]))
+    ),
     Case("volumes of two patches", 2, ("another patch",), volumes(mixed)),
     Case(
         "a volume twice in place of another",
@@ -267,21 +322,58 @@ CASES = [
         ("still missing",),
         volumes(lambda parts: [shutil.rmtree(parts[1]), shutil.copytree(parts[0], parts[1])]),
     ),
-    Case("a volume damaged", 1, DAMAGED, volumes(lambda parts: piece(parts[1]).write_bytes(bytes(5000)))),
+    Case(
+        "a volume damaged",
+        1,
+        DAMAGED,
+        volumes(lambda parts: piece(parts[1]).write_bytes(bytes(5000))),
+    ),
     Case("through a link out of the bundle", 3, ("a link or file stands",), _apply_through_a_link),
-    Case("old lock no JSON", 2, ("old.lock", "not JSON"), since(lambda path: path.write_bytes(b"{"))),
+    Case(
+        "old lock no JSON", 2, ("old.lock", "not JSON"), since(lambda path: path.write_bytes(b"{"))
+    ),
     Case("old lock a pipe", 2, ("old.lock", "pipe"), since(os.mkfifo), how="process"),
-    Case("old lock of no bundle", 2, ("incomplete",), since(lambda path: path.write_bytes(INCOMPLETE))),
+    Case(
+        "old lock of no bundle",
+        2,
+        ("incomplete",),
+        since(lambda path: path.write_bytes(INCOMPLETE)),
+    ),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
-    Case("report of a newer format", 2, ("format 2",), reported(lambda root: as_report(root, [], format=2))),
-    Case("report of another bundle", 2, ("another bundle",), reported(lambda r: as_report(r, [], bundle_id="0" * 64))),
-    Case("report of one shard", 2, ("one shard",), reported(lambda root: as_report(root, [], shard="1/2", seal=None))),
-    Case("report of nothing", 2, ("nothing that a patch can mend",), reported(lambda root: as_report(root, []))),
+    Case(
+        "report of a newer format",
+        2,
+        ("format 2",),
+        reported(lambda root: as_report(root, [], format=2)),
+    ),
+    Case(
+        "report of another bundle",
+        2,
+        ("another bundle",),
+        reported(lambda r: as_report(r, [], bundle_id="0" * 64)),
+    ),
+    Case(
+        "report of one shard",
+        2,
+        ("one shard",),
+        reported(lambda root: as_report(root, [], shard="1/2", seal=None)),
+    ),
+    Case(
+        "report of nothing",
+        2,
+        ("nothing that a patch can repair",),
+        reported(lambda root: as_report(root, [])),
+    ),
     Case("report a pipe", 2, ("pipe",), _pipe_for_a_report, how="process"),
     Case("report of 100 GB", 2, ("larger",), _sparse_report, how="process"),
-    Case("finding of ..", 2, ("nothing that a patch can mend",), finding(path="../precious")),
-    Case("finding of escape sequences", 2, ("nothing that a patch can mend",), finding(path="\x1b[2J")),
+    Case("finding of ..", 2, ("nothing that a patch can repair",), finding(path="../precious")),
+    Case(
+        "finding of escape sequences",
+        2,
+        ("nothing that a patch can repair",),
+        finding(path="\x1b[2J"),
+    ),
     Case("finding unknown", 2, NO_REPORT, finding(problem="evil")),
     Case("finding a number", 2, NO_REPORT, reported(lambda root: as_report(root, [5]))),
     Case(
@@ -289,7 +381,9 @@ CASES = [
         0,
         ("1 piece",),
         reported(
-            lambda root: as_report(root, [{"path": CONFIG, "problem": "mismatched", "expected": "x", "found": "y"}] * 2)
+            lambda root: as_report(
+                root, [{"path": CONFIG, "problem": "mismatched", "expected": "x", "found": "y"}] * 2
+            )
         ),
     ),
     Case("range negative", 2, NO_REPORT, finding(ranges=[[-1, 5]])),
@@ -299,7 +393,12 @@ CASES = [
     Case("range of texts", 2, NO_REPORT, finding(ranges="ab")),
     Case("range behind the end", 2, ("up to",), finding(ranges=[[0, BIG_SIZE + 1]])),
     Case("range of 2^70", 2, NO_REPORT, finding(ranges=[[0, 2**70]])),
-    Case("ranges that overlap are joined", 0, ("2 pieces",), finding(ranges=[[0, 2**24], [5, 2**24 + 1], [7, 9]])),
+    Case(
+        "ranges that overlap are joined",
+        0,
+        ("2 pieces",),
+        finding(ranges=[[0, 2**24], [5, 2**24 + 1], [7, 9]]),
+    ),
     Case("merge of 2^62 shards", 2, ("missing",), merged({"shard": f"1/{2**62}"})),
     Case("merge of shard 0", 2, NO_REPORT, merged({"shard": "0/1"})),
     Case("merge of half a shard", 2, NO_REPORT, merged({"shard": "1/2/3"})),

@@ -1,7 +1,7 @@
-"""One hostile input: how it is made, which command meets it, and what must come of that.
+"""One hostile input: how it is made, which command reads it, and the result that must follow.
 
-Whatever the input, the command ends with the exit code that is promised, in words that name the thing and what to do,
-printing nothing that could rewrite a terminal; and outside the folder it was given nothing comes, goes or changes.
+For any input the command ends with the promised exit code. Its message names the object and the
+remedy. It prints no terminal control codes. Files outside its folder stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import stage.sources
+import stage.fetch.sources
 from stage.cli import main
-from stage.sources.retry import RetryPolicy
+from stage.download.retry import RetryPolicy
 from tests.stage.bundles import make_bundle
-from tests.support.liar import Liar, lying
+from tests.support.servers.liar import Liar, lying
 
-# What a command may write to, by names in the folder it runs in; everything else must stay as it was.
+# A command may write to these names in its folder; all other files must stay unchanged.
 MAY_WRITE: Mapping[str, set[str]] = {
     "fetch": {"bundle", "m.lock"},
     "lock": {"m.lock"},
@@ -38,22 +38,22 @@ MAY_WRITE: Mapping[str, set[str]] = {
     "sign": set(),
     "init": set(),
 }
-MEMORY = 3 * 2**30  # bytes of address space: a bomb that goes off meets this, not the machine
+MEMORY = 3 * 2**30  # bytes of address space: a bomb hits this limit, not the machine
 TIMEOUT_S = 60
-# Servers here lie for good: as patient as on a real network, a case would take a minute.
+# These servers never recover: with the patience for a real network, a case would take a minute.
 IMPATIENT = """
 from functools import partial
-import stage.sources
+import stage.fetch.sources
 from stage.cli import main
-from stage.sources.retry import RetryPolicy
-stage.sources.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
+from stage.download.retry import RetryPolicy
+stage.fetch.sources.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
 main()
 """
 
 
 @dataclass
 class Place:
-    """The folder in which a case is set up, and a lying server where one is asked for."""
+    """The folder of a case, and a lying server if the case needs one."""
 
     folder: Path
     stack: ExitStack
@@ -74,7 +74,7 @@ class Place:
         return path
 
     def bundle(self, *, big: bool = False) -> Path:
-        """A sound bundle, to be made unsound."""
+        """A sound bundle, for the case to change."""
         return make_bundle(self.folder / "bundle", big=big).root
 
 
@@ -83,13 +83,13 @@ class Case:
     """A hostile input.
 
     Attributes:
-        code: the exit code it has to end with.
-        says: words that must be in what is printed (all of them).
-        prepare: sets it up, and returns the arguments of `stage`.
-        how: `here` (in this process), `process` (one of its own, with little memory), `nobody` (that, and without
-            root's right to read everything).
-        after: what else must hold afterwards.
-        slow: takes longer than CI has time for.
+        code: the exit code of the command.
+        says: parts of the message (all of them must be printed).
+        prepare: sets the case up, and returns the arguments of `stage`.
+        how: `here` (in this process), `process` (in its own, with little memory), `nobody` (the
+            same, without root's right to read everything).
+        after: checks more conditions afterwards.
+        slow: takes too long for CI.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Case:
 
 
 def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a case and checks what must hold for every case; returns what was printed."""
+    """Runs a case and checks the promises of every case; returns the output."""
     arguments = case.prepare(place)
     before = snapshot(place.folder)
     monkeypatch.chdir(place.folder)
@@ -132,17 +132,21 @@ def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def printed(arguments: list[str], case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the command prints on stdout, run as the case has to be."""
+    """The output of the command on stdout, run as the case requires."""
     if case.how == "here":
         return _here(arguments, place, monkeypatch)[2]
     return in_a_process(arguments, case, place).stdout
 
 
-def _here(arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
-    """Exit code; everything that was printed; what of it was on stdout."""
+def _here(
+    arguments: list[str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    """Returns the exit code, the whole output, and the part on stdout."""
     for name, value in _environment(place).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(stage.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01))
+    monkeypatch.setattr(
+        stage.fetch.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01)
+    )
     done = CliRunner().invoke(main, arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -155,10 +159,10 @@ def in_a_process(
     """Runs `stage`, or another command, in a process with little memory."""
 
     def limited() -> None:
-        if sys.platform == "linux":  # elsewhere libraries alone take more address space than that
+        if sys.platform == "linux":  # elsewhere, libraries take more
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
-    # Root reads what nobody may read; without these two rights it is as any other user.
+    # Root can read all files; without these two rights it is like any other user.
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     as_nobody = case.how == "nobody" and os.geteuid() == 0
     return subprocess.run(
@@ -178,9 +182,9 @@ def _environment(place: Place) -> dict[str, str]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """Path -> kind, size and content (or where a link points) of everything in the folder and beside it."""
+    """Path -> kind, size and content (or link target) of all files in the folder and beside it."""
     found = {}
-    # By descriptors: names may add up to more than the system takes at once.
+    # By descriptors: the names together may be too long for one path.
     for place, folders, files, descriptor in os.fwalk(folder.parent):
         for name in (*folders, *files):
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)

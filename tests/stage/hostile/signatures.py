@@ -1,4 +1,4 @@
-"""Signatures that are none, and bundles that somebody else signed."""
+"""Invalid signatures, and bundles that another person signed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stage import bundle as layout
-from stage.sign import NAMESPACE
+from stage.bundle import bundle as layout
+from stage.verify.signature import NAMESPACE
 from tests.stage.hostile.runner import Case, Place
 
 Prepare = Callable[[Place], list[str]]
@@ -23,11 +23,15 @@ BEGIN, END = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n
 def _keys() -> tuple[bytes, bytes]:
     with TemporaryDirectory() as folder:
         key = Path(folder, "key")
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True
+        )
         return key.read_bytes(), key.with_suffix(".pub").read_bytes()
 
 
-def signed(change: Callable[[bytes], bytes], signers: bytes | None = None, namespace: str = NAMESPACE) -> Prepare:
+def signed(
+    change: Callable[[bytes], bytes], signers: bytes | None = None, namespace: str = NAMESPACE
+) -> Prepare:
     """`stage verify --signers` of a signed bundle whose signature was changed afterwards."""
 
     def prepare(place: Place) -> list[str]:
@@ -49,7 +53,7 @@ def signed(change: Callable[[bytes], bytes], signers: bytes | None = None, names
 
 
 def special(make: Callable[[Path], object]) -> Prepare:
-    """Something else than a file where the signature should be."""
+    """The signature is not a regular file."""
     sound = signed(bytes)
 
     def prepare(place: Place) -> list[str]:
@@ -79,14 +83,21 @@ CASES = [
     Case("no base64", 4, DAMAGED, signed(lambda _: BEGIN + b"!!!!\n" + END)),
     Case("armour of nothing", 4, DAMAGED, signed(lambda _: BEGIN + END)),
     Case("version 2", 4, DAMAGED, signed(lambda _: armoured(b"SSHSIG" + struct.pack(">I", 2)))),
-    Case("key of 4 GB", 4, DAMAGED, signed(lambda _: armoured(b"SSHSIG" + struct.pack(">II", 1, 2**32 - 1)))),
+    Case(
+        "key of 4 GB",
+        4,
+        DAMAGED,
+        signed(lambda _: armoured(b"SSHSIG" + struct.pack(">II", 1, 2**32 - 1))),
+    ),
     Case(
         "key of escape sequences",
         4,
         (layout.SIGNATURE,),
         signed(
             lambda _: armoured(
-                b"SSHSIG" + struct.pack(">I", 1) + text(text(b"\x1b[2J"), NAMESPACE.encode(), b"", b"sha512", b"")
+                b"SSHSIG"
+                + struct.pack(">I", 1)
+                + text(text(b"\x1b[2J"), NAMESPACE.encode(), b"", b"sha512", b"")
             )
         ),
     ),
@@ -96,7 +107,9 @@ CASES = [
         ("another use",),
         signed(
             lambda _: armoured(
-                b"SSHSIG" + struct.pack(">I", 1) + text(text(b"ssh-ed25519"), b"\x1b[2J", b"", b"sha512", b"")
+                b"SSHSIG"
+                + struct.pack(">I", 1)
+                + text(text(b"ssh-ed25519"), b"\x1b[2J", b"", b"sha512", b"")
             )
         ),
     ),
@@ -105,7 +118,11 @@ CASES = [
         "a byte changed",
         4,
         (layout.SIGNATURE,),
-        signed(lambda s: s.replace(s[200:201], b"A", 1) if s[200:201] != b"A" else s.replace(b"A", b"B", 1)),
+        signed(
+            lambda s: (
+                s.replace(s[200:201], b"A", 1) if s[200:201] != b"A" else s.replace(b"A", b"B", 1)
+            )
+        ),
     ),
     Case("for a mail", 4, ("another use",), signed(bytes, namespace="email")),
     Case("of 2 MB", 4, ("larger",), signed(lambda _: b"A" * 2**21)),
@@ -113,7 +130,17 @@ CASES = [
     Case("a link", 4, ("a link",), special(lambda path: path.symlink_to("../kept"))),
     Case("a folder", 4, (layout.SIGNATURE,), special(Path.mkdir)),
     Case("by nobody listed", 4, ("does not list",), signed(bytes, b"alice ssh-ed25519 AAAA\n")),
-    Case("listed for another use", 4, ("not for this",), signed(bytes, b'alice namespaces="git" ' + _keys()[1])),
+    Case(
+        "listed for another use",
+        4,
+        ("not for this",),
+        signed(bytes, b'alice namespaces="git" ' + _keys()[1]),
+    ),
     Case("signers of noise", 4, ("does not list",), signed(bytes, bytes(range(256)) * 10)),
-    Case("signers that are none", 2, ("no such file of signers",), lambda place: [*signed(bytes)(place)[:3], "gone"]),
+    Case(
+        "signers that are none",
+        2,
+        ("no such file of signers",),
+        lambda place: [*signed(bytes)(place)[:3], "gone"],
+    ),
 ]

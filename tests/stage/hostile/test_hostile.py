@@ -1,4 +1,4 @@
-"""The collection of hostile inputs: each is refused with the right exit code, in words, and nothing lands outside."""
+"""Each hostile input is rejected with the right exit code and message; no file lands outside."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.stage.hostile import archives, bags, contents, hubs, locks, manifests, patches, signatures
+from stage.bundle import bundle as layout
+from tests.stage.hostile import (
+    archives,
+    bags,
+    contents,
+    hubs,
+    locks,
+    manifests,
+    patches,
+    signatures,
+)
 from tests.stage.hostile.runner import Case, Place, in_a_process, printed, run
-from tests.stage.test_standalone_verifier import TEMPLATE, pythons
+from tests.stage.verify.test_standalone import TEMPLATE, pythons
 
 ROOMS = (manifests, locks, bags, archives, contents, hubs, patches, signatures)
 COLLECTION = [
@@ -43,16 +53,31 @@ def test_it_is_met_with_words_and_nothing_lands_outside(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("case", [p for p in COLLECTION if p.id and p.id.startswith(("bags-", "locks-sealed"))])
-def test_the_verifier_in_the_bundle_says_the_same(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every finding, word for word, by the oldest Python here; or, of what cannot be looked at, the exit code."""
+@pytest.mark.parametrize(
+    "case", [p for p in COLLECTION if p.id and p.id.startswith(("bags-", "locks-sealed"))]
+)
+def test_the_verifier_in_the_bundle_says_the_same(
+    case: Case, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same findings from the oldest Python here, or the exit code where it cannot look.
+
+    stage-verify.py checks only the lock's fields about bytes. For the others, both report that the
+    bundle is not sound.
+    """
     command, *arguments = case.prepare(place)
     if command != "verify":
         return
     monkeypatch.chdir(place.folder)
     standalone = [pythons()[0], "-I", "-S", str(TEMPLATE)]
     done = in_a_process([*arguments, "--json"], case, place, standalone)
-    assert (done.returncode, "Traceback" in done.stderr) == (case.code, False), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    if case in locks.ABOUT_FIELDS:
+        printed_of_it = done.stdout + done.stderr
+        assert done.returncode in (1, 2) and (
+            layout.LOCK in printed_of_it or "External-Identifier" in printed_of_it
+        )
+        return
+    assert done.returncode == case.code, done.stderr
     if case.code <= 1:
         said = printed(["verify", *arguments, "--json"], case, place, monkeypatch)
         assert json.loads(done.stdout) == json.loads(said)

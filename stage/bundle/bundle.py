@@ -1,0 +1,307 @@
+"""The layout of a bundle on disk: a BagIt 1.0 bag (RFC 8493) with a lock in it.
+
+This module has each file name of a bundle, and the texts of the files beside the payload. The
+payload is written first, then the tag files, `tagmanifest-sha256.txt` last: if it exists, the
+bundle is finished. `Bundle.open` opens a bundle for use; `stage.verify` checks all of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stage.errors import DamageError, UsageError, suggest, suggest_path
+from stage.util.digests import block_list, sha256_of_bytes
+from stage.util.files import read_file, sync_folder, write_atomically
+
+if TYPE_CHECKING:
+    from stage.lock.model import LockedAsset
+    from stage.lock.write import Lockfile
+
+BAGIT = "bagit.txt"
+BAG_INFO = "bag-info.txt"
+MANIFEST = "manifest-sha256.txt"
+TAG_MANIFEST = "tagmanifest-sha256.txt"
+SIGNATURE = "tagmanifest-sha256.txt.sig"
+REQUEST = "stage.yaml"
+LOCK = "stage.lock"
+BOM = "bom.cdx.json"  # bundles of early versions have none
+VERIFIER = "stage-verify.py"  # verifies its bundle on a machine that has only an old Python
+BLOCKS = "blocks"
+PAYLOAD = "data"
+FETCH_PARTIAL = "fetch.partial"  # during `stage fetch`: payload paths that it may have written
+PATCH_PLAN = "patch.json"  # a folder with it is a patch
+
+BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
+EARLIER_VERIFIERS = frozenset(
+    {
+        "46d56bb783ead564f9a3bdb560c8a463415e1971be49df97c891652bfd986964",  # 791fc8c
+    }
+)
+"""sha256 of each earlier `stage-verify.py`. When the file changes, add the old one here."""
+
+SEAL = (TAG_MANIFEST, SIGNATURE)  # written last, removed first
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
+
+
+@dataclass(frozen=True)
+class BundleAsset:
+    """One asset of a bundle.
+
+    Attributes:
+        kind: `model`, `dataset`, `files` or `environment`.
+        path: its folder of plain files; `from_pretrained(path)` loads a model.
+        source: a repository on the Hub, an address or a path.
+        commit: of the repository; None for other sources.
+        licence: as the source states it; None if it states none.
+        size: bytes of its files.
+    """
+
+    name: str
+    kind: str
+    path: Path
+    source: str
+    commit: str | None
+    licence: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A finished bundle: its folder, its lock and its id."""
+
+    root: Path
+    lock: Lockfile
+    id: str
+
+    @staticmethod
+    def open(root: Path | str) -> Bundle:
+        """Opens a bundle for use. It compares the lock with the tag manifest, and reads no payload.
+
+        Raises:
+            UsageError: not a bundle, unfinished, or of a newer format.
+            DamageError: the lock is not the one the bundle was finished with.
+        """
+        from stage.lock.read import read_lock  # slow to import; `stage verify` begins at once
+
+        root = Path(root)
+        check_is_bundle(root)
+        if not (root / TAG_MANIFEST).is_file():
+            raise UsageError(
+                f"{root}: this bundle is unfinished: it has no {TAG_MANIFEST}.",
+                "Run `stage fetch` again where it was made, or copy again: rsync had not ended.",
+            )
+        data = read_tag(root, LOCK)
+        recorded = parse_manifest(read_tag(root, TAG_MANIFEST)).get(LOCK)
+        found = sha256_of_bytes(data)
+        if recorded != found:
+            raise DamageError(
+                f"{root / LOCK}: damaged: sha256 {found}, {TAG_MANIFEST} says {recorded}.",
+                f"Run `stage verify {root}` to see all that is damaged.",
+            )
+        return Bundle(root, read_lock(data, str(root / LOCK)), found)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the assets, in the order of the lock."""
+        return iter(self.lock.assets)
+
+    def __getitem__(self, name: str) -> BundleAsset:
+        """The asset of that name.
+
+        Raises:
+            UsageError: there is none; names the nearest and all there are.
+        """
+        asset = self.asset(name)
+        return BundleAsset(
+            name=name,
+            kind=asset.kind,
+            path=self.root / asset.folder,
+            source=asset.source.location,
+            commit=asset.source.commit,
+            licence=asset.licence,
+            size=asset.size,
+        )
+
+    def asset(self, name: str) -> LockedAsset:
+        """The asset of that name.
+
+        Raises:
+            UsageError: there is none; names the nearest and all there are.
+        """
+        if name in self.lock.assets:
+            return self.lock.assets[name]
+        raise UsageError(
+            f"{self.root}: no asset named `{name}` in this bundle.",
+            suggest(name, self.lock.assets, f"It has: {', '.join(self.lock.assets)}."),
+        )
+
+    def asset_path(self, name: str) -> Path:
+        """The folder of that asset. `from_pretrained(path)` loads a model."""
+        return self.root / self.asset(name).folder
+
+
+def holds_bundle(folder: Path) -> bool:
+    """Whether a folder looks like a bundle, finished or not."""
+    return (folder / LOCK).is_file() and (folder / BAGIT).is_file()
+
+
+def check_is_bundle(root: Path) -> None:
+    """Raises if `root` does not look like a bundle.
+
+    Raises:
+        UsageError: no such folder, or one without any of a bundle's files.
+    """
+    if not root.exists():
+        raise UsageError(f"{root}: no such folder.", suggest_path(root))
+    if not root.is_dir():
+        raise UsageError(f"{root}: not a bundle: it is a file.", "Give the bundle's folder.")
+    if (root / PATCH_PLAN).is_file() and not (root / LOCK).exists():
+        raise UsageError(
+            f"{root}: a patch, not a bundle.", f"Put it in place: stage apply BUNDLE {root}"
+        )
+    if not any((root / name).exists() for name in (BAGIT, LOCK, TAG_MANIFEST, FETCH_PARTIAL)):
+        inside = sorted(p.parent for p in root.glob(f"*/{LOCK}"))
+        hint = (
+            f"Did you mean {inside[0]}?"
+            if inside
+            else "Give the folder that `stage fetch -o` wrote."
+        )
+        raise UsageError(f"{root}: not a bundle: it has neither {BAGIT} nor {LOCK}.", hint)
+
+
+def read_tag(root: Path, name: str) -> bytes:
+    """A file beside the payload.
+
+    Raises:
+        DamageError: it is missing or unreadable.
+    """
+    try:
+        return read_file(root / name, follow=False)
+    except OSError as error:
+        problem = "missing" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+        raise DamageError(
+            f"{root / name}: {problem}.", f"Run `stage verify {root}` to see all that is damaged."
+        ) from None
+
+
+def manifest_text(digests: Mapping[str, str]) -> bytes:
+    """A BagIt manifest (RFC 8493, 2.1.3): `<sha256>  <path>` lines, sorted by path.
+
+    `sha256sum -c` reads it too.
+    """
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+
+
+def parse_manifest(data: bytes) -> dict[str, str]:
+    """Path -> sha256 of the valid lines of a manifest. `verify` reports the others."""
+    result: dict[str, str] = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        digest, separator, path = line.partition("  ")
+        if separator and len(digest) == 64:
+            result[path] = digest
+    return result
+
+
+def payload_manifest(lock: Lockfile) -> bytes:
+    """The text of `manifest-sha256.txt` for a complete lock."""
+    return "".join(f"{file.sha256 or ''}  {file.path}\n" for file in lock.files).encode()
+
+
+def payload_oxum(lock: Lockfile) -> str:
+    """BagIt's O(1) check: `<payload bytes>.<payload files>` (RFC 8493, 2.2.2)."""
+    return f"{lock.size}.{len(lock.files)}"
+
+
+def announced_size(root: Path) -> int:
+    """Payload bytes according to `bag-info.txt`, to show progress; 0 if it cannot be read."""
+    try:
+        text = read_file(root / BAG_INFO, most=2**20).decode("utf-8", "replace")
+    except OSError:
+        return 0
+    found = re.search(r"^Payload-Oxum: (\d{1,18})\.", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def blocks_path(sha256: str) -> str:
+    """The path of the block digests of a large file."""
+    return f"{BLOCKS}/{sha256}"
+
+
+def tag_paths(lock: Lockfile) -> set[str]:
+    """Every file beside the payload that the tag manifest covers."""
+    large = {blocks_path(f.sha256) for f in lock.files if f.sha256 and f.has_blocks}
+    return {*TAG_FILES, *large}
+
+
+def bag_info_text(lock: Lockfile, facts: Iterable[tuple[str, str]]) -> bytes:
+    """`bag-info.txt`: the only file that differs from fetch to fetch.
+
+    Args:
+        facts: label and value of facts of this fetch (date, host, endpoint, tool).
+    """
+    lines = [
+        *facts,
+        ("External-Identifier", f"sha256:{lock.id}"),
+        ("Payload-Oxum", payload_oxum(lock)),
+    ]
+    return "".join(
+        f"{label}: {' '.join(value.split())}\n" for label, value in sorted(lines)
+    ).encode()
+
+
+def write_blocks(root: Path, sha256: str, blocks: Iterable[str]) -> None:
+    """Writes the block list of a large file."""
+    path = root / blocks_path(sha256)
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, block_list(blocks))
+
+
+def verifier_text() -> bytes:
+    """The text of `stage-verify.py`."""
+    return (Path(__file__).parents[1] / "verify" / "standalone.py").read_bytes()
+
+
+def is_known_verifier(text: bytes) -> bool:
+    """Whether a `stage-verify.py` is as this version or an earlier one wrote it."""
+    return text == verifier_text() or sha256_of_bytes(text) in EARLIER_VERIFIERS
+
+
+def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
+    """Writes all files beside the payload, the tag manifest last.
+
+    The payload and `blocks/` are written already, but their folders may not be synced.
+
+    Args:
+        request: the manifest's text, for `stage.yaml`.
+        facts: for `bag_info_text`.
+    """
+    if not lock.is_complete:
+        raise AssertionError("a bundle is finished only with a complete lock")
+    from stage.lock.bom import bom_text
+
+    (root / PAYLOAD).mkdir(exist_ok=True)
+    for folder, _, _ in os.walk(root / PAYLOAD):
+        sync_folder(Path(folder))
+    texts = {
+        BAGIT: BAGIT_TEXT,
+        BAG_INFO: bag_info_text(lock, facts),
+        MANIFEST: payload_manifest(lock),
+        LOCK: lock.to_json(),
+        REQUEST: request,
+        BOM: bom_text(lock),
+        VERIFIER: verifier_text(),
+    }
+    for name, text in texts.items():
+        write_atomically(root / name, text)
+    digests = {name: sha256_of_bytes(text) for name, text in texts.items()}
+    for name in tag_paths(lock) - set(texts):
+        digests[name] = sha256_of_bytes((root / name).read_bytes())
+    write_atomically(root / TAG_MANIFEST, manifest_text(digests))
+    (root / FETCH_PARTIAL).unlink(missing_ok=True)
+    sync_folder(root)
+    return Bundle(root, lock, lock.id)

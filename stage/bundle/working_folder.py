@@ -1,0 +1,241 @@
+"""The folder of a fetch: the files in it, which of them a fetch wrote, and which must not be there.
+
+A fetch deletes files that an earlier manifest asked for and this one does not. So it must
+distinguish its own files from a user's. Its own are those that the folder's lock or the journal of
+an interrupted fetch names, and partial files. Any other file stops the fetch before it uses the
+network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.bundle import bundle as layout
+from stage.errors import IncompleteError, StageError, UsageError
+from stage.lock.model import LockedFile
+from stage.lock.read import read_lock
+from stage.lock.write import Lockfile
+from stage.manifest.manifest import Manifest
+from stage.util.digests import is_hex
+from stage.util.files import join_limited, make_folder
+from stage.util.paths import PARTIAL_SUFFIX, printable
+
+_SHOWN = 10  # names in one line
+WORKSHOP = "workshop.partial"  # during `stage fetch`: for archives, and files that are made
+_OURS = {*layout.TAG_FILES, *layout.SEAL, layout.FETCH_PARTIAL}
+
+
+@contextmanager
+def alone_in(root: Path) -> Iterator[None]:
+    """Prevents a second fetch in a folder. Makes the folder; if it is empty at the end, removes it.
+
+    The lock (flock on the folder) ends with the process. On file systems without locks (some
+    network disks) the fetch continues without.
+
+    Raises:
+        IncompleteError: another fetch is running there.
+    """
+    if root.exists() and not root.is_dir():
+        yield  # `WorkFolder.inspect` raises
+        return
+    was_there = root.exists()
+    make_folder(root)
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        _lock(descriptor, root)
+        try:
+            yield
+        finally:
+            if not was_there:
+                with suppress(OSError):  # most often: it is not empty
+                    root.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, root: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise IncompleteError(
+            f"{root}: another `stage fetch` is running in this folder.",
+            "Wait until it has ended, then run again.",
+        ) from None
+    except OSError:
+        pass
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """A bundle's folder before a fetch.
+
+    Attributes:
+        sizes: bytes of each file in it, by path.
+        ours: payload paths that an earlier fetch wrote or was going to write.
+        lock: of the bundle in it, if it can be read.
+    """
+
+    root: Path
+    sizes: dict[str, int]
+    ours: frozenset[str]
+    lock: Lockfile | None = None
+
+    @staticmethod
+    def inspect(root: Path) -> WorkFolder:
+        """Looks at a folder that may not exist yet.
+
+        Raises:
+            UsageError: it is a file, has links in it, or is a folder of something else.
+        """
+        if not root.exists():
+            return WorkFolder(root, {}, frozenset())
+        if not root.is_dir():
+            raise UsageError(f"{root}: is a file; a bundle is a folder.", "Choose another -o.")
+        if any(root.iterdir()):
+            try:
+                layout.check_is_bundle(root)
+            except UsageError:
+                raise UsageError(
+                    f"{root}: is not empty and not a bundle; nothing was changed.",
+                    "Choose a new folder with -o.",
+                ) from None
+        lock = _lock_in(root)
+        return WorkFolder(root, _sizes(root), _known_paths(root, lock), lock)
+
+    def check_same_bundle(self, manifest: Manifest) -> None:
+        """Raises if the folder holds a bundle of another name: the -o may be a mistake.
+
+        Raises:
+            UsageError: it does.
+        """
+        if self.lock is None or self.lock.name == manifest.name:
+            return
+        beside = shlex.quote(str(self.root.parent / manifest.name))
+        raise UsageError(
+            f"{self.root}: another bundle is here: {printable(self.lock.name)}; {manifest.path} "
+            f"makes {printable(manifest.name)}. Nothing was changed.",
+            f"Give it a folder of its own: stage fetch {manifest.path} -o {beside}   (to make this "
+            f"bundle that one: write `name: {self.lock.name}` in {manifest.path}, or remove the "
+            "folder)",
+        )
+
+    def size_of(self, path: str) -> int | None:
+        """Bytes of a file that is here; None if it is not."""
+        return self.sizes.get(path)
+
+    @property
+    def partial_size(self) -> int:
+        """Bytes that interrupted downloads left."""
+        return sum(size for path, size in self.sizes.items() if _is_unfinished(path))
+
+    def stale(self, wanted: set[str]) -> list[str]:
+        """Payload files of ours that `wanted` does not name any more.
+
+        Raises:
+            UsageError: there are files in the folder that no fetch wrote.
+        """
+        stale: list[str] = []
+        foreign: list[str] = []
+        for path in self.sizes:
+            if path in wanted or path in _OURS or _is_unfinished(path) or _is_of_blocks(path):
+                continue
+            (stale if path in self.ours else foreign).append(path)
+        if foreign:
+            names = join_limited([printable(path) for path in foreign], _SHOWN)
+            raise UsageError(
+                f"{self.root}: not from any fetch: {names}. A bundle holds nothing else.",
+                "Move that out of the folder, then run again.",
+            )
+        return stale
+
+    def given_up(self, wanted: set[str]) -> list[LockedFile]:
+        """Files of the earlier bundle here, as its lock has them, that `wanted` does not name."""
+        files = self.lock.files if self.lock else ()
+        return [
+            file
+            for file in files
+            if file.path not in wanted and self.sizes.get(file.path) == file.size
+        ]
+
+    def stale_blocks(self, wanted: set[str]) -> list[str]:
+        """Block digests of files that are no longer in the bundle."""
+        return [path for path in self.sizes if _is_of_blocks(path) and path not in wanted]
+
+    def mark_unfinished(self, paths: set[str]) -> None:
+        """Removes the seal and records which files will be ours. Call it before any change."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / layout.FETCH_PARTIAL, "a", encoding="utf-8") as journal:
+            journal.writelines(f"{path}\n" for path in sorted(paths))
+            journal.flush()
+            os.fsync(journal.fileno())
+        (self.root / layout.TAG_MANIFEST).unlink(missing_ok=True)
+        (self.root / layout.SIGNATURE).unlink(missing_ok=True)
+
+    def remove(self, paths: list[str]) -> None:
+        """Deletes files of ours, the workshop, partial files, and folders that are then empty."""
+        if (self.root / WORKSHOP).is_dir():
+            shutil.rmtree(self.root / WORKSHOP)
+        partial = [
+            p.relative_to(self.root).as_posix() for p in self.root.rglob(f"*{PARTIAL_SUFFIX}")
+        ]
+        for path in {*paths, *partial} - {layout.FETCH_PARTIAL}:
+            (self.root / path).unlink(missing_ok=True)
+        for folder, _, _ in sorted(os.walk(self.root), reverse=True):
+            if folder != str(self.root) and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
+
+
+def _is_unfinished(path: str) -> bool:
+    return path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{WORKSHOP}/")
+
+
+def _is_of_blocks(path: str) -> bool:
+    """Whether a fetch wrote it: other files in that folder are not named by a digest."""
+    folder, _, name = path.rpartition("/")
+    return folder == layout.BLOCKS and is_hex(name, 64)
+
+
+def _sizes(root: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for folder, folders, files in os.walk(root):
+        for name in [*folders, *files]:
+            path = Path(folder, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[path.relative_to(root).as_posix()] = status.st_size
+            elif (
+                not stat.S_ISDIR(status.st_mode)
+                and WORKSHOP not in path.relative_to(root).parts[:1]
+            ):
+                raise UsageError(
+                    f"{path}: a link or special file inside a bundle.",
+                    "Remove it (a bundle holds regular files only).",
+                )
+    return sizes
+
+
+def _lock_in(root: Path) -> Lockfile | None:
+    path = root / layout.LOCK
+    try:
+        return read_lock(path.read_bytes(), str(path)) if path.is_file() else None
+    except StageError:
+        return None
+
+
+def _known_paths(root: Path, lock: Lockfile | None) -> frozenset[str]:
+    """Payload paths that an earlier fetch into this folder wrote or was going to write."""
+    known = {file.path for file in lock.files} if lock else set()
+    manifest, journal = root / layout.MANIFEST, root / layout.FETCH_PARTIAL
+    if lock is None and (root / layout.LOCK).is_file() and manifest.is_file():
+        known |= set(layout.parse_manifest(manifest.read_bytes()))  # a damaged lock names nothing
+    if journal.is_file():
+        known |= set(journal.read_text(encoding="utf-8", errors="replace").splitlines())
+    return frozenset(known)

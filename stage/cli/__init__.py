@@ -1,0 +1,227 @@
+"""The `stage` command: parses, prints, sets the exit code; nothing else.
+
+Each command imports its modules inside itself, so that `stage verify --help` starts fast on a login
+node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from stage.cli.base import Group, bundle_argument, json_option, quiet_option, say, signers_option
+from stage.version import __version__
+
+_manifest = click.argument("manifest", type=click.Path(path_type=Path))
+_verbose = click.option(
+    "-v", "--verbose", is_flag=True, help="Also every retry and every file left out."
+)
+_endpoint = click.option(
+    "--endpoint",
+    metavar="URL",
+    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co.",
+)
+_allow_pickle = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Take Hub models that have only pickles: converted to safetensors here (needs torch).",
+)
+_EVERY_ASSET = "*"
+_update = click.option(
+    "--update",
+    "updates",
+    multiple=True,
+    is_flag=False,
+    flag_value=_EVERY_ASSET,
+    metavar="[ASSET]",
+    help="Resolve pinned assets again: one, or all. May be repeated.",
+)
+
+
+class _Updating(click.Command):
+    """A command whose `--update` needs no value, even directly before MANIFEST.
+
+    click takes the next argument as the value. An asset's name and a manifest have other forms:
+    names have no `/`, and manifests end in .yaml or .yml (`--update=NAME` takes any name).
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for index, argument in enumerate(args[:-1]):
+            if argument == "--":
+                break
+            if argument == "--update" and (
+                "/" in args[index + 1] or args[index + 1].endswith((".yaml", ".yml"))
+            ):
+                args = [*args[:index], f"--update={_EVERY_ASSET}", *args[index + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def _pinning(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (_endpoint, _update, quiet_option, _verbose, json_option):
+        command = option(command)
+    return command
+
+
+_ELSEWHERE = {
+    "verify": "stage.cli.verify",
+    "patch": "stage.cli.patch",
+    "apply": "stage.cli.patch",
+    "env": "stage.cli.env",
+    "serve": "stage.cli.serve",
+    "init": "stage.cli.transfer",
+    "push": "stage.cli.transfer",
+    "sign": "stage.cli.transfer",
+    "gc": "stage.cli.transfer",
+}
+
+
+@click.group(
+    cls=Group, elsewhere=_ELSEWHERE, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="stage")
+def main() -> None:
+    """Carries models, datasets and files over an air gap: one folder, every byte accounted for.
+
+    \b
+    laptop:   stage fetch manifests/my.yaml -o bundle
+              stage push bundle me@cluster:bundle
+    cluster:  stage verify bundle
+
+    Exit codes: 0 sound or done; 1 damage or failure found; 2 wrong usage or a bad manifest;
+    3 refused by policy; 4 signature missing or wrong; 5 could not finish, run it again.
+    """
+
+
+@main.command(cls=_Updating)
+@_manifest
+@_allow_pickle
+@_pinning
+def lock(
+    manifest: Path,
+    allow_pickle: bool,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Resolve MANIFEST to exact commits and files, and write its .lock; download nothing."""
+    from stage.hub.library import check_hub_library
+
+    check_hub_library()
+    from stage.fetch.fetch import load_or_resolve
+    from stage.fetch.sources import Sources
+    from stage.util.progress import Reporter
+
+    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+        sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
+        resolved = load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
+    if as_json:
+        click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
+
+
+@main.command(cls=_Updating)
+@_manifest
+@click.option(
+    "-o",
+    "--output",
+    "bundle",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The bundle's folder, new or not.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing."
+)
+@click.option(
+    "--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything again."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Files downloaded at once.",
+)
+@_allow_pickle
+@click.option(
+    "--offline-check/--no-offline-check",
+    default=True,
+    show_default=True,
+    help="At the end, load the files in a process without network; fail if one does not load.",
+)
+@click.option(
+    "--max-rate",
+    metavar="RATE",
+    help="At most so many bytes per second, all downloads together: 20MB/s.",
+)
+@_pinning
+def fetch(
+    manifest: Path,
+    bundle: Path,
+    dry_run: bool,
+    locked: bool,
+    jobs: int,
+    allow_pickle: bool,
+    offline_check: bool,
+    max_rate: str | None,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Download what MANIFEST asks for into one checksummed folder.
+
+    Follows MANIFEST's .lock, and writes one where there is none. Run it again after an
+    interruption: it resumes. Run it again after changing the manifest: it fetches the difference.
+    """
+    from stage.hub.library import check_hub_library
+
+    check_hub_library()
+    from stage.download.rate_limit import parse_rate
+    from stage.fetch.fetch import fetch_manifest
+    from stage.fetch.store import store_from
+    from stage.util.progress import Reporter
+
+    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+        outcome = fetch_manifest(
+            manifest,
+            bundle,
+            endpoint=endpoint,
+            jobs=jobs,
+            max_rate=parse_rate(max_rate) if max_rate is not None else None,
+            locked=locked,
+            updates=updates,
+            dry_run=dry_run,
+            reporter=reporter,
+            allow_pickle=allow_pickle,
+            offline_check=offline_check,
+            store=store_from(os.environ),
+        )
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    elif not dry_run and not quiet:
+        click.echo(f"bundle id {outcome.bundle_id}")
+        click.echo(
+            f"next: stage push {bundle} me@cluster:{bundle.name}   "
+            "(or any transfer, then there: stage verify)"
+        )
+
+
+@main.command()
+@bundle_argument
+@signers_option
+@json_option
+def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
+    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id, signature."""
+    from stage.cli.show import describe, describe_json
+
+    if as_json:
+        click.echo(json.dumps(describe_json(bundle, signers), indent=1, ensure_ascii=False))
+    else:
+        say(describe(bundle, signers))

@@ -1,0 +1,197 @@
+"""The common parts of all commands: errors become messages and exit codes, and safe output."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from stage.errors import IncompleteError, StageError, UsageError, as_shown, nearest_name, shortage
+from stage.util.processes import Ended, ending_signals
+
+
+class Group(click.Group):
+    """Turns every fault a user can meet into one short paragraph on stderr and the right exit code.
+
+    Args:
+        elsewhere: commands that are imported at their first use: the module of each, by name.
+    """
+
+    program = "stage"
+    free_space = "Free space there (`stage gc` removes unused files from the shared store)"
+    """The remedy for a full disk."""
+
+    def __init__(
+        self, *args: Any, elsewhere: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._elsewhere = elsewhere or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self._elsewhere})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._elsewhere and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(self._elsewhere[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Adds the nearest command to the error about an unknown one.
+
+        click does so only since 8.3, and only with the commands that are imported.
+        """
+        name = args[0]
+        if not ctx.resilient_parsing and name[:1] != "-" and self.get_command(ctx, name) is None:
+            path = ctx.command_path
+            nearest = nearest_name(name, self.list_commands(ctx))
+            question = f"Did you mean `{path} {nearest}`? " if nearest else ""
+            raise UsageError(f"No such command '{name}'.", f"{question}All commands: {path} --help")
+        return super().resolve_command(ctx, args)
+
+    def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The command of a call: click has no context for an option without its value."""
+        words = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
+        command = words[0] if words and words[0] in self.list_commands(click.Context(self)) else ""
+        return f"{self.program} {command}".strip()
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _check_utf8_names()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A name that the locale cannot encode must not end the command.
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            with ending_signals():
+                super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Exit as request:
+            sys.exit(request.exit_code)
+        except click.ClickException as error:
+            if (
+                type(error).__name__ == "NoArgsIsHelpError"
+            ):  # click 8.2; older ones print the help themselves
+                error.show()
+                sys.exit(2)
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else self._called(args, kwargs)
+            fail(UsageError(error.format_message(), f"{command} --help"))
+        except (KeyboardInterrupt, click.Abort):
+            _leave_at_once(
+                IncompleteError(
+                    "Interrupted. What is already here is kept.", "Run the same command again."
+                )
+            )
+        except Ended as end:
+            message = f"Ended by {end.name}. What is already here is kept."
+            _leave_at_once(
+                IncompleteError(message, "Run the same command again: it resumes.", end.exit_code)
+            )
+        except BrokenPipeError:
+            # The reader is gone (`stage verify | head`): no message, but not exit code 0.
+            sys.stderr.close()
+            sys.exit(IncompleteError.exit_code)
+        except StageError as error:
+            fail(error)
+        except OSError as error:
+            fail(_from_os_error(error, self.free_space))
+        except Exception as error:  # noqa: BLE001 - 1 means damage: what is not foreseen must not say so
+            fail(shortage(error) or _unforeseen(error))
+        sys.exit(0)
+
+
+def _check_utf8_names() -> None:
+    """Restarts in UTF-8 mode under a locale such as `de_DE.ISO-8859-1`.
+
+    A bundle's names are UTF-8 on every disk; Python would read and write them wrong. PEP 540 covers
+    only the locales `C` and `POSIX`.
+    """
+    if (
+        sys.getfilesystemencoding().lower() not in ("utf-8", "utf8")
+        and os.environ.get("PYTHONUTF8") != "1"
+    ):
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def _unforeseen(error: Exception) -> StageError:
+    """An error of Airlift itself, printed with its traceback."""
+    traceback.print_exception(error)
+    return IncompleteError(
+        f"Airlift failed unexpectedly: {error!r}.", "Report it, with the lines above."
+    )
+
+
+def fail(error: StageError) -> NoReturn:
+    """Prints an error and exits with its code."""
+    say(f"error: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _leave_at_once(error: StageError) -> NoReturn:
+    """Ends without waiting for threads, which may wait for a server. Their work can be resumed."""
+    with suppress(OSError):  # the terminal may be what went away
+        say(f"error: {error}", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(error.exit_code)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints text; control characters are escaped."""
+    click.echo(as_shown(text), err=err)
+
+
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def _from_os_error(error: OSError, free_space: str) -> StageError:
+    """An error of the file system with its remedy. Most are a full disk or quota."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if error.errno in (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+    ):  # running it again would end the same
+        may = (
+            "That disk is mounted read-only"
+            if error.errno == errno.EROFS
+            else "You have no right to do that there"
+        )
+        return UsageError(
+            f"{what}.", f"{may}: use a folder of yours (`ls -ld` and `id` show who may)."
+        )
+    if error.errno in _NO_SUCH_PLACE:
+        return UsageError(f"{what}.", "No file can be at that path: give another.")
+    remedies = {
+        errno.ENOSPC: f"The disk is full. {free_space}",
+        errno.ENOMEM: "There is not enough memory (`ulimit -v`, the job's memory)",
+        errno.EAGAIN: "No more processes can be started (`ulimit -u`)",
+        errno.EMFILE: "Too few files may be open (`ulimit -n`)",
+        errno.EDQUOT: "Your quota is used up (of bytes, or of files). "
+        "Free space there, or use another folder",
+    }
+    remedy = remedies.get(error.errno or 0, "Fix that (space, quota, permissions)")
+    return IncompleteError(f"{what}.", f"{remedy}; then run the same command again: it resumes.")
+
+
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+signers_option = click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by somebody in FILE (as ssh's allowed_signers); exit code 4 without.",
+)

@@ -1,0 +1,173 @@
+"""`stage env`: environments that arrive whole. Parses and prints, as `stage.cli` does.
+
+Each command imports what it needs inside itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from stage.cli.base import Group, bundle_argument, json_option, quiet_option, say
+
+
+@click.group(cls=Group)
+def env() -> None:
+    """Environments: lock for a cluster, create offline, check whether a cluster runs them."""
+
+
+@env.command()
+@click.argument("environment", metavar="ENVIRONMENT.yml", type=click.Path(path_type=Path))
+@click.option(
+    "--profile",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What the cluster offers.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The lock. Default: conda-lock.yml (x.yml: x.conda-lock.yml) beside ENVIRONMENT.yml.",
+)
+@click.option(
+    "--update",
+    "updates",
+    multiple=True,
+    metavar="NAME",
+    help="Let this locked package move. May be repeated.",
+)
+@click.option(
+    "--conda",
+    metavar="EXE",
+    help="Solve with this conda, mamba or micromamba. Default: yours, else py-rattler.",
+)
+@quiet_option
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also every Python package that conda provides."
+)
+@json_option
+def lock(
+    environment: Path,
+    profile: Path,
+    output: Path | None,
+    updates: tuple[str, ...],
+    conda: str | None,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Resolve ENVIRONMENT.yml for a cluster to exact packages with digests; download none.
+
+    A lock that still answers is left as it is. Packages that would not run on the cluster are
+    refused.
+    """
+    from stage.environment.solve.lock import lock_environment
+    from stage.util.progress import Reporter
+
+    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+        outcome = lock_environment(
+            environment, profile, reporter=reporter, output=output, updates=updates, conda=conda
+        )
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+
+
+@env.command()
+@click.option(
+    "--script",
+    is_flag=True,
+    help="Print the script itself, to run where airlift is not: sh env-probe.sh.",
+)
+def probe(script: bool) -> None:
+    """Print the profile of this node, which environments must fit. Save it in a file.
+
+    On a login node without a GPU it prints the srun command for a node that has one. It changes
+    nothing.
+    """
+    from stage.environment.compat.node import PROBE, read_script, run_script
+
+    if script:
+        click.echo(read_script(PROBE), nl=False)
+    else:
+        sys.exit(run_script(PROBE).returncode)
+
+
+@env.command()
+@bundle_argument
+@click.argument("asset", required=False)
+@click.option(
+    "--prefix",
+    metavar="P",
+    type=click.Path(path_type=Path),
+    help="Where it shall be: space, files, quota.",
+)
+@json_option
+def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -> None:
+    """Check whether this node can run an environment of BUNDLE.
+
+    It checks glibc, driver, GPU, space, files, quota, tmp and MPI. Without ASSET, it checks every
+    environment of BUNDLE. Run it on a node like those of the job. It unpacks nothing. Exit code 1
+    where something would not work; a remedy follows each such line.
+    """
+    from stage.environment.compat.node import check_environments
+
+    findings = check_environments(bundle, asset, prefix)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"findings": [asdict(finding) for finding in findings]},
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
+    else:
+        several = len({finding.asset for finding in findings}) > 1
+        for finding in findings:
+            say(f"{finding.asset}: {finding}" if several else str(finding))
+    sys.exit(1 if any(finding.status == "bad" for finding in findings) else 0)
+
+
+@env.command()
+@bundle_argument
+@click.argument("asset")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.option(
+    "--route",
+    type=click.Choice(["image", "packages", "conda", "venv"]),
+    help="image (default): unpack the image that the laptop made. packages: install them again "
+    "here, to the same tree. conda: this cluster's conda or micromamba. venv: the wheels alone, on "
+    "a Python of this cluster.",
+)
+def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
+    """Create the environment ASSET of BUNDLE at PREFIX, without network.
+
+    It is there whole, or not at all. Where airlift is not installed:
+    sh BUNDLE/data/envs/ASSET/bootstrap.sh PREFIX
+    """
+    from stage.environment.image.create import create as create_environment
+
+    click.echo(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
+    create_environment(bundle, asset, prefix, route or "image", click.echo)
+
+
+@env.command()
+@bundle_argument
+@click.argument("asset")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+def squash(bundle: Path, asset: str, prefix: Path, file: Path) -> None:
+    """Write the environment ASSET of BUNDLE to FILE, a squashfs image, without network.
+
+    It is one file instead of tens of thousands, for sites that mount such files. It works only
+    where it is mounted at PREFIX. Needs mksquashfs.
+    """
+    from stage.environment.image.squashfs import squash as write_squashfs
+
+    write_squashfs(bundle, asset, prefix, file, click.echo)

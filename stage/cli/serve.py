@@ -1,0 +1,69 @@
+"""`stage serve`: parses, prints, waits for Ctrl-C or `kill`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from stage.cli.base import bundle_argument
+from stage.errors import DamageError, as_shown
+from stage.util.processes import Ended
+
+
+@click.command()
+@bundle_argument
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on. 0.0.0.0: every one.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="The port; 0: any that is free.",
+)
+def serve(bundle: Path, host: str, port: int) -> None:
+    """Serve BUNDLE as a read-only Hub, package index and conda channel, until Ctrl-C.
+
+    For unmodified clients: huggingface_hub, transformers, datasets, pip, uv, conda.
+    """
+    from stage.bundle.bundle import Bundle
+    from stage.serve import packages
+    from stage.serve.catalogue import Catalogue
+    from stage.serve.server import BundleServer
+    from stage.verify.verify import verify
+
+    opened = Bundle.open(bundle)
+    report = verify(bundle, "fast")
+    if not report.ok:
+        raise DamageError(
+            f"{bundle}: {report.findings[0]}.", f"See all of it: stage verify {bundle}"
+        )
+    catalogue = Catalogue.of(opened)
+    with BundleServer(
+        catalogue, host, port, lambda text: click.echo(as_shown(text), err=True)
+    ) as server:
+        click.echo(
+            as_shown(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")
+        )
+        click.echo(f"  export HF_ENDPOINT={server.address}")
+        for name in catalogue.own_names:
+            click.echo(as_shown(f"  {name}: what this bundle calls it; it has no name on the Hub"))
+        if packages.has_index(catalogue):
+            click.echo(f"  pip install --index-url {server.address}/simple/ NAME")
+        for channel in packages.channels(catalogue):
+            click.echo(f"  conda install --override-channels -c {server.address}{channel} NAME")
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            click.echo(
+                "  anyone who reaches this address can read the bundle, gated models too", err=True
+            )
+        sys.stdout.flush()
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except (KeyboardInterrupt, Ended):  # to be stopped is how a server comes to its end
+            click.echo("stopped", err=True)

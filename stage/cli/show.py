@@ -1,0 +1,170 @@
+"""What is inside a bundle, as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import Bundle
+from stage.lock.model import LockedAsset, LockedEnvironment
+from stage.util.files import human_count, human_size
+from stage.verify.receipt import find_damage, state_folder
+from stage.verify.signature import check_signature, signed_by
+
+
+def describe(root: Path, signers: Path | None = None) -> str:
+    """The text of `stage show`.
+
+    Args:
+        signers: a file of allowed signers to check the signature against.
+
+    Raises:
+        UsageError, DamageError: as for `Bundle.open`.
+        SignatureError: with `signers`, as for `check_signature`.
+    """
+    bundle = Bundle.open(root)
+    signed = _signature(root, signers)
+    files = human_count(len(bundle.lock.files), "file")
+    lines = [
+        f"{root}: {bundle.lock.name}: {files}, {human_size(bundle.lock.size)}, {signed}",
+        f"bundle id {bundle.id}",
+    ]
+    if (known := find_damage(state_folder(os.environ), root)) is not None:
+        findings = human_count(len(known.report.findings), "finding")
+        lines.append(f"damaged: {findings}: {known.describe(time.time())}: {known.written}")
+    for asset in bundle.lock.assets.values():
+        lines += ["", *_asset_lines(asset)]
+    return "\n".join(lines)
+
+
+def _asset_lines(asset: LockedAsset) -> list[str]:
+    source = asset.source
+    lines = [
+        f"{asset.name}  {asset.kind}, {human_count(len(asset.files), 'file')}, "
+        f"{human_size(asset.size)}",
+        f"  from     {source.location}"
+        + (f" ({source.requested_revision})" if source.requested_revision else ""),
+    ]
+    if source.commit:
+        lines.append(f"  commit   {source.commit}")
+    if source.parquet_commit:
+        lines.append(f"  parquet  {source.parquet_commit} (the Hub's conversion)")
+    if asset.made_from:
+        how = ", ".join(sorted({file.made_by for file in asset.files if file.made_by}))
+        size = human_size(sum(i.size or 0 for i in asset.made_from))
+        lines.append(
+            f"  made     by {how} from {human_count(len(asset.made_from), 'file')}, {size} "
+            "(named in stage.lock)"
+        )
+    if asset.base:
+        lines.append(f"  adapter  of {asset.base.repository} ({asset.base.revision})")
+    is_adapter = any(file.path == f"{asset.folder}/adapter_config.json" for file in asset.files)
+    if is_adapter and asset.request.get("base") is False:
+        lines.append("  adapter  its base model is left out (`base: false` in the manifest)")
+    if asset.base_of:
+        lines.append(f"  base of  {', '.join(asset.base_of)}")
+    for code in asset.code:
+        count = human_count(len(code.files), "file")
+        lines.append(
+            f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded"
+        )
+    if asset.aliases:
+        lines.append(f"  also     {', '.join(asset.aliases)}")
+    by_hand = " (as the manifest says)" if "licence" in asset.request else ""
+    lines.append(f"  licence  {asset.licence or 'none stated'}{by_hand}")
+    if asset.environment is not None:
+        lines += _environment_lines(asset.environment)
+    for config, splits in asset.configs.items():
+        for name, split in splits.items():
+            columns = ", ".join(f"{c.name}: {c.type}" for c in split.schema or ())
+            lines.append(
+                f"  split    {config}/{name}: {human_count(split.rows or 0, 'row')} ({columns})"
+            )
+    lines.append(f"  path     {asset.folder}")
+    if asset.environment is not None:
+        lines.append(f"  create   sh {asset.folder}/bootstrap.sh PREFIX")
+    if asset.left_out:
+        size = human_size(sum(o.size for o in asset.left_out))
+        lines.append(
+            f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)"
+        )
+    return lines
+
+
+def _environment_lines(environment: LockedEnvironment) -> list[str]:
+    packages = environment.packages
+    python = next((p.version for p in packages if p.name == "python"), "unknown")
+    counts = ", ".join(f"{sum(p.manager == m for p in packages)} {m}" for m in ("conda", "pip"))
+    solved = ", ".join(
+        f"{name.strip('_')} {version}"
+        for name, version in sorted(environment.virtual_packages.items())
+    )
+    lines = [
+        f"  python   {python} on {environment.platform}"
+        + (f" (solved for {solved})" if solved else "")
+    ]
+    lines.append(f"  packages {counts} (named in stage.lock)")
+    return [*lines, f"  tree     {environment.tree}"]
+
+
+def _signature(root: Path, signers: Path | None) -> str:
+    if signers is not None:
+        return f"signed by {check_signature(root, signers)}"
+    if key := signed_by(root):
+        return f"signed with {key} (not checked: give --signers)"
+    return "signature damaged" if (root / layout.SIGNATURE).exists() else "not signed"
+
+
+def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
+    """The document of `stage show --json`.
+
+    Raises:
+        StageError: as for `describe`.
+    """
+    bundle = Bundle.open(root)
+    return {
+        "bundle": str(root),
+        "bundle_id": bundle.id,
+        "name": bundle.lock.name,
+        "files": len(bundle.lock.files),
+        "bytes": bundle.lock.size,
+        "signed": (root / layout.SIGNATURE).exists(),
+        "signer": check_signature(root, signers).to_json() if signers is not None else None,
+        "assets": {name: _asset_json(asset) for name, asset in bundle.lock.assets.items()},
+    }
+
+
+def _asset_json(asset: LockedAsset) -> dict[str, Any]:
+    return {
+        "kind": asset.kind,
+        "path": asset.folder,
+        "source": asset.source.location,
+        "requested_revision": asset.source.requested_revision,
+        "commit": asset.source.commit,
+        "aliases": list(asset.aliases),
+        "licence": asset.licence,
+        "base": asset.base.repository if asset.base else None,
+        "base_of": list(asset.base_of),
+        "code": [
+            {"repository": c.repository, "commit": c.commit, "files": list(c.files)}
+            for c in asset.code
+        ],
+        "made_from": [
+            {"origin": i.origin, "size": i.size, "sha256": i.sha256} for i in asset.made_from
+        ],
+        "files": len(asset.files),
+        "bytes": asset.size,
+        "environment": asdict(asset.environment) if asset.environment else None,
+        "configs": {
+            config: {
+                name: {"rows": split.rows, "columns": {c.name: c.type for c in split.schema or ()}}
+                for name, split in splits.items()
+            }
+            for config, splits in asset.configs.items()
+        },
+        "left_out": len(asset.left_out),
+    }

@@ -1,0 +1,226 @@
+"""`stage init`, `sign`, `push` and `gc`: parses and prints, as `stage.cli` does.
+
+`stage.cli` adds them to its group. Each command imports its modules inside itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stage.cli.base import json_option, quiet_option, say
+from stage.errors import DamageError, UsageError, as_shown
+
+if TYPE_CHECKING:
+    from stage.transfer.push import PushOutcome
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    "manifest",
+    default="manifest.yaml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The manifest to write; never one that is there.",
+)
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
+)
+def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
+    """Write a manifest for the Hub repositories NAME... (org/name, or datasets/org/name).
+
+    The Hub is asked whether each is a model or a dataset, for its licence and its configs.
+    """
+    from stage.hub.library import check_hub_library
+
+    check_hub_library()
+    from stage.fetch.new_manifest import check_not_local, manifest_text, write_manifest
+    from stage.fetch.sources import Sources
+    from stage.util.files import check_folder_of, check_writable
+    from stage.util.progress import Reporter
+
+    if manifest.exists():
+        raise UsageError(
+            f"{manifest}: is there already, and is not overwritten.", "Give another name with -o."
+        )
+    check_folder_of(manifest)
+    check_writable(manifest.parent)
+    for name in names:
+        check_not_local(name)
+    with Reporter() as reporter:
+        sources = Sources(endpoint, reporter)
+        found = [sources.look_up(name) for name in names]
+    write_manifest(manifest, manifest_text(manifest, found))
+    for item in found:
+        several = (
+            f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
+        )
+        click.echo(
+            as_shown(
+                f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}"
+            )
+        )
+    click.echo(as_shown(f"next: stage fetch {manifest} -o bundle --dry-run"))
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="An OpenSSH private key, or the .pub of a key that is in your agent.",
+)
+def sign(bundle: Path, key: Path) -> None:
+    """Sign BUNDLE with an OpenSSH key: one signature, of the tag manifest, covers every byte.
+
+    The receiver checks it with: stage verify BUNDLE --signers ALLOWED_SIGNERS
+    """
+    from stage.bundle.bundle import SIGNATURE
+    from stage.verify.signature import sign as sign_bundle
+
+    fingerprint = sign_bundle(bundle, key)
+    click.echo(as_shown(f"{bundle / SIGNATURE}: signed with {fingerprint}"))
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("target", metavar="HOST:DIR")
+@click.option(
+    "--ssh", default="ssh", show_default=True, metavar="COMMAND", help="E.g. 'ssh -p 2222 -i KEY'."
+)
+@click.option(
+    "--delete", is_flag=True, help="Remove files from the bundle at DIR that BUNDLE does not have."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file for findings at DIR. Default: BUNDLE.report.json, if there are any.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
+)
+def push(
+    bundle: Path,
+    target: str,
+    ssh: str,
+    delete: bool,
+    report: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Send BUNDLE to DIR on HOST with rsync over ssh, and verify every byte there.
+
+    Run it again after an interruption: it resumes. HOST verifies with `stage` if it has it, else
+    with python3 and the bundle's own stage-verify.py. If it has neither, push prints the command
+    that checks the bytes with sha256sum, and exits 5. Without `HOST:`, DIR is a folder here (a
+    disk).
+    """
+    from stage.transfer.push import push as push_bundle
+    from stage.transfer.remote import PushTarget
+    from stage.util.files import check_folder_of, write_atomically
+    from stage.util.progress import Reporter
+    from stage.verify.receipt import state_folder
+
+    place = PushTarget.parse(target)
+    if report is not None:
+        check_folder_of(report, "--report ")
+    with Reporter(quiet=quiet or as_json) as reporter:
+        outcome = push_bundle(
+            bundle,
+            place,
+            ssh=ssh,
+            delete=delete,
+            reporter=reporter,
+            quiet=quiet or as_json,
+            state=state_folder(os.environ),
+        )
+    sound = bool(outcome.report["ok"])
+    if report is not None or not sound:
+        report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
+        write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
+    if as_json:
+        click.echo(json.dumps(outcome.to_json(), indent=1))
+    elif sound and not quiet:
+        _print_push(outcome)
+    if not sound:
+        for finding in outcome.report["findings"]:
+            click.echo(as_shown(f"{finding['path']}: {finding['problem']}"), err=True)
+        raise _damaged_there(outcome, bundle, report, ssh)
+
+
+def _print_push(outcome: PushOutcome) -> None:
+    from stage.util.files import human_count
+
+    repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
+    click.echo(
+        as_shown(
+            f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}"
+        )
+    )
+    click.echo(f"bundle id {outcome.bundle_id}")
+    there = f"on {outcome.target.host}: " if outcome.target.host else ""
+    click.echo(
+        as_shown(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
+    )
+
+
+def _damaged_there(
+    outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str
+) -> DamageError:
+    from stage.transfer.remedies import suggest_repairs
+    from stage.util.files import human_count
+
+    findings = human_count(len(outcome.report["findings"]), "finding")
+    what_to_do = suggest_repairs(outcome, bundle, report or Path("FILE"), ssh)
+    return DamageError(
+        f"{outcome.target}: {findings}, written to {report}.", "\n     ".join(what_to_do)
+    )
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only print what would be freed.")
+@quiet_option
+@json_option
+def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
+    """Remove files from the shared store that no bundle on this machine uses any more.
+
+    The store is $AIRLIFT_STORE, by default a folder in your cache folder. Bundles are not touched.
+    """
+    from stage.fetch.gc import collect
+    from stage.fetch.store import store_from
+    from stage.util.files import human_count, human_size
+
+    store = store_from(os.environ)
+    if store is None:
+        raise UsageError(
+            "There is no store (AIRLIFT_STORE=none).", "Name it: AIRLIFT_STORE=FOLDER stage gc"
+        )
+    done = collect(store, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(done.to_json(), indent=1))
+    elif not quiet:
+        for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
+            say(
+                f"  {human_size(size):>9}  {done.names.get(sha256, 'of no bundle that is known')}"
+                f"  sha256 {sha256[:12]}"
+            )
+        would = "would free" if dry_run else "freed"
+        dropped = (
+            f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
+        )
+        kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"
+        say(f"{store.root}: {would} {dropped}; {kept} in use")

@@ -1,0 +1,378 @@
+"""`stage verify`: the whole of a bundle, one shard of it, or the verdict of many shards."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stage.cli.base import json_option, quiet_option, say, signers_option
+from stage.errors import DamageError, UsageError
+from stage.util.files import human_count, human_size
+
+if TYPE_CHECKING:
+    from stage.util.progress import Reporter
+    from stage.verify.receipt import KnownDamage
+    from stage.verify.report import Shard, VerificationReport
+    from stage.verify.signature import Trust
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
+@click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also load configs, weights' headers, tokenizers and parquet footers.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), help="Processes that read. Default: one a core."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the findings there, as JSON. With --shard, `%` becomes the shard's number.",
+)
+@click.option(
+    "--shard",
+    "shard_text",
+    metavar="I/N",
+    help="Read only the I-th of N parts (from 1). `auto`: this task's part of a Slurm step.",
+)
+@click.option(
+    "--no-resume",
+    is_flag=True,
+    help="Read everything, also what an interrupted verification found sound today.",
+)
+@click.option(
+    "--id",
+    "id_text",
+    metavar="ID",
+    help="The bundle must be this one: its id, or the file of its lock (x.lock beside x.yaml).",
+)
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Take the reports of all shards instead of BUNDLE; give the verdict.",
+)
+@signers_option
+@quiet_option
+@json_option
+def verify(
+    paths: tuple[Path, ...],
+    fast: bool,
+    deep: bool,
+    jobs: int | None,
+    report: Path | None,
+    shard_text: str | None,
+    no_resume: bool,
+    id_text: str | None,
+    merge: bool,
+    signers: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Prove that every byte of BUNDLE is as it was fetched. Never touches the network.
+
+    Finds all damage: exit code 1 and one line for each file that is missing, extra or changed. Of a
+    file larger than 64 MiB it names the 16 MiB blocks.
+
+    \b
+    On many nodes:  srun stage verify BUNDLE --shard auto --report 'part-%.json'
+                    stage verify --merge part-*.json
+    """
+    from stage.util.files import write_atomically
+    from stage.util.progress import Reporter
+
+    if deep and (fast or merge or shard_text):
+        raise UsageError(
+            "--deep: loads sound files after every byte was read, so it goes without --fast, "
+            "--shard and --merge.",
+            "Leave one of them out.",
+        )
+    shard = _shard(shard_text)
+    if merge and (shard or fast or signers or no_resume):
+        raise UsageError(
+            "--merge: takes reports, so it goes without --shard, --fast, --no-resume and "
+            "--signers.",
+            "stage verify BUNDLE --fast --signers FILE checks the signature.",
+        )
+    if not merge and len(paths) > 1:
+        raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
+    bundle_id = _bundle_id(id_text)
+    if report is not None:
+        report = _report_of(report, shard, None if merge else paths[0])
+    with Reporter(quiet=quiet or as_json) as reporter:
+        if merge:
+            result, trust = _merged(paths, bundle_id), None
+        else:
+            trust = _trust(paths[0], signers)
+            level = "deep" if deep else "fast" if fast else "full"
+            result = _verified(paths[0], level, jobs, shard, not no_resume, bundle_id, reporter)
+            trust = trust and trust.with_findings(paths[0], result.findings)
+        if not result.is_another and (
+            not result.ok or trust is None or trust.error is None
+        ):  # who demanded a signature got none to believe
+            _leave_receipt(result, reporter)
+    known = _known_damage(result)
+    text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
+    if report is not None:
+        write_atomically(report, text.encode())
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        _print(result, trust, report, known, quiet)
+    if trust is not None and trust.error is not None:
+        sys.exit(trust.error.exit_code)
+    if not result.ok:
+        sys.exit(1)
+
+
+def _shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    from stage.verify.shards import parse_shard
+
+    return parse_shard(text, os.environ)
+
+
+def _bundle_id(text: str | None) -> str | None:
+    """The id that is meant by `--id`.
+
+    Raises:
+        UsageError: neither an id nor a complete lock.
+    """
+    from stage.util.digests import is_hex
+    from stage.util.files import read_file
+
+    if text is None:
+        return None
+    if is_hex(value := text.removeprefix("sha256:").lower(), 64):
+        return value
+    try:
+        data = read_file(Path(text))
+    except OSError as error:
+        raise UsageError(
+            f"--id {text}: neither an id (64 hex digits) nor a lock that can be read "
+            f"({error.strerror}).",
+            "`stage show` prints the id where the bundle was made; its lock is the x.lock beside "
+            "the manifest.",
+        ) from None
+    from stage.lock.read import read_lock
+
+    lock = read_lock(data, text)
+    if not lock.is_complete:
+        raise UsageError(
+            f"--id {text}: an incomplete lock: no bundle was ever finished with it.", "Give its id."
+        )
+    return lock.id
+
+
+def _merged(paths: Sequence[Path], bundle_id: str | None) -> VerificationReport:
+    from stage.verify.report import BY_ID, read_report
+    from stage.verify.shards import merge
+
+    report = merge([(path, read_report(path)) for path in paths])
+    if (
+        bundle_id is not None
+        and report.ok
+        and (report.bundle_id != bundle_id or report.proof != BY_ID)
+    ):
+        raise UsageError(
+            f"--id {bundle_id}: the shards were not verified with it; the bundle's id is "
+            f"{report.bundle_id}.",
+            f"stage verify BUNDLE --id {bundle_id} --shard I/N --report FILE for each, then merge "
+            "those.",
+        )
+    return report
+
+
+def _trust(bundle: Path, signers: Path | None) -> Trust | None:
+    if signers is None:
+        return None
+    from stage.verify.signature import Trust
+
+    return Trust.check(bundle, signers)
+
+
+def _verified(
+    bundle: Path,
+    level: str,
+    jobs: int | None,
+    shard: Shard | None,
+    resume: bool,
+    bundle_id: str | None,
+    reporter: Reporter,
+) -> VerificationReport:
+    from stage.bundle.bundle import announced_size, check_is_bundle
+    from stage.verify.receipt import state_folder
+    from stage.verify.resume import VerifyCheckpoint
+    from stage.verify.verify import verify
+
+    check_is_bundle(bundle)
+    if level == "fast":
+        with _no_collections():
+            return verify(bundle, "fast", shard=shard, bundle_id=bundle_id)
+    journal = VerifyCheckpoint(
+        state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume
+    )
+    to_read = announced_size(bundle) // (shard.count if shard else 1)
+    with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
+        report = verify(
+            bundle,
+            "full",
+            jobs=jobs,
+            shard=shard,
+            progress=bar,
+            journal=journal,
+            bundle_id=bundle_id,
+        )
+    if level == "deep":
+        from stage.verify.load_test import verify_deep
+
+        with reporter.at_work("load"):
+            report, unchecked = verify_deep(report)
+        for said in unchecked:
+            reporter.note(f"not checked: {said}")
+    return report
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Turns garbage collection off: a lock has many objects and no cycles, so it frees nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
+    """Writes a receipt. Where that fails, prints it and continues: the verdict holds without."""
+    from stage.verify.receipt import record, state_folder
+
+    try:
+        why_not = record(state_folder(os.environ), report)
+    except OSError as error:
+        why_not = (
+            "the verdict holds; no receipt of it could be written: "
+            f"{error.filename}: {error.strerror}"
+        )
+    if why_not:
+        reporter.note(why_not)
+
+
+def _known_damage(report: VerificationReport) -> KnownDamage | None:
+    """The damage on record: found now, or by an earlier verification and not repaired since."""
+    from stage.verify.receipt import find_damage, state_folder
+
+    was_all_read = report.ok and report.level != "fast" and report.shard is None
+    if was_all_read or report.is_another:
+        return None
+    return find_damage(state_folder(os.environ), report.root)
+
+
+def _report_of(report: Path, shard: Shard | None, bundle: Path | None) -> Path:
+    """Where the report goes; that it can is found out before hours of reading, not after."""
+    from stage.util.files import check_folder_of
+
+    if shard is not None:
+        from stage.verify.shards import report_path
+
+        report = report_path(report, shard)
+    if bundle is not None and bundle.resolve() in report.resolve().parents:
+        raise UsageError(
+            f"--report {report}: inside the bundle it would itself be an extra file.",
+            "Put it beside the bundle.",
+        )
+    if report.is_dir():
+        raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
+    check_folder_of(report, "--report ")
+    return report
+
+
+def _print(
+    result: VerificationReport,
+    trust: Trust | None,
+    report: Path | None,
+    known: KnownDamage | None,
+    quiet: bool,
+) -> None:
+    from stage.bundle.bundle import VERIFIER
+    from stage.verify.advice import format_findings, suggest_fixes
+
+    is_signed = trust is not None and trust.signer is not None
+    for line in format_findings(result):
+        say(line)
+    if not result.ok:
+        kept = None if known is None else known.written
+        advice = "\n     ".join(suggest_fixes(result, report or kept))
+        damage = DamageError(
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.", advice
+        )
+        say(f"error: {damage}", err=True)
+        if kept is not None:
+            say(f"The report is kept in {kept}", err=True)
+    elif known is not None:
+        _print_known_damage(result, known)
+    elif not quiet:
+        _print_sound(result, is_signed)
+    if result.has_unknown_verifier and not is_signed:
+        say(
+            f"{result.root}: its {VERIFIER} is none that this version of airlift knows: another "
+            "version wrote it, or somebody replaced it. The bundle id does not cover it: do not "
+            "run it unless the bundle is signed (--signers)",
+            err=True,
+        )
+    if trust is not None and trust.signer is not None and not quiet:
+        but = (
+            "" if result.ok else ": the signature is good; what is damaged is not as it was signed"
+        )
+        say(f"signed by {trust.signer}{but}")
+    if trust is not None and trust.error is not None:
+        say(f"error: {trust.error}", err=True)
+
+
+def _print_sound(result: VerificationReport, is_signed: bool) -> None:
+    from stage.verify.advice import describe_proof
+
+    files, size = human_count(result.files, "file"), human_size(result.size)
+    say(f"{result.root}: sound: {files}, {size}, {_how(result)}")
+    click.echo(f"bundle id {result.bundle_id}")
+    for line in describe_proof(result, signed=is_signed) if result.shard is None else ():
+        say(line)
+
+
+def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
+    """For a verification that does not read the bytes that an earlier one found to be damaged."""
+    import time
+
+    from stage.verify.advice import suggest_fixes
+
+    say(f"{result.root}: known to be damaged; {_how(result)}")
+    findings = human_count(len(known.report.findings), "finding")
+    advice = "\n     ".join(suggest_fixes(known.report, known.written))
+    when = known.describe(time.time())
+    damage = DamageError(f"{result.root}: {findings}: {when}, and not repaired since.", advice)
+    say(f"warning: {damage}", err=True)
+
+
+def _how(result: VerificationReport) -> str:
+    if result.shard is not None:
+        return (
+            f"no damage in shard {result.shard} "
+            "(the others not read; `stage verify --merge` gives the verdict)"
+        )
+    if result.level == "deep":
+        return "every byte is as it was fetched, and everything that could be checked loads"
+    if result.level == "full":
+        return "every byte is as it was fetched"
+    return "names and sizes are right (bytes not read)"

@@ -1,0 +1,1 @@
+"""Fetches one file: HTTP, Xet, retries, partial files, rate limits."""

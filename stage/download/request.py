@@ -1,0 +1,104 @@
+"""One file to download: its address, its name in messages, and the digests it must have.
+
+`ByteSource` is the interface of sources that do not speak HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from stage.util.digests import Digest, FileDigests
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Bytes that a source sends.
+
+    Attributes:
+        offset: of the first byte; 0 where the source cannot resume.
+        pieces: the bytes in order.
+    """
+
+    offset: int
+    pieces: Iterator[bytes]
+
+
+class ByteSource(Protocol):
+    """One file in a store that does not speak HTTP."""
+
+    def probe(self) -> tuple[int | None, str | None]:
+        """The file's size in bytes and its version; None for a value that is not known.
+
+        Raises:
+            AttemptFailed: no answer.
+            StageError: the file cannot be fetched.
+        """
+        ...
+
+    def open(self, offset: int, version: str | None) -> AbstractContextManager[Stream]:
+        """The file's bytes from `offset`; from 0 if `version` is not its version any more.
+
+        Raises:
+            AttemptFailed, StageError: as for `probe`; also while the pieces are read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to download.
+
+    Attributes:
+        what: its name in messages (`bert: model.safetensors`).
+        url: its address; the server may redirect.
+        size: bytes; None where the server does not say. Then a download cannot be resumed.
+        refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into an error.
+            Its arguments are the status and the Hub's X-Error-Code.
+        evidence: digests that the bytes must have; empty where this download sets the pin.
+        version: what a server calls this version of the file (an ETag), where there is no
+            evidence. A partial file of another version is not resumed, nor is one that has
+            neither evidence nor version.
+        redirects_expire: whether a refusal by another host means an expired address (of a CDN),
+            so that the next attempt asks `url` again.
+        token, login: sent to `url`'s own origin only, and kept out of `repr`. `login` is
+            `user:password`.
+        source: gives the bytes, if they do not come by HTTP from `url`.
+        pin: advice for bytes with another digest, where the evidence comes from a manifest or a
+            lock; None where it comes from the server.
+    """
+
+    what: str
+    url: str
+    size: int | None
+    evidence: tuple[Digest, ...]
+    refused: Callable[[int, str | None], Exception]
+    token: str | None = None
+    version: str | None = None
+    redirects_expire: bool = True
+    login: str | None = None
+    source: ByteSource | None = None
+    pin: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Download({self.what!r}, {self.size})"
+
+    @property
+    def identity(self) -> Digest:
+        """Names this version of the file, so that only its own partial file is resumed."""
+        if self.evidence:
+            return self.evidence[0]
+        version = f"{self.url}\n{self.size}\n{self.version}"
+        return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
+
+    def mismatch(self, digests: FileDigests) -> str | None:
+        """Describes how bytes with these digests differ from the evidence; None if they match."""
+        for evidence in self.evidence:
+            if not digests.matches(evidence):
+                said = "pinned" if self.pin else "announced"
+                found = digests.found(evidence.algorithm)
+                return f"its {evidence.algorithm} is {found}, not {evidence.value} as {said}"
+        return None

@@ -1,0 +1,143 @@
+"""When to try again, and after how long: pure rules, shared by metadata requests and downloads."""
+
+from __future__ import annotations
+
+import email.utils
+import random
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from stage.errors import IncompleteError
+from stage.util.progress import Reporter
+from stage.util.threads import Stopped
+
+LONG_WAIT_S = 3.0  # a longer wait is printed
+RUN_AGAIN = "Run the same command again: it continues where it stopped."
+_RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+
+class AttemptFailed(Exception):
+    """This attempt failed; another attempt may succeed.
+
+    Args:
+        problem: why it failed, for messages.
+        asked_s: seconds that the server asks to wait.
+        unreached: no connection was made, now or earlier in this run.
+    """
+
+    def __init__(
+        self, problem: str, asked_s: float | None = None, *, unreached: bool = False
+    ) -> None:
+        super().__init__(problem)
+        self.problem, self.asked_s, self.unreached = problem, asked_s, unreached
+
+
+def check_status(status: int, headers: Mapping[str, str]) -> None:
+    """Checks that an HTTP status is not a temporary failure.
+
+    Raises:
+        AttemptFailed: the server is busy, limits the rate, or is broken for the moment.
+    """
+    if status in _RETRIED_STATUS:
+        raise AttemptFailed(f"HTTP {status}", asked_delay(headers))
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often to retry, and how long to wait.
+
+    Attributes:
+        attempts: failures in a row, without one new byte, after which to give up.
+        first_attempts: the same where no server ever answered. That is a wrong address or no
+            network, and waiting does not help.
+        first_s, longest_s: the wait doubles from the first value to the second.
+        longest_asked_s: if a server asks for a longer wait, the run ends with a message.
+    """
+
+    attempts: int = 8
+    first_attempts: int = 3
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    longest_asked_s: float = 900.0
+
+    def delay(self, failures: int, asked_s: float | None, jitter: float) -> float:
+        """Seconds to wait after the `failures`-th failure in a row (counted from 1).
+
+        Args:
+            asked_s: what the server asked for; the wait is never shorter.
+            jitter: in [0, 1): keeps many clients from returning at the same moment.
+        """
+        backoff = min(self.longest_s, self.first_s * 2.0 ** (failures - 1)) * (0.75 + 0.5 * jitter)
+        return max(backoff, asked_s or 0.0)
+
+
+class Patience:
+    """Counts the failures in a row of one request, and waits between the attempts.
+
+    Args:
+        stop: ends the wait when it is set (Ctrl-C, or another file failed).
+        reporter: prints each wait before it begins: a long one as a note, a short one as a detail.
+    """
+
+    def __init__(self, policy: RetryPolicy, stop: threading.Event, reporter: Reporter) -> None:
+        self._policy, self._stop, self._reporter = policy, stop, reporter
+        self._failures = 0
+
+    def progress(self) -> None:
+        """New bytes came: the count starts from zero."""
+        self._failures = 0
+
+    def wait(self, what: str, failed: AttemptFailed) -> None:
+        """Waits before the next attempt.
+
+        Args:
+            what: the name of the request in messages.
+
+        Raises:
+            IncompleteError: too many failures, or the server asks for too long a wait.
+            Stopped: `stop` was set.
+        """
+        self._failures += 1
+        policy, asked_s = self._policy, failed.asked_s
+        if self._failures >= (policy.first_attempts if failed.unreached else policy.attempts):
+            raise IncompleteError(
+                f"{what}: {failed.problem}; gave up after {self._failures} attempts.", RUN_AGAIN
+            )
+        if asked_s is not None and asked_s > policy.longest_asked_s:
+            raise IncompleteError(
+                f"{what}: {failed.problem}, and the server asks to wait {asked_s:.0f} s.",
+                "Run the same command again after that time. "
+                "A token (HF_TOKEN) raises the Hub's limits.",
+            )
+        delay = policy.delay(self._failures, asked_s, random.random())
+        report = self._reporter.note if delay >= LONG_WAIT_S else self._reporter.detail
+        report(f"{what}: {failed.problem}; trying again in {delay:.1f} s")
+        if self._stop.wait(delay):
+            raise Stopped
+
+
+def asked_delay(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
+    """Seconds that a response asks to wait; None if it does not ask.
+
+    Reads `Retry-After` (RFC 9110, 10.2.3: seconds or a date), else the Hub's `RateLimit`. That
+    header follows draft-ietf-httpapi-ratelimit-headers: in `"api";r=0;t=55`, t is the number of
+    seconds until the reset.
+    """
+    value = headers.get("Retry-After") or headers.get("retry-after")
+    if value:
+        if re.fullmatch(r"[0-9]+", value.strip()):
+            return float(value)
+        try:
+            date = email.utils.parsedate_to_datetime(value)
+        except (ValueError, OverflowError):
+            return None
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=timezone.utc)
+        return max(0.0, (date - (now or datetime.now(timezone.utc))).total_seconds())
+    limit = re.search(
+        r"\br=0\b.*?\bt=(\d+)", headers.get("RateLimit") or headers.get("ratelimit") or ""
+    )
+    return float(limit[1]) if limit else None

@@ -1,0 +1,1 @@
+"""The needs of an environment, and whether a cluster meets them."""

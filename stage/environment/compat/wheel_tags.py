@@ -1,0 +1,78 @@
+"""The wheel of a release for a cluster, by the rules of tags (PEP 425, PEP 600). Pure.
+
+manylinux_2_28 needs glibc 2.28 or newer. Each tag up to the cluster's glibc fits, the highest best.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
+
+_OLDEST_MINOR = 5  # manylinux1
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
+
+
+def ranks(python: str, machine: str, glibc: str) -> dict[Tag, int]:
+    """Each tag that fits -> its rank, 0 the best.
+
+    Args:
+        python: "3.11" or "3.11.7", CPython.
+        machine: "x86_64" or "aarch64".
+        glibc: "2.28".
+    """
+    major, minor = (int(part) for part in python.split(".")[:2])
+    platforms = list(_platforms(machine, glibc))
+    name = f"cp{major}{minor}"
+    tags = [
+        *cpython_tags((major, minor), abis=[name], platforms=platforms),
+        *compatible_tags((major, minor), name, platforms),
+    ]
+    return {tag: rank for rank, tag in reversed(list(enumerate(tags)))}
+
+
+def _platforms(machine: str, glibc: str) -> Iterable[str]:
+    major, newest = (int(part) for part in glibc.split("."))
+    for minor in range(newest, _OLDEST_MINOR - 1, -1):
+        yield f"manylinux_{major}_{minor}_{machine}"
+        if minor in _LEGACY:
+            yield f"{_LEGACY[minor]}_{machine}"
+    yield f"linux_{machine}"
+
+
+def best(file_names: Iterable[str], fitting: Mapping[Tag, int]) -> str | None:
+    """The best of the wheels; None if none fits.
+
+    Of equal ranks the higher build tag wins, and any against none: it is a later build (PEP 427).
+    """
+    rated: list[tuple[tuple[int, BuildTag], str]] = []
+    for file_name in file_names:
+        try:
+            _, _, build, tags = parse_wheel_filename(file_name)
+        except InvalidWheelFilename:
+            continue
+        if found := [fitting[tag] for tag in tags if tag in fitting]:
+            rated.append(((-min(found), build), file_name))
+    if not rated:
+        return None
+    top = max(rating for rating, _ in rated)
+    return min(file_name for rating, file_name in rated if rating == top)
+
+
+def glibc_needed(file_name: str) -> str | None:
+    """The oldest glibc that a wheel's name states; None: it states none.
+
+    >>> glibc_needed("torch-2.7.1-cp311-cp311-manylinux_2_28_x86_64.whl")
+    '2.28'
+    """
+    try:
+        platforms = {tag.platform for tag in parse_wheel_filename(file_name)[3]}
+    except InvalidWheelFilename:
+        return None
+    for minor, legacy in _LEGACY.items():
+        platforms = {re.sub(rf"^{legacy}_", f"manylinux_2_{minor}_", p) for p in platforms}
+    versions = [(int(m[1]), int(m[2])) for p in platforms if (m := _MANYLINUX.match(p))]
+    return "{}.{}".format(*min(versions)) if versions else None

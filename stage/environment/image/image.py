@@ -1,0 +1,284 @@
+"""An environment in a folder -> its description (`.airlift/`), and its image, one file.
+
+The same folder gives the same image bytes on any machine: sorted, without dates and owners, hard
+links as files. The compressor matters too. The output of zlib differs between the builds in
+Pythons; libdeflate's (`deflate`) does not. gzip files may have several members, so all cores
+compress members of 8 MiB. `gzip -d` reads them as one file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stage.environment.image import case_folding, relocate
+from stage.errors import IncompleteError, UsageError
+from stage.util.files import human_count
+from stage.util.sandbox import isolated
+
+FORMAT = 1
+PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
+LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: the space in binaries
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
+DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster record it
+_MEMBER = 8 << 20
+_LEVEL = 4  # 6 is a third slower and 3 % smaller
+_DISK_BLOCK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFacts:
+    """The contents of `env.json`.
+
+    Attributes:
+        platform: conda's name, `linux-64`.
+        python: version of its interpreter.
+        glibc, cuda, torch, architectures: see `stage.environment.compat.needs`; `env-check.sh`
+            reads them.
+        virtual_packages: name -> version, which its lock was solved for.
+        lock_sha256: of its `conda-lock.yml`.
+        tree: the tree digest.
+        placeholder: the text in the files that stands for the prefix; a prefix may not be longer.
+        files: number of files and links, without compiled modules.
+        modules: number of them that are compiled on the cluster, each to one more file.
+        size: bytes on disk, compiled modules included.
+    """
+
+    platform: str
+    python: str
+    glibc: str | None
+    cuda: str | None
+    torch: str | None
+    architectures: str | None
+    virtual_packages: Mapping[str, str]
+    lock_sha256: str
+    tree: str
+    placeholder: str
+    files: int
+    modules: int
+    size: int
+    format: int = FORMAT
+
+    def to_json(self) -> bytes:
+        """The text of `env.json`."""
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def lay_out(
+    root: Path,
+    *,
+    conda: Mapping[Path, str],
+    wheels: list[Path],
+    platform: str,
+    libraries: list[Path] | None = None,
+    may_move_aside: bool = False,
+) -> dict[str, Any]:
+    """Links packages into `root`, a new folder, with the child process `link`.
+
+    Args:
+        conda: file -> URL.
+        may_move_aside: on a disk that ignores case, names that collide get other names
+            (`case_folding`); False: they are refused.
+        libraries: folders to import py-rattler and installer from; None: they are installed here.
+
+    Returns:
+        The result of `Linking.run`.
+
+    Raises:
+        UsageError: the packages cannot be in one folder.
+        IncompleteError: py-rattler or installer failed, with its message.
+    """
+    cache = root.with_name(f"{root.name}.cache")
+    request = {
+        "root": str(root),
+        "cache": str(cache),
+        "placeholder": PLACEHOLDER,
+        "platform": platform,
+        "conda": {str(path): url for path, url in sorted(conda.items())},
+        "may_move_aside": may_move_aside,
+        "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
+    }
+    done = subprocess.run(
+        isolated("stage.environment.image.link", libraries=libraries or []),
+        input=json.dumps(request).encode(),
+        capture_output=True,
+    )
+    if done.returncode != 0:
+        output = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise IncompleteError(
+            f"{root}: the packages could not be linked: {output.splitlines()[-1]}",
+            "Check for a full disk.",
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if refused := answer.get("refused"):
+        problem = f"The packages cannot be one environment: {refused}."
+        raise UsageError(problem, str(answer["remedy"]))
+    return answer
+
+
+def describe_tree(
+    root: Path,
+    *,
+    platform: str,
+    python: str,
+    needs: Mapping[str, str | None],
+    virtual_packages: Mapping[str, str],
+    lock_sha256: str,
+) -> EnvironmentFacts:
+    """Completes a linked folder: adds `activate`, and `.airlift/` with its digests and relocations.
+
+    Args:
+        needs: the result of `Needs.facts()`.
+
+    Raises:
+        UsageError: a file that cannot be relocated.
+    """
+    activate = (TEMPLATES / "activate.sh").read_text(encoding="utf-8")
+    (root / "activate").write_text(activate.replace("@PREFIX@", PLACEHOLDER), encoding="utf-8")
+    (root / "activate").chmod(0o644)
+    relocations = _relocations(root)
+    placeholder = PLACEHOLDER.encode()
+    lines = relocate.tree_lines(str(root), relocations, placeholder, placeholder)
+    lines = sorted(map(case_folding.real_line, lines))
+    relocations = {case_folding.real_name(path): entry for path, entry in relocations.items()}
+    kept = root / relocate.BOOKKEEPING
+    kept.mkdir()
+    real = case_folding.real_name
+    sizes = {real(path): (root / path).lstat().st_size for path in relocate.walk(str(root))}
+    is_module = re.compile(r"lib/python.*\.py", re.DOTALL).fullmatch
+    modules = [size for path, size in sizes.items() if is_module(path)]
+    facts = EnvironmentFacts(
+        platform=platform,
+        python=python,
+        glibc=needs["glibc"],
+        cuda=needs["cuda"],
+        torch=needs["torch"],
+        architectures=needs["architectures"],
+        virtual_packages=dict(virtual_packages),
+        lock_sha256=lock_sha256,
+        tree=relocate.digest_of(lines),
+        placeholder=PLACEHOLDER,
+        files=len(sizes),
+        modules=len(modules),
+        size=sum(map(_on_disk, sizes.values())) + sum(map(_on_disk, modules)),
+    )
+    (kept / relocate.TREE).write_bytes(b"".join(lines))
+    text = json.dumps(relocations, sort_keys=True) + "\n"
+    (kept / relocate.RELOCATIONS).write_text(text, encoding="utf-8")
+    (kept / relocate.ENV).write_bytes(facts.to_json())
+    (kept / "relocate.py").write_bytes(Path(relocate.__file__).read_bytes())
+    for path in kept.iterdir():
+        path.chmod(0o644)
+    return facts
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // _DISK_BLOCK) * _DISK_BLOCK
+
+
+def _relocations(root: Path) -> dict[str, Any]:
+    """Path -> kind of the file and the regions with the placeholder.
+
+    The kind comes from conda; a file that conda does not know is binary if it has a NUL.
+    """
+    placeholder = PLACEHOLDER.encode()
+    modes: dict[str, str] = {}
+    for record in (root / "conda-meta").glob("*.json"):
+        for entry in json.loads(record.read_bytes())["paths_data"]["paths"]:
+            modes[entry["_path"]] = entry.get("file_mode")
+    relocations: dict[str, Any] = {}
+    for relative in sorted(relocate.walk(str(root))):
+        path = root / relative
+        if path.is_symlink() or placeholder not in (content := path.read_bytes()):
+            continue
+        guess = "binary" if b"\0" in content else "text"
+        kind = modes.get(case_folding.real_name(relative)) or guess
+        regions = relocate.find_regions(content, placeholder, is_binary=kind == "binary")
+        relocations[relative] = {"kind": kind, "at": regions}
+    return relocations
+
+
+def pack(root: Path, image: Path) -> None:
+    """Writes a folder as one `tar.gz`."""
+    with (
+        open(image, "wb") as target,
+        _Members(target) as members,
+        tarfile.open(fileobj=members, mode="w|", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for name, path in sorted(
+            (case_folding.real_name(path.relative_to(root).as_posix()), path)
+            for path in root.rglob("*")
+        ):
+            entry = _tar_entry(path, name)
+            if entry.isreg():
+                with open(path, "rb") as file:
+                    tar.addfile(entry, file)
+            else:
+                tar.addfile(entry)
+
+
+def _tar_entry(path: Path, name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.mtime = DATE
+    status = path.lstat()
+    if path.is_symlink():
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+    elif path.is_dir():
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+    else:
+        entry.size, entry.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
+    return entry
+
+
+class _Members(io.RawIOBase):
+    """Writes gzip members of 8 MiB each, compressed in several threads."""
+
+    def __init__(self, target: io.BufferedWriter) -> None:
+        import deflate
+
+        self._compress: Callable[[bytes, int], bytearray] = deflate.gzip_compress
+        self._target = target
+        self._buffer = bytearray()
+        self._at_once = os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._at_once)
+        self._waiting: deque[Future[bytearray]] = deque()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._buffer += data
+        while len(self._buffer) >= _MEMBER:
+            self._submit(bytes(self._buffer[:_MEMBER]))
+            del self._buffer[:_MEMBER]
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            if self._buffer:
+                self._submit(bytes(self._buffer))
+            while self._waiting:
+                self._target.write(self._waiting.popleft().result())
+            self._pool.shutdown()
+        super().close()
+
+    def _submit(self, data: bytes) -> None:
+        self._waiting.append(self._pool.submit(self._compress, data, _LEVEL))
+        if len(self._waiting) > 2 * self._at_once:
+            self._target.write(self._waiting.popleft().result())
+
+
+def describe(facts: EnvironmentFacts) -> str:
+    """One line that describes an environment."""
+    files = human_count(facts.files + facts.modules, "file")
+    return f"Python {facts.python} for {facts.platform}, {files}, tree {facts.tree[:16]}"

@@ -1,0 +1,145 @@
+"""Builds a wheel of airlift from the running installation, for each environment.
+
+The same installation gives the same bytes on any machine: sorted, without dates, and without
+compression, because compressors differ between versions. An editable installation works too: the
+files come from the folder that Python imports.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from stage.errors import UsageError
+from stage.installation import install_command
+from stage.version import __version__
+
+DISTRIBUTION = "airlift"
+PACKAGES = ("runner", "stage")
+_DATE = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier one
+_TAG = "py3-none-any"
+_FROM_METADATA = ("METADATA", "entry_points.txt", "top_level.txt")
+
+
+def airlift_wheel(folder: Path) -> Path:
+    """Writes `airlift-<version>-py3-none-any.whl` into `folder`.
+
+    Raises:
+        UsageError: airlift is not installed here, or its metadata is of another version than its
+            code.
+    """
+    distribution = _distribution()
+    info = f"{DISTRIBUTION}-{__version__}.dist-info"
+    files = dict(_package_files())
+    for name in _FROM_METADATA:
+        text = distribution.read_text(name)
+        if name == "METADATA":
+            text = text or distribution.read_text("PKG-INFO")
+        if text:
+            files[f"{info}/{name}"] = text.encode()
+    generator = f"Wheel-Version: 1.0\nGenerator: {DISTRIBUTION} ({__version__})\n"
+    files[f"{info}/WHEEL"] = f"{generator}Root-Is-Purelib: true\nTag: {_TAG}\n".encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{DISTRIBUTION}-{__version__}-{_TAG}.whl"
+    write_wheel(wheel, files, f"{info}/RECORD")
+    return wheel
+
+
+def write_wheel(wheel: Path, files: Mapping[str, bytes], record: str) -> None:
+    """Writes a wheel: the files in sorted order, then their RECORD."""
+    lines: list[str] = []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            encoded = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest())
+            digest = encoded.rstrip(b"=").decode()
+            lines.append(f"{name},sha256={digest},{len(files[name])}\n")
+            archive.writestr(_entry(name), files[name])
+        archive.writestr(_entry(record), "".join([*lines, f"{record},,\n"]))
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.create_system = 3  # the mode below is a Unix one
+    entry.external_attr = 0o100644 << 16
+    return entry
+
+
+def unmet_requirements(locked: Iterable[tuple[str, str]], python: str, platform: str) -> list[str]:
+    """The requirements of airlift that a lock does not meet, in pip's notation.
+
+    Args:
+        locked: (name, version) of every locked package.
+        python: version of the environment's interpreter, `3.10.13`.
+        platform: conda's name, `linux-64`.
+    """
+    versions = {canonicalize_name(name): version for name, version in locked}
+    target: dict[str, str | AbstractSet[str]] = {
+        **{key: str(value) for key, value in default_environment().items()},
+        "python_version": ".".join(python.split(".")[:2]),
+        "python_full_version": python,
+        "sys_platform": "linux" if platform.startswith("linux") else "darwin",
+        "extra": "",
+    }
+    unmet: list[str] = []
+    for text in _distribution().requires or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate(target):
+            continue
+        if not _is_met(requirement, versions.get(canonicalize_name(requirement.name))):
+            unmet.append(f"{requirement.name}{requirement.specifier}")
+    return unmet
+
+
+def _is_met(requirement: Requirement, version: str | None) -> bool:
+    try:
+        found = Version(version or "")
+    except InvalidVersion:
+        return False
+    return requirement.specifier.contains(found, prereleases=True)
+
+
+def _distribution() -> metadata.Distribution:
+    try:
+        distribution = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise UsageError(
+            "airlift is not installed here (it runs from a folder), so no wheel of it can be "
+            "made for the environment.",
+            install_command(),
+        ) from None
+    if distribution.version != __version__:
+        raise UsageError(
+            f"airlift is installed as version {distribution.version}, and its code is version "
+            f"{__version__}.",
+            f"Install it again: {install_command()}",
+        )
+    return distribution
+
+
+def _package_files() -> Iterator[tuple[str, bytes]]:
+    for package in PACKAGES:
+        spec = find_spec(package)  # `stage` must not import `runner`
+        if spec is None or not spec.submodule_search_locations:
+            problem = f"airlift's package `{package}` is not here."
+            raise UsageError(problem, f"Install it again: {install_command()}")
+        root = Path(next(iter(spec.submodule_search_locations)))
+        for path in sorted(root.rglob("*")):
+            relative = path.relative_to(root.parent)
+            if path.is_file() and not any(_is_litter(part) for part in relative.parts):
+                yield relative.as_posix(), path.read_bytes()
+
+
+def _is_litter(name: str) -> bool:
+    """Whether an interpreter or an editor left this file in a source folder."""
+    return name == "__pycache__" or name.startswith(".") or name.endswith(("~", ".orig", ".rej"))

@@ -1,0 +1,99 @@
+"""Advice for packages that PyPI does not have in the requested form. Pure.
+
+Most are CUDA extensions, published as source only. A wheel of theirs fits one torch, one CUDA and
+one Python. A laptop has no compiler for them, so they come from their authors' releases or from
+conda-forge.
+
+Sources: the releases of Dao-AILab/flash-attention, Dao-AILab/causal-conv1d and state-spaces/mamba;
+conda-forge's pages of `flash-attn`, `causal-conv1d`, `nvidia-apex` and `transformer-engine-torch`;
+data.pyg.org.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+
+@dataclass(frozen=True)
+class Target:
+    """The properties that a wheel has to fit.
+
+    Attributes:
+        python: "3.10" or "3.10.13".
+        machine: `uname -m`.
+        torch: version of torch in the same lock; None: not known.
+    """
+
+    python: str
+    machine: str
+    torch: str | None = None
+
+    def released_wheel(self, name: str) -> str:
+        """A wheel's name as Dao-AILab and state-spaces release it; unknown parts in capitals."""
+        tag = "cp" + "".join(self.python.split(".")[:2])
+        torch = ".".join(self.torch.split(".")[:2]) if self.torch else "TORCH"
+        return f"{name}-VERSION+cu12torch{torch}cxx11abi...-{tag}-{tag}-linux_{self.machine}.whl"
+
+
+def _released(name: str, repository: str, conda: str | None, without: str, target: Target) -> str:
+    file = target.released_wheel(name.replace("-", "_"))
+    also = f"Or take conda-forge's `{conda}` with conda-forge's `pytorch`. " if conda else ""
+    return (
+        f"Its authors release wheels at https://github.com/{repository}/releases: find {file} "
+        f"there and write `{name} @ ADDRESS`. {also}{without}"
+    )
+
+
+def advice_for(name: str, target: Target) -> str | None:
+    """Advice for a package that must be compiled, or has another name on PyPI; None: not known."""
+    name = canonicalize_name(name)
+    match name:
+        case "flash-attn":
+            without = (
+                "Or omit it: `attn_implementation: sdpa` uses torch's own, and a V100 cannot run "
+                "it at all (it needs compute capability 8.0)."
+            )
+            return _released(name, "Dao-AILab/flash-attention", "flash-attn", without, target)
+        case "causal-conv1d":
+            return _released(name, "Dao-AILab/causal-conv1d", "causal-conv1d", "", target).strip()
+        case "mamba-ssm":
+            return _released(name, "state-spaces/mamba", None, "", target).strip()
+        case "apex" | "nvidia-apex":
+            return (
+                "PyPI's `apex` is another project, and NVIDIA publishes no wheel of its own. Omit "
+                "it: torch has `torch.amp`, `torch.optim.AdamW(fused=True)` and "
+                "`torch.nn.LayerNorm`. Or take conda-forge's `nvidia-apex` with conda-forge's "
+                "`pytorch`."
+            )
+        case "transformer-engine" | "transformer-engine-torch" | "transformer-engine-jax":
+            return (
+                "The part of transformer-engine that needs torch is published as source only. Take "
+                "conda-forge's `transformer-engine-torch` with conda-forge's `pytorch`; or omit "
+                "it: its FP8 needs compute capability 8.9 or newer."
+            )
+        case "torch-scatter" | "torch-sparse" | "torch-cluster" | "torch-spline-conv" | "pyg-lib":
+            torch = target.torch.partition("+")[0] if target.torch else "TORCH"
+            return (
+                "Its authors publish wheels for each torch: `--find-links "
+                f"https://data.pyg.org/whl/torch-{torch}+cuXXX.html` in the pip section, XXX being "
+                "torch's CUDA, such as 126."
+            )
+        case "mpi4py":
+            return "Write `mpi4py>=4`, which has wheels; or take conda's `mpi4py`, with an MPI."
+        case "pytorch":
+            return "The package is called `torch` there."
+        case "sklearn":
+            return "The package is called `scikit-learn` there."
+        case _:
+            return None
+
+
+def compiled_advice(name: str, target: Target) -> str:
+    """Advice for a package that must be compiled, whatever it is."""
+    return advice_for(name, target) or (
+        "Take a version that has a wheel for the cluster, or its conda package; or make a wheel of "
+        "it on the cluster (pip wheel --no-deps NAME), and write `--find-links FOLDER` in the pip "
+        "section."
+    )

@@ -1,0 +1,268 @@
+"""The conda half of a lock: match specs and a profile -> locked conda packages with sha256.
+
+conda-lock does it, with the user's conda, or with py-rattler where there is none. It runs in a
+temporary folder, on a file with the conda half only. It gets an executable, so it downloads none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+from stage.environment.solve import rattler
+from stage.environment.solve.conflicts import conda_conflict, is_network_problem
+from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.environment_yml import EnvironmentSpec
+from stage.environment.spec.profile import Profile
+from stage.environment.spec.urls import without_secrets
+from stage.errors import IncompleteError, StageError, UsageError
+from stage.installation import install_command
+from stage.util.progress import Reporter
+from stage.util.sandbox import isolated
+
+EXECUTABLES = ("micromamba", "mamba", "conda")
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The program that solves the conda half.
+
+    Attributes:
+        executable: a conda, mamba or micromamba; None: py-rattler.
+        reason: the reason for the choice, for the user.
+    """
+
+    executable: Path | None
+    reason: str
+
+
+def choose_solver(asked: str | None, environment: Mapping[str, str]) -> Solver:
+    """Chooses `--conda`, else the conda of the user's shell, else one on the PATH, else py-rattler.
+
+    Raises:
+        UsageError: `--conda` names nothing that can be run.
+    """
+    path = environment.get("PATH", "")
+    if asked is not None:
+        found = shutil.which(asked, path=path)
+        if found is None:
+            raise UsageError(f"--conda {asked}: no such program.", "Give its path, or omit it.")
+        return Solver(Path(found).absolute(), f"{found}, as --conda says")
+    for variable in ("MAMBA_EXE", "CONDA_EXE"):
+        if (named := environment.get(variable)) and os.access(named, os.X_OK):
+            return Solver(Path(named).absolute(), f"{named}, as ${variable} says")
+    for name in EXECUTABLES:
+        if found := shutil.which(name, path=path):
+            return Solver(Path(found).absolute(), f"{found}, on your PATH")
+    *names, last = EXECUTABLES
+    return Solver(None, f"py-rattler: there is no {', '.join(names)} or {last} here")
+
+
+def lock_conda(
+    spec: EnvironmentSpec,
+    profile: Profile,
+    solver: Solver,
+    kept: Iterable[LockedPackage],
+    reporter: Reporter,
+) -> list[LockedPackage]:
+    """Solves the conda half.
+
+    Args:
+        kept: packages of an earlier lock, kept where that is possible.
+
+    Raises:
+        UsageError: no solution, with the solver's message; or conda-lock is not installed.
+        IncompleteError: a channel cannot be reached.
+    """
+    _check_tools()
+    kept = list(kept)
+    dependencies = _with_pip(spec)
+    if solver.executable is None:
+        packages = _solve(spec, profile, None, dependencies, kept)
+    elif not kept:
+        packages = _solve(spec, profile, solver.executable, dependencies, [])
+    else:
+        packages = _solve_pinned(spec, profile, solver.executable, kept, reporter)
+    return [with_sha256(package, spec) for package in packages]
+
+
+def _with_pip(spec: EnvironmentSpec) -> list[str]:
+    """The conda half, with pip: `conda-lock install` needs it to install the other half."""
+    pip = [] if any(d.name == "pip" for d in spec.conda) else ["pip"]
+    return [d.text for d in spec.conda] + pip
+
+
+def _check_tools() -> None:
+    for module, name in (("conda_lock", "conda-lock"), ("rattler", "py-rattler")):
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(
+                f"{name} is not installed here, and locking an environment needs it.",
+                install_command("env"),
+            )
+
+
+def _solve_pinned(
+    spec: EnvironmentSpec,
+    profile: Profile,
+    executable: Path,
+    kept: list[LockedPackage],
+    reporter: Reporter,
+) -> list[LockedPackage]:
+    """Solves with all kept packages pinned; if there is no solution, with none.
+
+    conda, mamba and micromamba know no soft preference. conda-lock accepts one requirement per
+    name, so a pin replaces the requirement of the spec that it satisfies.
+    """
+    asked = {dependency.name: dependency.text for dependency in spec.conda}
+    kept = _answering(asked, kept)
+    pins = [f"{p.name}={p.version}={_build(p)}" for p in kept]
+    pinned = {p.name for p in kept}
+    dependencies = [d.text for d in spec.conda if d.name not in pinned]
+    try:
+        packages = _solve(spec, profile, executable, [*dependencies, *pins], [])
+    except UsageError:
+        reporter.note(
+            f"{spec.path}: the locked versions conflict now: the conda packages are solved again"
+        )
+        return _solve(spec, profile, executable, _with_pip(spec), [])
+    return _reachable(packages, [dependency.name for dependency in spec.conda] + ["pip"])
+
+
+def _answering(asked: Mapping[str, str], kept: list[LockedPackage]) -> list[LockedPackage]:
+    """The locked packages that still satisfy the spec's requirement on them, or have none."""
+    pairs = [[asked[p.name], p.name, p.version, _build(p)] for p in kept if p.name in asked]
+    command = isolated(rattler.__name__, "matches")
+    done = subprocess.run(
+        command, input=json.dumps(pairs), capture_output=True, text=True, check=True
+    )
+    matches = dict(zip((name for _, name, _, _ in pairs), json.loads(done.stdout), strict=True))
+    return [p for p in kept if matches.get(p.name, True)]
+
+
+def _reachable(packages: list[LockedPackage], roots: Iterable[str]) -> list[LockedPackage]:
+    """Drops the packages that were there only because they were pinned."""
+    by_name = {p.name: p for p in packages}
+    found: set[str] = set()
+    waiting = [name for name in roots if name in by_name]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [d for d in by_name[name].dependencies if d in by_name]
+    return [p for p in packages if p.name in found]
+
+
+def _build(package: LockedPackage) -> str:
+    return package.file_name.removesuffix(".conda").removesuffix(".tar.bz2").rpartition("-")[2]
+
+
+def _solve(
+    spec: EnvironmentSpec,
+    profile: Profile,
+    executable: Path | None,
+    dependencies: list[str],
+    kept: list[LockedPackage],
+) -> list[LockedPackage]:
+    with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
+        folder = Path(name)
+        environment = {**os.environ}
+        if executable is None:
+            executable = write_lookalike(folder)
+            locked = folder / "locked.json"
+            locked.write_text(json.dumps([p.url for p in kept]))
+            environment[rattler.LOCKED] = str(locked)
+        source, virtual = folder / "environment.yml", folder / "virtual.yml"
+        lock = folder / "lock.yml"
+        half = {"channels": list(spec.channels), "dependencies": dependencies}
+        source.write_text(yaml.safe_dump(half))
+        source.chmod(0o600)
+        subdirs = {profile.platform: {"packages": profile.virtual_packages()}}
+        virtual.write_text(yaml.safe_dump({"subdirs": subdirs}))
+        command = isolated("conda_lock", "lock", "--conda", str(executable), "--file", str(source))
+        command += ["--platform", profile.platform, "--lockfile", str(lock)]
+        command += ["--virtual-package-spec", str(virtual)]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0 or not lock.exists():
+            raise _failure(done.stdout + done.stderr, spec, profile)
+        return _read(lock)
+
+
+def write_lookalike(folder: Path) -> Path:
+    """Writes the program that conda-lock uses as conda; it runs py-rattler in this Python."""
+    program = folder / "conda"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(isolated(rattler.__name__))} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def _read(path: Path) -> list[LockedPackage]:
+    """The packages of conda-lock's file; a package may have no sha256 here."""
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["package"]
+    packages = [
+        LockedPackage(
+            name=entry["name"],
+            version=str(entry["version"]),
+            manager="conda",
+            platform=entry["platform"],
+            url=entry["url"],
+            sha256=entry["hash"].get("sha256") or "",
+            md5=entry["hash"].get("md5"),
+            dependencies=entry.get("dependencies") or {},
+        )
+        for entry in entries
+        if entry["manager"] == "conda"
+    ]
+    return sorted(packages, key=lambda p: p.name)
+
+
+def with_sha256(package: LockedPackage, spec: EnvironmentSpec) -> LockedPackage:
+    """A solved package with its sha256, and without secrets in its URL.
+
+    Raises:
+        UsageError: its channel publishes none, and it is not a file of this machine.
+    """
+    sha256 = package.sha256
+    parts = urlsplit(package.url)
+    if not sha256 and parts.scheme == "file":
+        sha256 = hashlib.sha256(Path(unquote(parts.path)).read_bytes()).hexdigest()
+    if not sha256:
+        raise UsageError(
+            f"{spec.path}: {package.name} {package.version}: {without_secrets(package.url)} is "
+            "published without a sha256, and md5 alone proves nothing.",
+            "Index that channel again with a current tool (rattler-index, conda-index), or take "
+            "another channel.",
+        )
+    return replace(package, url=without_secrets(package.url), sha256=sha256)
+
+
+def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
+    """conda-lock's output -> an error with the solver's message, which is in the middle of it."""
+    match = re.search(
+        r"Could not lock the environment for platform [^\n]*\n(.*?)(?:\n    Command:|\Z)",
+        said,
+        re.DOTALL,
+    )
+    message = (match[1] if match else said).strip()
+    for channel in spec.channels:
+        message = message.replace(channel, without_secrets(channel))
+    if is_network_problem(message):
+        return IncompleteError(
+            f"{spec.path}: a conda channel cannot be reached: {' '.join(message.split())[:400]}",
+            "Check the network and `channels:`, then run the same command again.",
+        )
+    return conda_conflict(message, spec, profile)

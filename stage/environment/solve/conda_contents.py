@@ -1,0 +1,183 @@
+"""Finds the Python distributions inside conda packages, which pip must not install a second time.
+
+There is no table of names: each package lists its files, and a distribution has a
+`NAME-VERSION.dist-info` (or `.egg-info`) among them. So conda's `pytorch` is found to be pip's
+`torch`. Only that list is read from a remote package (range requests), and cached by the package's
+sha256. py-rattler runs in a child process, see `rattler`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name
+
+from stage.environment.solve.rattler import run_and_exit
+from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.urls import without_secrets
+from stage.errors import IncompleteError
+from stage.util.files import write_atomically
+from stage.util.sandbox import isolated
+
+_METADATA = re.compile(
+    r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"
+    r"(?:\.dist-info/METADATA|(?:-py[0-9.]+)?\.egg-info(?:/PKG-INFO)?)$"
+)
+_AT_ONCE = 16
+_TRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provided:
+    """A Python distribution inside a conda package.
+
+    Attributes:
+        name: normalised (PEP 503).
+        conda: the package's name.
+        url: the package's address.
+        metadata: path of its METADATA inside the package.
+    """
+
+    name: str
+    version: str
+    conda: str
+    url: str
+    metadata: str
+
+
+def provided(packages: Iterable[LockedPackage], addresses: Mapping[str, str]) -> list[Provided]:
+    """The Python distributions in those conda packages that need Python, sorted by name.
+
+    Args:
+        addresses: locked URL -> URL to fetch from, where the two differ (see `indexes`).
+
+    Raises:
+        IncompleteError: a package cannot be reached.
+    """
+    wanted = [p for p in packages if "python" in p.dependencies or "python_abi" in p.dependencies]
+    known = {p.sha256: paths for p in wanted if (paths := _remembered(p.sha256)) is not None}
+    missing = [p for p in wanted if p.sha256 not in known]
+    asked = {p.sha256: {"url": addresses.get(p.url, p.url), "read": []} for p in missing}
+    for sha256, answer in _ask(asked).items():
+        known[sha256] = answer["paths"]
+        _remember(sha256, answer["paths"])
+    found = [
+        Provided(
+            name=canonicalize_name(m["name"]),
+            version=m["version"],
+            conda=p.name,
+            url=p.url,
+            metadata=path,
+        )
+        for p in wanted
+        for path in known[p.sha256]
+        if (m := _METADATA.search(path))
+    ]
+    return sorted(found, key=lambda d: d.name)
+
+
+def metadata_of(distribution: Provided, addresses: Mapping[str, str]) -> str:
+    """The METADATA of a distribution in a conda package; streams the package up to that file.
+
+    Raises:
+        IncompleteError: the package cannot be reached.
+    """
+    url = addresses.get(distribution.url, distribution.url)
+    answer = _ask({"one": {"url": url, "read": [distribution.metadata]}})
+    return str(answer["one"]["texts"].get(distribution.metadata) or "")
+
+
+def _ask(asked: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    if not asked:
+        return {}
+    done = subprocess.run(
+        isolated(__name__), input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise IncompleteError(
+            f"Reading conda packages failed: {last}", "Run the same command again."
+        ) from None
+    if problem := answer.get("problem"):
+        raise IncompleteError(
+            f"{without_secrets(answer['url'])}: its list of files cannot be read: {problem}.",
+            "Run the same command again.",
+        )
+    return answer
+
+
+def _memory(sha256: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "airlift" / "conda-contents" / f"{sha256}.json"
+
+
+def _remembered(sha256: str) -> list[str] | None:
+    try:
+        paths = json.loads(_memory(sha256).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return [str(path) for path in paths] if isinstance(paths, list) else None
+
+
+def _remember(sha256: str, paths: list[str]) -> None:
+    memory = _memory(sha256)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(memory, json.dumps(paths).encode())
+
+
+# ---- the child process
+
+
+async def _answer(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    import rattler
+
+    client = rattler.Client.default_client()
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(question: Mapping[str, Any]) -> dict[str, Any]:
+        async with gate:
+            for last_chance in range(_TRIES):
+                try:
+                    return await _look(client, question["url"], question["read"])
+                except Exception as error:  # noqa: BLE001 - py-rattler raises many kinds
+                    if last_chance == _TRIES - 1:
+                        return {"problem": " ".join(str(error).split()), "url": question["url"]}
+        raise AssertionError
+
+    answers = dict(zip(asked, await asyncio.gather(*map(one, asked.values())), strict=True))
+    return next((a for a in answers.values() if "problem" in a), answers)
+
+
+async def _look(client: Any, url: str, read: list[str]) -> dict[str, Any]:
+    from rattler.package_streaming import PackageArchive
+
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        archive = await PackageArchive.from_path(unquote(parts.path))
+    else:
+        archive = await PackageArchive.from_url(client, url)
+    paths = [str(entry.relative_path) for entry in (await archive.paths_json()).paths]
+    texts = await archive.read_files(read) if read else {}
+    decoded = {path: t.decode("utf-8", "replace") for path, t in texts.items() if t is not None}
+    return {"paths": sorted(path for path in paths if _METADATA.search(path)), "texts": decoded}
+
+
+def _child() -> int:
+    print(json.dumps(asyncio.run(_answer(json.load(sys.stdin)))))
+    return 0
+
+
+if __name__ == "__main__":
+    run_and_exit(_child)

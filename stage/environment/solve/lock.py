@@ -1,0 +1,342 @@
+"""`environment.yml` and a profile -> `conda-lock.yml`.
+
+A lock that still matches its spec and profile is left unchanged, byte for byte. Else both halves
+are solved, with as many packages of the older lock as possible. An environment that would not run
+on the cluster is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from stage.environment.compat.check import torch_limit, torch_that_fits, verdicts
+from stage.environment.compat.needs import Needs
+from stage.environment.solve.conda import Solver, choose_solver, lock_conda
+from stage.environment.solve.conda_contents import Provided, provided
+from stage.environment.solve.indexes import address_to_ask, choose_indexes
+from stage.environment.solve.pip import lock_pip
+from stage.environment.solve.uv import PipRequest
+from stage.environment.spec.conda_lock import OURS, EnvironmentLock, LockedPackage, made_by_stage
+from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
+from stage.environment.spec.profile import Profile
+from stage.environment.spec.urls import without_secrets
+from stage.errors import PolicyError, UsageError
+from stage.installation import install_command
+from stage.util.files import check_folder_of, human_count, join_limited, write_atomically
+from stage.util.progress import Reporter
+
+OLDEST_PYTHON = (3, 10)
+"""airlift itself is in every environment."""
+
+
+@dataclass(frozen=True)
+class LockOutcome:
+    """A lock, its path, and whether this run changed it.
+
+    Attributes:
+        moved: `name old -> new`, `name new` and `name old -> (gone)`, against the earlier lock.
+        notes: sentences about the environment on that cluster.
+    """
+
+    path: Path
+    lock: EnvironmentLock
+    changed: bool
+    moved: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "lock": str(self.path),
+            "changed": self.changed,
+            "content_hash": self.lock.content_hash,
+            "platform": self.lock.platform,
+            "conda": len(self.lock.of("conda")),
+            "pip": len(self.lock.of("pip")),
+            "sdists": [f"{p.name}=={p.version}" for p in self.lock.of("pip") if p.is_sdist],
+            "moved": list(self.moved),
+            "notes": list(self.notes),
+        }
+
+
+def own_requirements() -> tuple[str, ...]:
+    """The requirements of airlift, from its metadata; sorted.
+
+    Raises:
+        UsageError: this airlift is not installed, so it has no metadata.
+    """
+    try:
+        stated = requires("airlift") or []
+    except PackageNotFoundError:
+        raise UsageError("This airlift is not installed as a package.", install_command()) from None
+    return tuple(sorted(r for r in stated if "extra" not in str(Requirement(r).marker or "")))
+
+
+def answers(lock: EnvironmentLock, spec: EnvironmentSpec, profile: Profile) -> bool:
+    """Whether a lock was made from this spec and profile as they are now."""
+    return (
+        lock.content_hash == content_hash(spec, profile, own_requirements())
+        and lock.platform == profile.platform
+    )
+
+
+def is_stale(lock_path: Path, spec_path: Path, profile_path: Path) -> bool:
+    """Whether spec, profile or airlift's requirements changed since `stage env lock`.
+
+    A lock of another tool does not record its inputs: it counts as current.
+
+    Raises:
+        UsageError: one of the three cannot be read.
+    """
+    if not made_by_stage(lock_path):
+        return False
+    spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
+    return not answers(EnvironmentLock.load(lock_path), spec, profile)
+
+
+def lock_environment(
+    spec_path: Path,
+    profile_path: Path,
+    *,
+    reporter: Reporter,
+    output: Path | None = None,
+    updates: Sequence[str] = (),
+    conda: str | None = None,
+    write: bool = True,
+) -> LockOutcome:
+    """Makes the lock, or finds that the existing one still matches.
+
+    Args:
+        output: path of the lock; None: beside the spec.
+        updates: names of packages that may move to newer versions.
+        conda: a conda, mamba or micromamba to solve with; None: chosen, with its reason printed.
+        write: False: nothing is written, and only the changes are printed.
+
+    Raises:
+        StageError: a spec that cannot be read, cannot be solved, or would not run on the cluster;
+            with the fix.
+    """
+    spec, profile = EnvironmentSpec.load(spec_path), Profile.load(profile_path)
+    path, solver = output or spec.lock_path, choose_solver(conda, os.environ)
+    check_folder_of(path)
+    before = EnvironmentLock.load(path) if path.exists() else None
+    if spec.platforms and profile.platform not in spec.platforms:
+        raise UsageError(
+            f"{spec.place('platforms')}: {profile.platform}, the platform of {profile.path}, is "
+            "not among them.",
+            f"Add {profile.platform} to `platforms`, or take the list out.",
+        )
+    if spec.variables:
+        reporter.warn(
+            f"{spec.place('variables')}: `variables` do not travel: set them in the run file's "
+            "slurm.setup"
+        )
+    _check_updates(updates, before, spec)
+    if before is not None and not updates and answers(before, spec, profile):
+        reporter.note(f"{path}: still matches {spec.path} and {profile.path}; unchanged")
+        notes = _check_fit(before.packages, profile, spec, reporter)
+        return LockOutcome(path, before, changed=False, notes=notes)
+    lock = _resolve(spec, profile, before, path, updates, solver, reporter)
+    notes = _check_fit(lock.packages, profile, spec, reporter)
+    text = lock.to_yaml()
+    changed = not path.exists() or path.read_bytes() != text
+    if changed and write:
+        write_atomically(path, text)
+    moved = _moved(before, lock) if before else ()
+    for line in moved:
+        reporter.note(line)
+    counts = [human_count(len(lock.of(half)), f"{half} package") for half in ("conda", "pip")]
+    done = "unchanged" if not changed else "written" if write else "would be written"
+    reporter.note(f"{path}: {done}: {', '.join(counts)}")
+    return LockOutcome(path, lock, changed, moved, notes)
+
+
+def _check_updates(
+    updates: Sequence[str], before: EnvironmentLock | None, spec: EnvironmentSpec
+) -> None:
+    if updates and before is None:
+        raise UsageError(
+            f"{spec.lock_path}: there is no lock yet, so nothing to update.",
+            "Run it without --update: all is new.",
+        )
+    names = {p.name for p in before.packages} if before else set()
+    for update in updates:
+        if update not in names and canonicalize_name(update) not in names:
+            hint = "`--update` takes the name of a locked package."
+            for nearest in difflib.get_close_matches(update, sorted(names), n=1):
+                hint = f"Did you mean `{nearest}`?"
+            raise UsageError(f"--update {update}: the lock has no such package.", hint)
+
+
+def _resolve(
+    spec: EnvironmentSpec,
+    profile: Profile,
+    before: EnvironmentLock | None,
+    path: Path,
+    updates: Sequence[str],
+    solver: Solver,
+    reporter: Reporter,
+) -> EnvironmentLock:
+    moving = {*updates, *(canonicalize_name(name) for name in updates)}
+    earlier = before.packages if before and before.platform == profile.platform else ()
+    kept = [p for p in earlier if p.name not in moving]
+    own = own_requirements()
+    conda_packages = before.of("conda") if before and answers(before, spec, profile) else []
+    if not conda_packages or moving & {p.name for p in conda_packages}:
+        reporter.note(f"conda packages: solved by {solver.reason}")
+        kept_conda = [p for p in kept if p.manager == "conda"]
+        conda_packages = lock_conda(spec, profile, solver, kept_conda, reporter)
+    indexes = choose_indexes(spec.pip, os.environ)
+    addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
+    in_conda = provided(conda_packages, addresses)
+    if indexes.origin:
+        reporter.note(f"pip packages: {indexes.origin}")
+    request = PipRequest(
+        spec=spec,
+        profile=profile,
+        own_requirements=own,
+        python=_python(conda_packages, spec, reporter),
+        provided=tuple(in_conda),
+        indexes=indexes,
+        kept={p.name: p.version for p in kept if p.manager == "pip"},
+        addresses=addresses,
+        say=reporter.note,
+    )
+    pip_packages = _with_torch_that_runs(request, conda_packages)
+    _report_origins(in_conda, [*conda_packages, *pip_packages], reporter)
+    return EnvironmentLock(
+        platform=profile.platform,
+        content_hash=content_hash(spec, profile, own),
+        channels=tuple(without_secrets(channel) for channel in spec.channels),
+        sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
+        packages=(*conda_packages, *pip_packages),
+        notes=dict([OURS]),
+    )
+
+
+def _with_torch_that_runs(
+    request: PipRequest, conda_packages: Sequence[LockedPackage]
+) -> list[LockedPackage]:
+    """Resolves the pip half with the newest torch that runs on the cluster, if the spec pins none.
+
+    If no such torch fits the rest, the result has one that does not run: `_check_fit` refuses it.
+    """
+    packages, profile = lock_pip(request), request.profile
+    problem = _torch_problem([*conda_packages, *packages], profile)
+    limit = torch_limit(profile, _torch_indexes(request))
+    pinned = any(r.name == "torch" and r.is_pinned for r in request.spec.pip.requirements)
+    if problem is None or limit is None or pinned:
+        return packages
+    constraint = f"torch<{limit}"
+    try:
+        fitting = lock_pip(replace(request, constraints=(constraint,)))
+    except (UsageError, PolicyError):
+        return packages
+    chosen = next((p for p in fitting if p.name == "torch"), None)
+    if chosen is None or _torch_problem([*conda_packages, *fitting], profile):
+        return packages
+    newest = next(p.version for p in packages if p.name == "torch")
+    request.say(
+        f"torch {chosen.version}: the newest that runs on {profile.name} ({constraint}); not "
+        f"{newest}: {problem} {torch_that_fits(profile)}"
+    )
+    return fitting
+
+
+def _torch_problem(packages: Iterable[LockedPackage], profile: Profile) -> str | None:
+    """Why pip's torch would not run on the cluster; None: it runs, or nothing is known."""
+    needs = Needs.of(packages, machine=profile.machine)
+    if needs.torch_manager != "pip":
+        return None
+    return next((verdict.problem for verdict in verdicts(needs, profile) if verdict.refused), None)
+
+
+def _torch_indexes(request: PipRequest) -> set[str]:
+    """The last parts ("cu118") of the configured indexes that are PyTorch's, or mirrors of them."""
+    variables = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX")
+    addresses = [line.rpartition(" ")[2] for line in request.indexes.lines]
+    addresses += [os.environ.get(name, "") for name in variables]
+    return {match[1] for text in addresses for match in re.finditer(r"/(cu\d{3})/?(?=\s|$)", text)}
+
+
+def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: Reporter) -> str:
+    version = next((p.version for p in packages if p.name == "python"), None)
+    if version is None:
+        raise UsageError(
+            f"{spec.place('dependencies')}: no Python.", "Add python=3.11 to `dependencies`."
+        )
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        raise UsageError(
+            f"{spec.place('dependencies')}: Python {version}: airlift, which is in every "
+            f"environment, needs {oldest}.",
+            f"Ask for python={oldest} or newer.",
+        )
+    if not any(dependency.name == "python" for dependency in spec.conda):
+        reporter.note(f"python {version}: the newest that fits the rest: {spec.path} names none")
+    return version
+
+
+def _report_origins(
+    in_conda: Sequence[Provided], packages: Sequence[LockedPackage], reporter: Reporter
+) -> None:
+    sdists = [f"{p.name} {p.version}" for p in packages if p.is_sdist]
+    if sdists:
+        reporter.note(f"from source (`stage fetch` builds a wheel): {', '.join(sdists)}")
+    here = [p.name for p in packages if p.url.startswith("file:")]
+    if here:
+        listed = join_limited(here, 5)
+        reporter.note(f"from a folder of this machine, so this lock works only here: {listed}")
+    for found in in_conda:
+        reporter.detail(f"{found.name} {found.version}: from conda ({found.conda})")
+
+
+def _check_fit(
+    packages: Iterable[LockedPackage], profile: Profile, spec: EnvironmentSpec, reporter: Reporter
+) -> tuple[str, ...]:
+    """Checks that the packages run on the cluster; prints and returns the notes.
+
+    Raises:
+        UsageError: they do not; with versions that do.
+    """
+    packages = list(packages)
+    depends = [
+        f"{name} {wanted}"
+        for p in packages
+        for name, wanted in p.dependencies.items()
+        if name == "__glibc"
+    ]
+    found = verdicts(Needs.of(packages, machine=profile.machine, conda_depends=depends), profile)
+    refused = [verdict for verdict in found if verdict.refused]
+    if refused:
+        problems = " ".join(verdict.problem for verdict in refused)
+        place = next((r.place for r in spec.pip.requirements if r.name == "torch"), str(spec.path))
+        raise UsageError(
+            f"{place}: would not run on {profile.name} ({profile.path}): {problems}",
+            " ".join(dict.fromkeys(verdict.remedy for verdict in refused if verdict.remedy)),
+        )
+    notes = tuple(f"{verdict.problem} {verdict.remedy}".strip() for verdict in found)
+    for note in notes:
+        reporter.note(note)
+    return notes
+
+
+def _moved(before: EnvironmentLock, after: EnvironmentLock) -> tuple[str, ...]:
+    old = {(p.manager, p.name): p.version for p in before.packages}
+    new = {(p.manager, p.name): p.version for p in after.packages}
+    lines = []
+    for key in sorted(old.keys() | new.keys(), key=lambda k: (k[1], k[0])):
+        if old.get(key) != new.get(key):
+            was = f"{old[key]} -> " if key in old else ""
+            lines.append(f"{key[1]} {was}{new.get(key, '(gone)')}")
+    return tuple(lines)

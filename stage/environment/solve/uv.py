@@ -1,0 +1,420 @@
+"""Runs uv for another machine: requirements -> a pylock document (PEP 751), or an error.
+
+It takes wheels only, except for packages that are published as source only (`Uv.permit_sources`).
+For each distribution that conda provides, uv gets an empty wheel of that version. So uv checks the
+requirements on it, and nothing is installed twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from stage.environment.compat.check import torch_that_fits
+from stage.environment.compat.torch_builds import index_of
+from stage.environment.solve.advice import Target, advice_for, compiled_advice
+from stage.environment.solve.conda_contents import Provided, metadata_of
+from stage.environment.solve.conflicts import is_network_problem, uv_conflict
+from stage.environment.solve.indexes import Indexes
+from stage.environment.spec.environment_yml import EnvironmentSpec
+from stage.environment.spec.profile import Profile
+from stage.environment.spec.urls import without_secrets
+from stage.errors import IncompleteError, PolicyError, StageError, UsageError
+from stage.installation import install_command
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+
+GLIBC_OF_UV = (17, 28, *range(31, 41))
+"""The minor versions of glibc 2 that `uv --python-platform` knows. Others are rounded down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipRequest:
+    """The input for resolving the pip half.
+
+    Attributes:
+        own_requirements: the requirements of airlift itself.
+        python: full version of the target's Python.
+        provided: the distributions that conda provides.
+        kept: name -> version of an earlier lock, kept where that is possible.
+        addresses: locked URL of a conda package -> URL to fetch it from, where the two differ.
+        constraints: constraints that airlift adds (`torch<2.11`).
+        say: prints one line for the user.
+    """
+
+    spec: EnvironmentSpec
+    profile: Profile
+    own_requirements: tuple[str, ...]
+    python: str
+    provided: tuple[Provided, ...]
+    indexes: Indexes
+    kept: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    say: Callable[[str], None] = lambda _: None
+
+    @property
+    def target(self) -> str:
+        """A description of the machine, for messages."""
+        return f"Python {self.python}, {self.profile.machine}, glibc {self.profile.glibc}"
+
+    def place_of(self, name: str) -> str:
+        """file:line of the requirement on a package; the file's name if the spec has none."""
+        return next(
+            (r.place for r in self.spec.pip.requirements if r.name == name), str(self.spec.path)
+        )
+
+    def advice_target(self) -> Target:
+        """The properties that a wheel has to fit."""
+        pinned = next((r.text for r in self.spec.pip.requirements if r.name == "torch"), "")
+        version = re.search(r"==\s*(\d+\.\d+[\w.+]*)", pinned)
+        return Target(self.python, self.profile.machine, version[1] if version else None)
+
+
+class Uv:
+    """uv with a working folder. URLs with secrets are in files of mode 0600, not in the command."""
+
+    def __init__(self, folder: Path, request: PipRequest) -> None:
+        self._folder, self._request = folder, request
+        self._stubs = folder / "provided"
+        self.stubbed = {d.name: d for d in request.provided}
+        self.sources: set[str] = set(request.spec.pip.sdists)
+
+    def write_stubs(self, extras: Mapping[str, set[str]]) -> None:
+        """Writes an empty wheel for each distribution that conda provides.
+
+        conda solved its requirements already. Only the requirements of extras are written, because
+        conda has no extras.
+
+        Args:
+            extras: name -> the extras of it that pip requirements ask for.
+        """
+        self._stubs.mkdir(exist_ok=True)
+        lines = []
+        for distribution in self.stubbed.values():
+            name, version = distribution.name, distribution.version
+            headers = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            if extras.get(name):
+                headers += _extras(metadata_of(distribution, self._request.addresses))
+            path = _write_stub(self._stubs, distribution, headers)
+            lines.append(f"{name} @ {path.as_uri()}\n")
+        (self._folder / "provided.txt").write_text("".join(lines))
+
+    def compile(self, *more: str) -> tuple[dict[str, Any] | None, str]:
+        """Resolves the requirements.
+
+        Args:
+            more: constraints for this call only.
+
+        Returns:
+            the pylock document (PEP 751), None without a solution; and the output of uv.
+
+        Raises:
+            IncompleteError: an index cannot be reached.
+        """
+        request = self._request
+        asked, output = self._folder / "requirements.in", self._folder / "pylock.toml"
+        asked_for = (requirement.text for requirement in request.spec.pip.requirements)
+        lines = [*request.indexes.lines, *asked_for, *request.own_requirements]
+        _write_private(asked, "\n".join(lines) + "\n")
+        constraints = self._folder / "constraints.txt"
+        listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints, *more]
+        constraints.write_text("".join(f"{text}\n" for text in listed))
+        _write_kept(output, request.kept)
+        command = [*self._command(), str(asked), "-o", str(output)]
+        provided = self._folder / "provided.txt"
+        for file in (constraints, provided, *map(Path, request.indexes.constraints)):
+            command += ["-c", str(file)] if file.stat().st_size else []
+        for name in self.stubbed:
+            command += ["--no-emit-package", name]
+        done = self._run(command)
+        said = _without_secrets(done.stderr, request.indexes)
+        if done.returncode == 0:
+            return tomllib.loads(output.read_text(encoding="utf-8")), said
+        if is_network_problem(said):
+            raise IncompleteError(
+                f"{request.spec.path}: a Python index cannot be reached: "
+                f"{' '.join(said.split())[:400]}",
+                "Check the network and the index, then run the same command again.",
+            )
+        return None, said
+
+    def permit_sources(self, said: str) -> bool:
+        """Permits as source the packages without a wheel for any platform.
+
+        Packages that are known to need a compiler are not permitted. Another package that turns out
+        to compile code is refused when its wheel is built.
+
+        Args:
+            said: the output of uv, which names the packages without a wheel for the target.
+
+        Returns:
+            whether a package is permitted that was not before.
+        """
+        asked = {r.name: r.text for r in self._request.spec.pip.requirements}
+        new = {
+            name
+            for name, text in requirements_without_wheel(said).items()
+            if self._is_candidate(name) and self.is_source_only(asked.get(name, text))
+        }
+        self.sources |= new
+        return bool(new)
+
+    def _is_candidate(self, name: str) -> bool:
+        known = advice_for(name, self._request.advice_target())
+        return name not in self.sources and name not in self.stubbed and known is None
+
+    def is_source_only(self, requirement: str) -> bool:
+        """Whether the newest version that meets a requirement has no wheel for any platform."""
+        entries = self.newest_anywhere([requirement])
+        return bool(entries) and all("sdist" in e and not e.get("wheels") for e in entries.values())
+
+    def newest_anywhere(self, requirements: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Name -> pylock entry of the newest version that meets each requirement, for any platform.
+
+        Empty if uv finds no answer. Nothing is built, and dependencies are not resolved.
+        """
+        asked, output = self._folder / "anywhere.in", self._folder / "pylock.anywhere.toml"
+        _write_private(asked, "\n".join([*self._request.indexes.lines, *requirements]) + "\n")
+        output.unlink(missing_ok=True)
+        command = [*self._common(), "--universal", "--no-deps", str(asked), "-o", str(output)]
+        done = self._run(command)
+        if done.returncode != 0:
+            return {}
+        packages = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", [])
+        return {canonicalize_name(package["name"]): package for package in packages}
+
+    def newest_fitting(self, name: str) -> str | None:
+        """The newest version of a package with a wheel for the target; None: there is none."""
+        asked = self._folder / "one.in"
+        _write_private(asked, "\n".join([*self._request.indexes.lines, name]) + "\n")
+        output = self._folder / "pylock.one.toml"
+        done = self._run([*self._command(), str(asked), "-o", str(output), "--no-deps"])
+        if "No solution found" in done.stderr:
+            return None
+        if done.returncode != 0:
+            raise IncompleteError(
+                f"{name}: uv cannot find a version that fits: {done.stderr.strip()[-400:]}"
+            )
+        packages = tomllib.loads(output.read_text(encoding="utf-8"))["packages"]
+        found = (str(p["version"]) for p in packages if p["name"] == name and p.get("wheels"))
+        return next(found, None)
+
+    def _common(self) -> list[str]:
+        command = [find_uv(), "pip", "compile", "--format", "pylock.toml"]
+        command += ["--no-header", "--no-sources"]
+        command += ["--python", sys.executable, "--python-version", self._request.python]
+        command += ["--index-strategy", "unsafe-best-match"]
+        for host in self._request.spec.pip.insecure_hosts:
+            command += ["--allow-insecure-host", host]
+        return command + (["--prerelease", "allow"] if self._request.spec.pip.prereleases else [])
+
+    def _command(self) -> list[str]:
+        platform = uv_platform(self._request.profile.machine, self._request.profile.glibc)
+        command = [*self._common(), "--python-platform", platform, "--only-binary", ":all:"]
+        for name in sorted(self.sources):
+            command += ["--no-binary", name]
+        return command
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        environment = uv_environment(os.environ)
+        if self._request.spec.pip.index_url:  # to uv, these variables come before the file's index
+            for name in _INDEX_VARIABLES:
+                environment.pop(name, None)
+        return subprocess.run(
+            command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+    def failure(self, said: str) -> StageError:
+        """The error for a resolution without a solution, with what to write instead.
+
+        Args:
+            said: the output of uv.
+        """
+        request = self._request
+        if built := re.search(r"Failed to (?:build|download and build) `([A-Za-z0-9._-]+)", said):
+            return self._unbuildable(built[1], said)
+        for name in requirements_without_wheel(said):
+            return self._without_wheel(name)
+        if missing := missing_torch_index(request):
+            return missing
+        provided = {d.name: f"{d.version} (`{d.conda}`)" for d in request.provided}
+        return uv_conflict(said, request.spec, provided, request.own_requirements)
+
+    def _without_wheel(self, name: str) -> StageError:
+        request = self._request
+        place, profile, target = request.place_of(name), request.profile, request.advice_target()
+        node = f"{profile.name} ({request.target})"
+        if advice := advice_for(name, target):
+            return PolicyError(f"{place}: `{name}` has no wheel for {node}.", advice)
+        if version := self.newest_fitting(name):
+            fits = f"The newest that fits there: {name}=={version}"
+            fits = torch_that_fits(profile).rstrip(".") if name == "torch" else fits
+            return UsageError(
+                f"{place}: no wheel of `{name}` fits both what is asked and {node}.",
+                f"{fits}; or ask for another Python in `dependencies:`.",
+            )
+        return PolicyError(
+            f"{place}: `{name}` has no wheel for {node}, and is published for other machines: it "
+            "is compiled.",
+            compiled_advice(name, target),
+        )
+
+    def _unbuildable(self, name: str, said: str) -> StageError:
+        name = canonicalize_name(name)
+        tail = " ".join(said.split())[-600:]
+        return UsageError(
+            f"{self._request.place_of(name)}: `{name}` is published as source only, and its "
+            f"requirements could not be read: {tail}",
+            compiled_advice(name, self._request.advice_target()),
+        )
+
+
+def missing_torch_index(request: PipRequest) -> StageError | None:
+    """The error for `torch==2.6.0+cu118` and the like without PyTorch's index for such builds."""
+    addresses = [line.rpartition(" ")[2].rstrip("/") for line in request.indexes.lines]
+    for requirement in request.spec.pip.requirements:
+        build = re.search(r"\+(cu\d+|cpu|rocm[\d.]+)$", requirement.text)
+        if build is None or not requirement.name.startswith("torch"):
+            continue
+        if not any(address.endswith(f"/{build[1]}") for address in addresses):
+            return UsageError(
+                f"{requirement.place}: `{requirement.text}`: only PyTorch's own index has such "
+                "builds.",
+                f"Add a line to the pip section: `--extra-index-url {index_of(build[1])}`",
+            )
+    return None
+
+
+def requirements_without_wheel(said: str) -> dict[str, str]:
+    """Name -> requirement of the packages that have no wheel for the target, from the output of uv.
+
+    >>> requirements_without_wheel("Because fire==0.4.0 has no usable wheels and you require ...")
+    {'fire': 'fire==0.4.0'}
+    """
+    found = re.findall(
+        r"([A-Za-z0-9][A-Za-z0-9._-]*?)((?:[<>=!~][^\s]*)?) has no (?:usable )?wheels", said
+    )
+    required = r"(?:Wheels are required|Building source distributions) for `([^`]+)`"
+    found += [(name, "") for name in re.findall(required, said)]
+    named: dict[str, str] = {}
+    for name, versions in found:
+        named.setdefault(canonicalize_name(name), _as_requirement(name, versions))
+    return named
+
+
+def _as_requirement(name: str, versions: str) -> str:
+    try:
+        return str(Requirement(f"{name}{versions}"))
+    except InvalidRequirement:
+        return name
+
+
+def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for uv: no progress bar, no download of Python, `stage`'s CA certificates."""
+    trusted = {"UV_SYSTEM_CERTS": "true"}
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"):
+        if environment.get(variable):
+            trusted.setdefault("SSL_CERT_FILE", environment[variable])
+    # DS_BUILD_OPS: deepspeed's setup.py writes its metadata, and must not look for a compiler.
+    quiet = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    quiet |= {"DS_BUILD_OPS": "0", "PYTHONNOUSERSITE": "1"}
+    # An sdist's setup.py would import from these folders before the library of its Python.
+    foreign = ("PYTHONPATH", "PYTHONHOME")
+    return {**trusted, **{k: v for k, v in environment.items() if k not in foreign}, **quiet}
+
+
+def find_uv() -> str:
+    """The uv beside this Python, or on the PATH.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        if found := shutil.which("uv"):
+            return found
+        raise UsageError("uv is not installed here.", install_command("env")) from None
+
+
+def uv_platform(machine: str, glibc: str) -> str:
+    """uv's name for a target, with the newest glibc that is not newer than the cluster's.
+
+    >>> uv_platform("x86_64", "2.30")
+    'x86_64-manylinux_2_28'
+
+    Raises:
+        UsageError: nobody builds wheels for this old glibc.
+    """
+    major, minor = (int(part) for part in glibc.split("."))
+    fitting = [known for known in GLIBC_OF_UV if known <= minor]
+    if major != 2 or not fitting:
+        raise UsageError(
+            f"glibc {glibc} is older than 2.17, the oldest that today's wheels support.",
+            "Use a container there.",
+        )
+    return f"{machine}-manylinux_2_{fitting[-1]}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
+def _write_kept(path: Path, kept: Mapping[str, str]) -> None:
+    """Writes an earlier result; uv prefers the versions of an output file that exists."""
+    lines = ['lock-version = "1.0"', 'created-by = "airlift"']
+    for name, version in sorted(kept.items()):
+        lines += ["", "[[packages]]", f'name = "{name}"', f'version = "{version}"']
+    path.unlink(missing_ok=True)
+    if kept:
+        path.write_text("\n".join(lines) + "\n")
+
+
+def _write_stub(folder: Path, distribution: Provided, headers: str) -> Path:
+    name = distribution.name.replace("-", "_")
+    info = f"{name}-{distribution.version}.dist-info"
+    path = folder / f"{name}-{distribution.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{info}/METADATA", headers)
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def _extras(metadata: str) -> str:
+    """The lines of a METADATA that are about extras."""
+    headers = HeaderParser().parsestr(metadata)
+    required = [v for v in headers.get_all("Requires-Dist", []) if "extra" in v]
+    lines = [f"Provides-Extra: {value}\n" for value in headers.get_all("Provides-Extra", [])]
+    return "".join([*lines, *(f"Requires-Dist: {value}\n" for value in required)])
+
+
+def _without_secrets(text: str, indexes: Indexes) -> str:
+    for line in indexes.lines:
+        url = line.partition(" ")[2]
+        for shown in (url, url.rstrip("/")):
+            text = text.replace(shown, without_secrets(shown))
+    return re.sub(r"(\w+://)[^/\s@`]+@", r"\1", text)

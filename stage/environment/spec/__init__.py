@@ -1,0 +1,1 @@
+"""The files of an environment: environment.yml, conda-lock.yml, profiles."""

@@ -1,0 +1,181 @@
+"""Reads the request for an environment: `environment.yml` -> `EnvironmentSpec`.
+
+The file is conda's own, so `conda env create` accepts it too. A mistake is reported with file:line.
+Nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stage.environment.spec.packages import lock_beside
+from stage.environment.spec.pip_section import PipSection, read_pip_section
+from stage.environment.spec.profile import Profile
+from stage.environment.spec.urls import expand, without_secrets
+from stage.errors import UsageError
+from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines
+
+HASH_FORMAT = 1
+"""A new number makes older locks stale: for a change of how a spec and profile are locked."""
+
+_KEYS = ("name", "channels", "dependencies", "platforms", "prefix", "variables")
+_CONDA_NAME = re.compile(r"^(?:\S+::)?([A-Za-z0-9_.-]+?)(?=$|[\s=<>!~\[])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CondaDependency:
+    """A requirement of the conda half: a match spec (`python=3.11`, `conda-forge::openmpi >=4`)."""
+
+    text: str
+    name: str
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec:
+    """The contents of an `environment.yml`.
+
+    Attributes:
+        channels: in order of priority, with `${NAME}` replaced, so perhaps with secrets: kept out
+            of `repr`.
+        platforms: the platforms that it names; empty: any.
+        variables: names in conda's `variables:`, which only activation sets, so they do not travel.
+    """
+
+    path: Path
+    name: str
+    channels: tuple[str, ...] = field(repr=False)
+    conda: tuple[CondaDependency, ...]
+    pip: PipSection
+    platforms: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    lines: Lines
+
+    @property
+    def lock_path(self) -> Path:
+        """The default path of its lock."""
+        return lock_beside(self.path)
+
+    @staticmethod
+    def load(path: Path | str, variables: Mapping[str, str] | None = None) -> EnvironmentSpec:
+        """Reads an `environment.yml`.
+
+        Args:
+            variables: for `${NAME}` in URLs; None: the environment of this process.
+
+        Raises:
+            UsageError: with file:line: an entry that cannot be read or locked.
+            PolicyError: with file:line: an entry that cannot travel, see `pip_section`.
+        """
+        path = Path(path)
+        variables = os.environ if variables is None else variables
+        data, lines = load_yaml_with_lines(path)
+        check_keys(data, _KEYS, (), lines)
+        conda, pip = _dependencies(data, lines)
+        return EnvironmentSpec(
+            path=path,
+            name=str(data.get("name") or path.stem),
+            channels=_channels(data, lines, variables),
+            conda=tuple(conda),
+            pip=read_pip_section(pip, path.parent, variables),
+            platforms=tuple(str(platform) for platform in data.get("platforms") or ()),
+            variables=tuple(str(name) for name in data.get("variables") or ()),
+            lines=lines,
+        )
+
+    def place(self, *keys: str | int) -> str:
+        """`file:line` of a key."""
+        return self.lines.place(*keys)
+
+
+def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iterable[str]) -> str:
+    """sha256 of everything that a lock depends on, without secrets and comments.
+
+    Args:
+        own_requirements: the requirements of airlift, which are locked with the rest.
+    """
+    document = {
+        "format": HASH_FORMAT,
+        "channels": [without_secrets(channel) for channel in spec.channels],
+        "conda": [dependency.text for dependency in spec.conda],
+        "pip": spec.pip.as_document(spec.path.parent.resolve()),
+        "airlift": sorted(own_requirements),
+        "platform": profile.platform,
+        "virtual_packages": profile.virtual_packages(),
+        "compute_capability": profile.compute_capability,
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _channels(
+    data: Mapping[str, Any], lines: Lines, variables: Mapping[str, str]
+) -> tuple[str, ...]:
+    value = data.get("channels")
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UsageError(
+            f"{lines.place('channels')}: `channels` should be a list of channels.",
+            "For example channels: [conda-forge]",
+        )
+    found = tuple(
+        expand(channel, variables, lines.place("channels", index))
+        for index, channel in enumerate(value)
+        if channel != "nodefaults"
+    )
+    if not found:
+        raise UsageError(
+            f"{lines.place('channels')}: no channels.", "For example channels: [conda-forge]"
+        )
+    return found
+
+
+def _dependencies(
+    data: Mapping[str, Any], lines: Lines
+) -> tuple[list[CondaDependency], list[tuple[str, str]]]:
+    """The conda half, and the lines of the pip section, each with its file:line."""
+    value = data.get("dependencies")
+    if not isinstance(value, list) or not value:
+        raise UsageError(
+            f"{lines.place('dependencies')}: `dependencies` should be a list of packages.",
+            "For example dependencies: [python=3.11, pip, {pip: [torch]}]",
+        )
+    conda: list[CondaDependency] = []
+    pip: list[tuple[str, str]] = []
+    for index, item in enumerate(value):
+        place = lines.place("dependencies", index)
+        if isinstance(item, str):
+            conda.append(_conda_dependency(item, place))
+        elif isinstance(item, dict) and set(item) == {"pip"}:
+            pip += _pip_lines(item["pip"], index, lines)
+        else:
+            shown = f"`{item}:`" if isinstance(item, dict) else f"{item!r}"
+            remedy = "Write `name`, `name=1.2` or a `pip:` section."
+            raise UsageError(f"{place}: {shown} is no package.", remedy)
+    return conda, pip
+
+
+def _conda_dependency(text: str, place: str) -> CondaDependency:
+    text = text.strip()
+    match = _CONDA_NAME.match(text)
+    if match is None:
+        raise UsageError(
+            f"{place}: `{text}` is no conda package.", "Write name, name=1.2 or name>=1,<2."
+        )
+    return CondaDependency(text=text, name=match[1].lower(), place=place)
+
+
+def _pip_lines(value: Any, index: int, lines: Lines) -> list[tuple[str, str]]:
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        place = lines.place("dependencies", index, "pip")
+        remedy = "Write pip: [torch, transformers]"
+        raise UsageError(f"{place}: `pip` should be a list of requirements.", remedy)
+    keys = ("dependencies", index, "pip")
+    return [(item, lines.place(*keys, number)) for number, item in enumerate(value)]

@@ -1,0 +1,321 @@
+"""Reads the `pip:` section of an `environment.yml`, and the requirements files that it names.
+
+Lines -> `PipSection`. Requirements that cannot travel (editable installs, local paths, repositories
+of a version control system) are refused here, with an alternative. Nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from stage.environment.spec.urls import expand, without_secrets
+from stage.errors import PolicyError, StageError, UsageError
+from stage.util.digests import is_hex
+
+_FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
+_INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
+_FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
+_WITH_VALUE = (*_FILES, *_INDEXES, "--no-binary", "--only-binary")
+_OPTIONS = {**dict.fromkeys(_WITH_VALUE, 1), **dict.fromkeys(_FLAGS, 0)}
+"""Known options -> number of their values."""
+
+SDISTS = ("deepspeed",)
+"""Packages that come as source: their newest wheels on PyPI are years older than their sources.
+
+`--no-binary NAME` in the pip section adds to them. Other packages that are published as source only
+are found while resolving.
+"""
+
+_VCS = re.compile(r"^(git|hg|svn|bzr)\+|^git@|^git://|^ssh://")
+_PER_REQUIREMENT = re.compile(r"\s--(hash|config-settings?|global-option|install-option)\b")
+_ANYTHING_BUT_HASH = re.compile(r"--(?!hash)[\w-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipRequirement:
+    """One requirement.
+
+    Attributes:
+        text: in the notation of PEP 508.
+        name: normalised (PEP 503).
+        url: of a direct reference (`name @ https://...`).
+        sha256: the digests of its permitted files; empty: any file.
+        place: file:line, for messages.
+    """
+
+    text: str
+    name: str
+    place: str
+    url: str | None = None
+    sha256: tuple[str, ...] = ()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it permits one version only."""
+        exact = any(s.operator in ("==", "===") for s in Requirement(self.text).specifier)
+        return bool(self.url) or exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipSection:
+    """The requirements and options for pip.
+
+    Attributes:
+        index_url, extra_index_urls, find_links: with `${NAME}` replaced, so perhaps with secrets:
+            kept out of `repr`. A local folder of `find_links` is absolute.
+        sdists: names that may come as source distributions.
+    """
+
+    requirements: tuple[PipRequirement, ...] = ()
+    constraints: tuple[PipRequirement, ...] = ()
+    index_url: str | None = field(default=None, repr=False)
+    extra_index_urls: tuple[str, ...] = field(default=(), repr=False)
+    find_links: tuple[str, ...] = field(default=(), repr=False)
+    no_index: bool = False
+    prereleases: bool = False
+    insecure_hosts: tuple[str, ...] = ()
+    sdists: tuple[str, ...] = SDISTS
+
+    @property
+    def names_an_index(self) -> bool:
+        """Whether it names the source of its packages."""
+        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
+
+    def as_document(self, folder: Path) -> dict[str, object]:
+        """The inputs of a lock, without secrets; local folders relative to `folder`."""
+        return {
+            "requirements": [[r.text, *sorted(r.sha256)] for r in self.requirements],
+            "constraints": [r.text for r in self.constraints],
+            "index": without_secrets(self.index_url) if self.index_url else None,
+            "extra_indexes": [without_secrets(url) for url in self.extra_index_urls],
+            "find_links": [
+                without_secrets(p) if "://" in p else os.path.relpath(p, folder)
+                for p in self.find_links
+            ],
+            "no_index": self.no_index,
+            "prereleases": self.prereleases,
+            "sdists": sorted(self.sdists),
+        }
+
+
+def read_pip_section(
+    lines: Iterable[tuple[str, str]], folder: Path, variables: Mapping[str, str]
+) -> PipSection:
+    """Reads the lines of a pip section.
+
+    Args:
+        lines: (text, file:line).
+        folder: of the file, for relative paths.
+        variables: for `${NAME}`.
+
+    Raises:
+        UsageError: an invalid line, an option that a lock cannot have, a requirements file that
+            does not exist.
+        PolicyError: an editable install, a local path, a version control system.
+    """
+    reader = _Reader(variables)
+    for text, place in lines:
+        reader.line(text, place, folder)
+    return reader.section()
+
+
+class _Reader:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self._requirements: list[PipRequirement] = []
+        self._constraints: list[PipRequirement] = []
+        self._index_url: str | None = None
+        self._extra: list[str] = []
+        self._find_links: list[str] = []
+        self._hosts: list[str] = []
+        self._sdists: list[str] = list(SDISTS)
+        self._no_index = self._prereleases = False
+        self._open_files: list[Path] = []
+
+    def section(self) -> PipSection:
+        return PipSection(
+            requirements=tuple(self._requirements),
+            constraints=tuple(self._constraints),
+            index_url=self._index_url,
+            extra_index_urls=tuple(self._extra),
+            find_links=tuple(self._find_links),
+            no_index=self._no_index,
+            prereleases=self._prereleases,
+            insecure_hosts=tuple(self._hosts),
+            sdists=tuple(dict.fromkeys(self._sdists)),
+        )
+
+    def line(self, text: str, place: str, folder: Path, *, constraint: bool = False) -> None:
+        text = expand(re.sub(r"(^|\s+)#.*$", "", text).strip(), self._variables, place)
+        if not text:
+            return
+        if text.startswith("-"):
+            self._option(text, place, folder)
+        else:
+            requirement = _requirement(text, place)
+            # PyPI has another package of that name.
+            if requirement.name == "airlift" and not constraint:
+                problem = f"{place}: `{text}`: airlift is always included."
+                raise UsageError(problem, "Remove this line.")
+            (self._constraints if constraint else self._requirements).append(requirement)
+
+    def _option(self, text: str, place: str, folder: Path) -> None:
+        flag, value = _split_option(text, place)
+        match flag:
+            case "-r" | "--requirement":
+                self._file(folder / value, place, constraint=False)
+            case "-c" | "--constraint":
+                self._file(folder / value, place, constraint=True)
+            case "-i" | "--index-url":
+                self._index_url = value
+            case "--extra-index-url":
+                self._extra.append(value)
+            case "-f" | "--find-links":
+                is_url = "://" in value
+                self._find_links.append(value if is_url else str((folder / value).resolve()))
+            case "--no-binary":
+                self._permit_sdists(value, place)
+            case "--no-index":
+                self._no_index = True
+            case "--pre":
+                self._prereleases = True
+            case "--trusted-host":
+                self._hosts.append(value)
+            case "--only-binary" | "--prefer-binary" | "--require-hashes":
+                pass  # always so
+            case "-e" | "--editable":
+                reason = "an editable install points at a folder of this machine"
+                raise _cannot_travel(value, place, reason)
+            case _:
+                raise UsageError(
+                    f"{place}: the option `{flag}` cannot be honoured in a lock.",
+                    "Known are -r, -c, --index-url, --extra-index-url, --find-links, --no-index, "
+                    "--pre, --trusted-host and --no-binary NAME.",
+                )
+
+    def _permit_sdists(self, value: str, place: str) -> None:
+        if value.startswith(":"):
+            raise PolicyError(
+                f"{place}: `--no-binary {value}` would have every package built from source.",
+                "Name those that have no wheel: --no-binary NAME",
+            )
+        self._sdists += [canonicalize_name(name) for name in value.split(",") if name]
+
+    def _file(self, path: Path, place: str, *, constraint: bool) -> None:
+        if path.resolve() in self._open_files:
+            remedy = "Take one of the two `-r` lines out."
+            raise UsageError(f"{place}: {path} names itself again.", remedy)
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            problem = f"{place}: {path} cannot be read: {reason}."
+            raise UsageError(problem, "Check the path.") from None
+        self._open_files.append(path.resolve())
+        pending, first = "", 0
+        for number, line in enumerate([*lines, ""], start=1):  # the last line may end in `\`
+            first = first if pending else number
+            if line.endswith("\\"):
+                pending += line[:-1] + " "
+                continue
+            self.line(pending + line, f"{path}:{first}", path.parent, constraint=constraint)
+            pending = ""
+        self._open_files.pop()
+
+
+def _split_option(text: str, place: str) -> tuple[str, str]:
+    """`--flag value`, `--flag=value` or `-rvalue` -> flag, value."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{place}: `{text}`: {error}.", "Close the quote.") from None
+    flag, equals, value = words[0].partition("=")
+    if not flag.startswith("--"):
+        flag, equals, value = words[0][:2], "", words[0][2:]
+    values = ([value] if value or equals else []) + words[1:]
+    wanted = _OPTIONS.get(flag)
+    if wanted is not None and len(values) != wanted:
+        raise UsageError(
+            f"{place}: `{without_secrets(text)}`: one option per line, with its value.",
+            "Split it into several lines.",
+        )
+    return flag, values[0] if values else ""
+
+
+def _requirement(text: str, place: str) -> PipRequirement:
+    match = _PER_REQUIREMENT.search(text)
+    text, tail = (text[: match.start()].strip(), text[match.start() :]) if match else (text, "")
+    if refusal := _refusal(text, place):
+        raise refusal
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        single = re.fullmatch(r"([A-Za-z0-9._-]+)=([^=].*)", text)
+        remedy = "Write it in pip's notation: name, name==1.2, name>=1,<2"
+        remedy = f"pip wants two: {single[1]}=={single[2]}" if single else remedy
+        raise UsageError(f"{place}: `{text}`: {str(error).splitlines()[0]}.", remedy) from None
+    if requirement.url and (refusal := _refusal(requirement.url, place, direct=True)):
+        raise refusal
+    return PipRequirement(
+        text=str(requirement),
+        name=canonicalize_name(requirement.name),
+        place=place,
+        url=requirement.url,
+        sha256=_hashes(tail, text, place),
+    )
+
+
+def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
+    found = re.findall(r"--hash[= ](\w+):(\S+)", tail)
+    if other := _ANYTHING_BUT_HASH.search(tail):
+        problem = f"{place}: `{text}`: `{other[0]}` cannot be honoured in a lock."
+        raise UsageError(problem, "Take it out.")
+    for algorithm, value in found:
+        if algorithm != "sha256" or not is_hex(value, 64):
+            problem = f"{place}: `{text}`: `--hash {algorithm}:{value}` is not a sha256."
+            raise UsageError(problem, "Write --hash=sha256:64 hex digits.")
+    return tuple(value for _, value in found)
+
+
+def _refusal(text: str, place: str, *, direct: bool = False) -> StageError | None:
+    """Why a requirement, or the URL of a direct one, cannot be locked; None if it can be."""
+    if _VCS.match(text):
+        reason = "a repository is no package: its build differs from day to day"
+        return _cannot_travel(text, place, reason)
+    bare = not re.match(r"[A-Za-z0-9]", text) or (
+        "://" not in text
+        and "@" not in text
+        and ("/" in text.partition(";")[0] or text.endswith((".whl", ".tar.gz")))
+    )
+    if bare or text.startswith("file:"):
+        return _cannot_travel(text, place, "a local path means nothing on another machine")
+    if "://" in text.partition("@")[0] and not direct:
+        return UsageError(
+            f"{place}: `{without_secrets(text)}` does not say which package it is.",
+            "Write NAME @ URL.",
+        )
+    return None
+
+
+def _cannot_travel(what: str, place: str, reason: str) -> PolicyError:
+    shown = without_secrets(what)
+    if shown.endswith(".whl"):
+        return PolicyError(
+            f"{place}: `{shown}` cannot be locked: {reason}.",
+            "Name the package and the folder of its wheel: `--find-links FOLDER` and "
+            "`NAME==VERSION`.",
+        )
+    return PolicyError(
+        f"{place}: `{shown}` cannot be locked: {reason}.",
+        f"Make a wheel of it: pip wheel --no-deps {shlex.quote(shown)} -w wheels; and write "
+        "instead: `--find-links ./wheels` and `NAME==VERSION`. It is better to omit code that "
+        "you still change: `runner exec` runs it beside the environment.",
+    )

@@ -1,0 +1,147 @@
+"""`stage init`: makes a first manifest from names of repositories, commented and valid as it is.
+
+Facts from the Hub (model or dataset, licence, configs) become entries and comments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
+
+from stage.errors import UsageError, as_shown
+from stage.hub.lookup import RepositoryLookup
+from stage.lock.licences import identifiers
+from stage.manifest.manifest import FORMAT
+from stage.util.files import is_file
+from stage.util.paths import folded, names_a_local_path, problem_with_asset_name
+
+_SHOWN_CONFIGS = 12
+
+
+def manifest_text(path: Path, found: Sequence[RepositoryLookup]) -> str:
+    """The text of a manifest with one entry for each repository."""
+    names = asset_names(item.repository for item in found)
+    bundle = names[0] if path.stem == "manifest" else path.stem
+    stated = dict.fromkeys(word for item in found for word in identifiers(item.licence))
+    lines = [
+        f"# Next: stage fetch {_comment(path.name)} -o bundle   (--dry-run first shows the sizes)",
+        f"format: {FORMAT}",
+        f"name: {_scalar(bundle)}",
+        f"# policy: {{licences: [{', '.join(_flow(_comment(licence)) for licence in stated)}]}}"
+        "   # refuses others",
+        "assets:",
+    ]
+    for name, repository in zip(names, found, strict=True):
+        lines += [f"  {_scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(found: RepositoryLookup) -> list[str]:
+    notes = [f"licence: {found.licence or 'none stated'}"]
+    if found.gated:
+        notes.append("gated: accept its terms on the Hub, and set HF_TOKEN")
+    if found.also:
+        notes.append("a dataset has this name too: `dataset:` in place of `model:`")
+    lines = [f"# {_comment('; '.join(notes))}", f"{found.kind}: {_scalar(found.repository)}"]
+    lines.append(
+        f"revision: {_scalar(found.revision)}"
+        if found.revision
+        else "# revision: main   # or a tag or a commit; the .lock pins the commit"
+    )
+    if found.kind == "model":
+        lines.append(
+            '# include: ["*.safetensors", "*.json"]   # by default, what from_pretrained needs'
+        )
+        return lines
+    if found.configs:
+        chosen = found.default_config or found.configs[0]
+        others = [config for config in found.configs if config != chosen]
+        if others and found.default_config is None:
+            lines.append(
+                "# several configs and no default: the first is taken; "
+                f"choose (of {len(found.configs)})"
+            )
+        more = ", ..." if len(others) > _SHOWN_CONFIGS else ""
+        also = f"   # also: {_comment(', '.join(others[:_SHOWN_CONFIGS]))}{more}" if others else ""
+        lines.append(f"config: {_scalar(chosen)}{also}")
+    lines.append("# splits: [train, validation]   # all by default")
+    return lines
+
+
+def asset_names(repositories: Iterable[str]) -> list[str]:
+    """A name for each: the repository's name; if taken, with its owner's name, or with a number."""
+    taken: set[str] = set()
+    result = []
+    for repository in repositories:
+        own = _usable(repository.rpartition("/")[2])
+        candidates = [
+            own,
+            _usable(repository.replace("/", "-")),
+            *(f"{own}-{n}" for n in range(2, len(taken) + 3)),
+        ]
+        name = next(c for c in candidates if folded(c) not in taken)
+        taken.add(folded(name))
+        result.append(name)
+    return result
+
+
+def check_not_local(name: str) -> None:
+    """Checks that a name is not that of a local file or folder.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if names_a_local_path(name) or is_file(Path(name)):
+        raise UsageError(
+            f"{name}: is on this machine; `init` asks a Hub for repositories (org/name).",
+            "In a manifest it is an asset of its own: "
+            f"`{_usable(Path(name).stem) or 'files'}: {{path: {name}}}`.",
+        )
+
+
+def _usable(name: str) -> str:
+    return (
+        name
+        if problem_with_asset_name(name) is None
+        else (re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "asset")
+    )
+
+
+def _scalar(text: str) -> str:
+    """Text as YAML: plain where that means the same, else in quotes."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
+
+
+def _flow(text: str) -> str:
+    """Text as a member of a YAML list in brackets."""
+    return (
+        text
+        if re.fullmatch(r"[\w. ()-]+", text) and text[0].isalnum()
+        else json.dumps(text, ensure_ascii=False)
+    )
+
+
+def _comment(text: str) -> str:
+    """Text fit for one line behind a `#`."""
+    return as_shown(" ".join(text.split()))
+
+
+def write_manifest(path: Path, text: str) -> None:
+    """Writes a new file.
+
+    Raises:
+        UsageError: one of that name is there.
+    """
+    try:
+        with open(path, "x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
+        ) from None

@@ -1,0 +1,126 @@
+"""Checks before a download: files that patterns omit, and folders where no bundle may be made.
+
+Patterns may omit files that a model needs to load. The load test at the end of a fetch
+(`stage.verify.load_test`) would find that hours later.
+
+A bundle must not be made inside another bundle, which would then have extra files, nor inside a
+folder that it takes in, which would then change with each fetch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.bundle import bundle as layout
+from stage.bundle.inspect import TOKENIZER, WEIGHTS
+from stage.errors import UsageError
+from stage.hub.model_files import matches
+from stage.local.listing import local_base
+from stage.lock.model import EXCLUDED, NOT_INCLUDED, LockedAsset
+from stage.manifest.manifest import Manifest
+from stage.manifest.requests import PathRequest
+from stage.util.files import join_limited
+
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}")
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """Files of the repository that the patterns omit.
+
+    Attributes:
+        needed: files that the weights need to load.
+        notes: descriptions of other files that a user may miss.
+    """
+
+    needed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def omitted_files(asset: LockedAsset) -> Omitted:
+    """The files that `include` and `exclude` of a model omit, beside the weights that they take."""
+    if asset.kind != "model" or not {"include", "exclude"} & asset.request.keys():
+        return Omitted()
+    taken = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
+    left = {left.path for left in asset.left_out if left.reason in (EXCLUDED, NOT_INCLUDED)}
+    folders = sorted({_folder(path) for path in taken if _is(WEIGHTS, path)})
+    needed = [path for folder in folders for path in _needed(folder, taken, left)]
+    if "include" not in asset.request:  # who excludes weights or a tokenizer by name knows it
+        return Omitted(tuple(needed))
+    notes = []
+    others = sorted(path for path in left if WEIGHTS.fullmatch(path))
+    if others and not asset.made_from and not any(_is(WEIGHTS, path) for path in taken):
+        notes.append(
+            f"its weights ({join_limited(others, _SHOWN)}): "
+            "without them it can only be trained from scratch"
+        )
+    is_pipeline = "model_index.json" in taken | left  # its tokenizers have folders of their own
+    others = sorted(
+        p for p in left if _is(TOKENIZER, p) and (is_pipeline or _folder(p) in {"", *folders})
+    )
+    if others and not any(_is(TOKENIZER, path) for path in taken):
+        notes.append(f"its tokenizer ({join_limited(others, _SHOWN)})")
+    return Omitted(tuple(needed), tuple(notes))
+
+
+def _needed(folder: str, taken: set[str], left: set[str]) -> list[str]:
+    """Omitted files that the weights in a folder need: config, all shards and their index."""
+    needed = [folder + "config.json"] * (folder + "config.json" in left)
+    if any(
+        _folder(path) == folder and _is(WEIGHTS, path) and _SHARD.search(path) for path in taken
+    ):
+        needed += [folder + _INDEX] * (folder + _INDEX in left)
+        needed += sorted(
+            path
+            for path in left
+            if _folder(path) == folder and _is(WEIGHTS, path) and "-of-" in path
+        )
+    return needed
+
+
+def _folder(path: str) -> str:
+    """With a `/` at its end; of a file at the top: nothing."""
+    return path[: path.rfind("/") + 1]
+
+
+def _is(pattern: re.Pattern[str], path: str) -> bool:
+    return pattern.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def check_nesting(root: Path, manifest: Manifest) -> None:
+    """Looks at where a bundle is going to be.
+
+    Args:
+        root: the bundle's folder, which need not exist.
+
+    Raises:
+        UsageError: it is inside a bundle, or inside a folder that a `path:` entry takes.
+    """
+    here = root.resolve()
+    for outer in here.parents:
+        if layout.holds_bundle(outer):
+            raise UsageError(
+                f"{root}: lies inside the bundle {outer}, which would then have extra files.",
+                f"Give another folder with -o, for instance {outer.parent / manifest.name}.",
+            )
+    for name, request in manifest.requests.items():
+        if not isinstance(request, PathRequest) or request.path.startswith("~"):
+            continue
+        try:
+            base = local_base(request.path, manifest).resolve()
+        except (ValueError, RuntimeError):  # no path, or a loop of links: reported by `list_path`
+            continue
+        if base.is_file() or (base != here and base not in here.parents):
+            continue  # a bundle inside a file is reported by `WorkFolder`
+        inside = f"{here.relative_to(base).as_posix()}/{layout.LOCK}"
+        if not any(matches(inside, pattern) for pattern in request.exclude):
+            raise UsageError(
+                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
+                f"{request.path}, which it takes in: it would change with each fetch.",
+                "Choose an -o outside of it, or exclude it: "
+                f'exclude: ["{inside.partition("/")[0]}/**"]',
+            )

@@ -1,0 +1,1 @@
+"""Reads a Hub: models, datasets, revisions, licences, files."""

@@ -1,0 +1,1 @@
+"""Assets that are not on a Hub: local folders and plain URLs."""

@@ -1,0 +1,278 @@
+"""The data of a lock: each asset with its source, its files, and what they were made from.
+
+`stage.lock.write` writes it as JSON, `stage.lock.read` reads it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stage.util.digests import BLOCKS_ABOVE, Digest
+
+FOLDERS = {
+    "model": "models",
+    "tokenizer": "models",
+    "dataset": "datasets",
+    "files": "files",
+    "environment": "envs",
+}
+LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
+"""Type of a source -> its key in the lock that holds the location."""
+
+# A dataset's README.md. Under its own name, `load_dataset(folder)` would read the paths in it.
+CARD = "CARD.md"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an asset comes from.
+
+    Attributes:
+        type: `hub`, `path`, `url` or `environment`.
+        location: repository id (`org/name`), or the path or address as written in the manifest.
+        requested_revision: the manifest's `main`, tag or commit; None if not from the Hub.
+        commit: the 40-hex commit of that revision; None if not from the Hub.
+        parquet_commit: of `refs/convert/parquet`, for a dataset that the Hub converted.
+    """
+
+    type: str
+    location: str
+    requested_revision: str | None = None
+    commit: str | None = None
+    parquet_commit: str | None = None
+
+    @property
+    def repository(self) -> str:
+        """The Hub repository id."""
+        return self.location
+
+
+@dataclass(frozen=True, init=False, slots=True)
+class LockedFile:
+    """One payload file.
+
+    Attributes:
+        path: in the bundle, `data/...`.
+        size: bytes.
+        sha256: hex, or None until fetched.
+        upstream: the digest that the source published before the download; None for local files.
+        origin: the file's path at its source; for a converted file, a description of its source.
+        made_by: None for a file that is as published. Else how `fetch` made it from the asset's
+            `made_from`: `download`, `unpack`, `safetensors`, `wheel`, `environment`, or a
+            conversion (`csv`, ...).
+        blocks: sha256 of its block list (`stage.util.digests.block_list`); None for a file without
+            one, until fetched, and in locks of format 1.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    upstream: Digest | None
+    origin: str
+    made_by: str | None = None
+    blocks: str | None = None
+
+    def __init__(
+        self,
+        path: str,
+        size: int,
+        sha256: str | None,
+        upstream: Digest | None,
+        origin: str,
+        made_by: str | None = None,
+        blocks: str | None = None,
+    ) -> None:
+        # A lock can have 100,000 files: slots take a third of the memory.
+        put = object.__setattr__
+        put(self, "path", path)
+        put(self, "size", size)
+        put(self, "sha256", sha256)
+        put(self, "upstream", upstream)
+        put(self, "origin", origin)
+        put(self, "made_by", made_by)
+        put(self, "blocks", blocks)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a bundle has a list of the digests of its blocks, because it is large."""
+        return self.size > BLOCKS_ABOVE
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a file of a Hub dataset becomes rows of one split.
+
+    Attributes:
+        convert: one of `stage.manifest.requests.CONVERSIONS`.
+        separator: between the cells of a CSV, if the dataset's card names one.
+    """
+
+    split: str
+    convert: str
+    separator: str | None = None
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A file from which files of the bundle were made: an archive, a CSV. It does not travel.
+
+    Attributes:
+        origin: its path at the source, or its address.
+        size, sha256: None while unknown (an address without a digest, before the first fetch).
+        upstream: the digest published before the download, if any.
+        part: what a file of a Hub dataset becomes.
+    """
+
+    origin: str
+    size: int | None
+    sha256: str | None
+    upstream: Digest | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model an adapter was trained on, as its adapter_config.json names it."""
+
+    repository: str
+    revision: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Python code of a repository that loading the asset runs (`allow_code` in the manifest).
+
+    Attributes:
+        repository: the asset's own, or another that its config refers to.
+        files: payload paths.
+    """
+
+    repository: str
+    commit: str
+    licence: str | None
+    files: tuple[str, ...]
+
+
+EXCLUDED, NOT_INCLUDED = "excluded by the manifest", "not in the manifest's `include`"
+"""Why a user's own patterns omit a file."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file of the source that is not in the bundle, and why."""
+
+    path: str
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a dataset: its name and Arrow type, as pyarrow prints it."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class LockedSplit:
+    """One split of a dataset: payload paths of its shards in order.
+
+    Attributes:
+        rows, schema: None until fetched.
+        declared_rows: the number in the dataset's card; None if there is none.
+    """
+
+    shards: tuple[str, ...]
+    rows: int | None = None
+    schema: tuple[Column, ...] | None = None
+    declared_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class PackageEntry:
+    """One package of an environment. `path` is its file in the asset's folder."""
+
+    name: str
+    version: str
+    manager: str
+    path: str
+
+
+@dataclass(frozen=True)
+class LockedEnvironment:
+    """The packages of an environment.
+
+    Attributes:
+        platform: conda's name, `linux-64`.
+        virtual_packages: of the node it was solved for: `__glibc` -> `2.28`.
+        tree: digest of all its files, the same in every prefix; None until it is built.
+    """
+
+    platform: str
+    virtual_packages: Mapping[str, str]
+    packages: tuple[PackageEntry, ...]
+    tree: str | None = None
+
+
+@dataclass(frozen=True)
+class LockedAsset:
+    """One named thing in a bundle.
+
+    Attributes:
+        kind: `model`, `tokenizer`, `dataset`, `files` or `environment`.
+        request: the manifest's entry, normalised. `fetch` compares it with the manifest, to see
+            whether the lock is still up to date.
+        aliases: other names of the repository, besides `source.location`.
+        licence: as the repository states it (SPDX where the Hub uses it), or None.
+        configs: for a dataset, config -> split -> `LockedSplit`.
+        made_from: the inputs of files with a `made_by`.
+        environment: None for other kinds.
+        base: the model that an adapter needs; None also if that is no Hub repository.
+        base_of: the adapters it was fetched for; empty if the manifest asks for it.
+        code: Python code among its files, by repository.
+    """
+
+    name: str
+    kind: str
+    request: Mapping[str, Any]
+    source: Source
+    files: tuple[LockedFile, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    aliases: tuple[str, ...] = ()
+    licence: str | None = None
+    configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
+    made_from: tuple[Ingredient, ...] = ()
+    environment: LockedEnvironment | None = None
+    base: Base | None = None
+    base_of: tuple[str, ...] = ()
+    code: tuple[Code, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that a script may use for the repository."""
+        return frozenset((self.source.location, *self.aliases))
+
+    @property
+    def folder(self) -> str:
+        """The asset's folder in the bundle: `data/models/<name>`."""
+        return f"data/{FOLDERS[self.kind]}/{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each digest, row count and schema is known, and all files were made once."""
+        splits = [split for config in self.configs.values() for split in config.values()]
+        return (
+            all(f.sha256 for f in self.files)
+            and all(s.rows is not None and s.schema is not None for s in splits)
+            and all(i.sha256 and i.size is not None for i in self.made_from)
+            and (not self.made_from or any(f.made_by for f in self.files))
+            and (self.environment is None or self.environment.tree is not None)
+        )

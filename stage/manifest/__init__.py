@@ -1,0 +1,1 @@
+"""The manifest: the YAML file that lists the assets of a bundle."""

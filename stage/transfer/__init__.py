@@ -1,0 +1,1 @@
+"""Carries bundles: push, patch, apply."""

@@ -1,0 +1,175 @@
+"""The target of a push: a folder on another host, reached by ssh, or a folder here.
+
+All shell scripts and rsync use one ssh connection, so ssh asks for a password once.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.errors import IncompleteError, UsageError
+
+
+@dataclass(frozen=True)
+class PushTarget:
+    """The folder a bundle goes to: on this machine (`host` is None), or on a host, by ssh."""
+
+    host: str | None
+    folder: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.folder}" if self.host else self.folder
+
+    @staticmethod
+    def parse(text: str) -> PushTarget:
+        """Reads `HOST:DIR`, `user@host:DIR`, `[::1]:DIR`, or a path.
+
+        A path has no colon before its first slash.
+
+        Raises:
+            UsageError: an rsync daemon, an option in disguise, or no folder.
+        """
+        match = re.fullmatch(
+            r"((?:[^/:\[\]]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^/:\[\]]+)):(.*)", text, re.DOTALL
+        )
+        host, folder = (match[1], match[2]) if match else (None, text)
+        if folder.startswith(":") or text.startswith("rsync://"):
+            raise UsageError(
+                f"{text}: an rsync daemon cannot verify a bundle.", "Give HOST:DIR, by ssh."
+            )
+        if (host or folder).startswith("-") or any(ord(c) < 32 for c in text):
+            raise UsageError(f"{text!r}: not a target for a bundle.", "Give HOST:DIR, or a folder.")
+        if host is None and "@" in folder and "/" not in folder:
+            raise UsageError(
+                f"{text}: a folder here, or did you mean another machine?",
+                f"There: {text}:bundle. Here: ./{text}",
+            )
+        if host is not None:
+            folder = folder.removeprefix("~/")  # ssh and rsync begin in the home folder anyway
+        if not folder or folder.startswith("~"):
+            raise UsageError(
+                f"{text}: which folder there?",
+                "Give one: HOST:bundle (in your home) or HOST:/path/bundle",
+            )
+        return PushTarget(host, folder.rstrip("/") or "/")
+
+
+@dataclass(frozen=True)
+class RemoteShell:
+    """Runs shell scripts at the target.
+
+    Attributes:
+        shell: the command that reads a script from its standard input.
+        ssh: the ssh command with its options; empty for a folder here.
+    """
+
+    target: PushTarget
+    shell: tuple[str, ...]
+    ssh: str
+
+    @property
+    def folder(self) -> str:
+        folder = self.target.folder
+        return f"./{folder}" if not folder.startswith(("/", "./", "../")) else folder
+
+    @property
+    def rsync_target(self) -> str:
+        return f"{self.target.host}:{self.folder}/" if self.target.host else f"{self.folder}/"
+
+    def inside(self, name: str) -> str:
+        """The path of a file in the folder, quoted for the shell."""
+        return shlex.quote(f"{self.folder}/{name}")
+
+    def ask(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script with `sh`, whatever the login shell is. The user sees its stderr."""
+        return subprocess.run(
+            self.shell,
+            input=script,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def run(self, script: str, problem: str) -> str:
+        """Runs a script that must succeed; returns its stdout.
+
+        Args:
+            problem: the message if it fails.
+
+        Raises:
+            IncompleteError: it failed on the host, or there is no connection.
+            UsageError: it failed on this machine.
+        """
+        done = self.ask(script)
+        if done.returncode == 255 and self.target.host:
+            ssh = without_sharing(self.ssh)
+            raise IncompleteError(
+                f"{self.target.host}: no connection by `{ssh}`.",
+                f"Try it: {ssh} {self.target.host} true   "
+                "(port or key: --ssh 'ssh -p 2222 -i KEY')",
+            )
+        if done.returncode != 0 and self.target.host is None:
+            raise UsageError(
+                f"{problem} (exit code {done.returncode}).", "Give a folder that you may write."
+            )
+        if done.returncode != 0:
+            raise IncompleteError(
+                f"{problem} (exit code {done.returncode}).",
+                "Fix that there, then run the same command again.",
+            )
+        return done.stdout
+
+
+def without_sharing(ssh: str) -> str:
+    """The ssh command for a message, without the options of our shared connection."""
+    arguments, kept = shlex.split(ssh), list[str]()
+    while arguments:
+        argument = arguments.pop(0)
+        is_shared = arguments and arguments[0].startswith(
+            ("ControlMaster=", "ControlPath=", "ControlPersist=")
+        )
+        if argument == "-o" and is_shared:
+            arguments.pop(0)
+        else:
+            kept.append(argument)
+    return shlex.join(kept)
+
+
+@contextmanager
+def connected(target: PushTarget, ssh: str) -> Iterator[RemoteShell]:
+    """A shell at the target. Its ssh connection is shared with rsync and closed at the end.
+
+    Raises:
+        UsageError: `ssh` is no command on PATH.
+    """
+    if target.host is None:
+        yield RemoteShell(target, ("sh", "-s"), "")
+        return
+    command = shlex.split(ssh)
+    if not command or shutil.which(command[0]) is None:
+        raise UsageError(
+            f"--ssh: there is no `{command[0] if command else ''}` on PATH.",
+            "Install OpenSSH's client.",
+        )
+    # A short folder: the name of a Unix socket has at most 104 bytes.
+    with tempfile.TemporaryDirectory(prefix="stage-", dir="/tmp") as folder:
+        shared = ("ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60")
+        own = "ControlPath" in ssh or "ControlMaster" in ssh
+        is_shared = Path(command[0]).name == "ssh" and not own
+        if is_shared:
+            command += [part for option in shared for part in ("-o", option)]
+        host = target.host.replace("[", "").replace("]", "")
+        try:
+            yield RemoteShell(target, (*command, host, "sh -s"), shlex.join(command))
+        finally:
+            if is_shared:
+                subprocess.run([*command, "-O", "exit", host], capture_output=True)

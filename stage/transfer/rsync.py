@@ -1,0 +1,169 @@
+"""The rsync calls of a push, each with the options its case needs.
+
+`--append-verify` resumes inside a file that is cut short. It sends the file again if its beginning
+is damaged, and leaves files of full length alone. Plain rsync sends files that differ in size or
+time. `--checksum` finds a flipped bit under an unchanged size and time, and repairs it, but not
+together with `--append-verify`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.bundle.bundle import SEAL, TAG_FILES
+from stage.errors import IncompleteError, UsageError, as_shown
+from stage.transfer.remote import RemoteShell
+
+_MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
+_PATIENCE_S = 5.0  # how long a terminated rsync may take to end
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The rsync calls of a push. `-s`: names go over the protocol, not through a shell there."""
+
+    remote: RemoteShell
+    root: Path
+    quiet: bool
+
+    def replaced(self) -> list[str]:
+        """Files at the target that `append` and `update` would change: of another size or time."""
+        changes = self._listed_changes("--dry-run")
+        return [
+            name
+            for change, name in changes
+            if change[1:2] == "f" and change[:1] in "<>" and "+" not in change
+        ]
+
+    def append(self, names: Sequence[str] | None = None) -> None:
+        """Sends missing files and resumes inside files that are cut short.
+
+        Only this call writes into existing files; the others replace a file by a new one.
+
+        Args:
+            names: only these; None: all.
+        """
+        self._run("--append-verify", *self._without_seal(), names=names)
+
+    def update(self) -> None:
+        """Sends files of another size or time, which `append` leaves alone."""
+        self._run(*self._without_seal())
+
+    def remove_extra(self) -> list[str]:
+        """Removes paths at the target that the bundle does not have. Sends nothing.
+
+        Returns:
+            The paths removed; a folder ends in `/`.
+        """
+        changes = self._listed_changes("--delete", "--existing", "--ignore-existing")
+        return sorted(name for change, name in changes if change.startswith("*deleting"))
+
+    def _listed_changes(self, *options: str) -> list[tuple[str, str]]:
+        """The itemized changes of one call (rsync(1), --itemize-changes) and their paths."""
+        output = self._run(
+            *options, "-8", "--out-format=%i|%n", *self._without_seal(), capture=True
+        )
+        return [(line.partition("|")[0], line.partition("|")[2]) for line in output.split("\n")]
+
+    def finish(self) -> None:
+        """Sends the tag files, the tag manifest and the signature last: now it is a bundle.
+
+        They are compared by checksum: another bundle's lock may have the same size and time.
+        """
+        self._run(
+            "--checksum",
+            names=[name for name in (*TAG_FILES, *SEAL) if (self.root / name).is_file()],
+        )
+
+    def repair(self, paths: Sequence[str]) -> None:
+        """Compares these files by checksum, and sends those that differ."""
+        self._run("--checksum", names=paths)
+
+    @staticmethod
+    def _without_seal() -> list[str]:
+        return [f"--exclude=/{name}" for name in SEAL]
+
+    def _run(self, *options: str, names: Sequence[str] | None = None, capture: bool = False) -> str:
+        """Runs rsync.
+
+        Args:
+            names: the files to compare; None: all.
+            capture: return its output instead of showing it.
+
+        Raises:
+            IncompleteError: it failed; files that were sent are kept.
+        """
+        # u+w: files of a store are read-only here, but the next push may have to append to them.
+        command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", *options]
+        if sys.stderr.isatty() and not self.quiet and not capture:
+            command.append("--info=progress2")
+        if self.remote.target.host:
+            command += ["-e", self.remote.ssh]
+        if names is not None:
+            command += ["--from0", "--files-from=-"]
+        # An absolute path: rsync reads `run-12:00` as a folder on the host `run-12`.
+        command += [f"{self.root.absolute()}/", self.remote.rsync_target]
+        listed = "".join(f"{name}\0" for name in names or ()).encode()
+        code, output = _run_to_end(command, listed, capture)
+        if code != 0:
+            raise IncompleteError(
+                f"{self.remote.target}: rsync ended with {code} "
+                f"({_MEANING.get(code, 'see above')}). Files that arrived are kept.",
+                "Run the same command again: it resumes.",
+            )
+        return os.fsdecode(output)
+
+
+def _run_to_end(command: list[str], listed: bytes, capture: bool) -> tuple[int, bytes]:
+    """Runs a command; returns its exit code and output.
+
+    If we are interrupted, rsync gets SIGTERM: its remote half then keeps the partial file.
+    """
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if capture else sys.stderr
+    ) as running:
+        try:
+            output, _ = running.communicate(listed)
+        except BaseException:
+            running.terminate()
+            try:
+                running.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+            raise
+        return running.returncode, output or b""
+
+
+_MEANING = {
+    11: "reading or writing failed, often a full disk or quota there",
+    12: "the connection broke",
+    20: "interrupted",
+    23: "some files could not be written",
+    30: "no bytes for a while",
+    255: "no connection",
+}
+
+
+def check_rsync() -> None:
+    """Checks that rsync here is new enough. That of macOS is not.
+
+    Raises:
+        UsageError: there is no rsync, or it is too old, or it is another program.
+    """
+    remedy = "Install rsync 3.1 or newer (apt install rsync; brew install rsync)."
+    if shutil.which("rsync") is None:
+        raise UsageError("There is no rsync on PATH.", remedy)
+    text = subprocess.run(["rsync", "--version"], capture_output=True, text=True).stdout
+    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)", text)
+    if version is None or (int(version[1]), int(version[2])) < _MIN_RSYNC:
+        first = (text.splitlines() or ["something else"])[0]
+        raise UsageError(
+            f"The rsync on PATH is too old or another program: {as_shown(first)}.", remedy
+        )

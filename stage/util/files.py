@@ -1,0 +1,220 @@
+"""Reads and writes small files, asks for space, formats sizes, and recognises pointers of Git LFS.
+
+A pointer of Git LFS is a few lines of text in place of a file whose content was not pulled. It has
+the file's name (github.com/git-lfs/git-lfs, docs/spec.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from stage.errors import IncompleteError, UsageError
+
+MAX_NUMBER = 2**63 - 1  # every reader of JSON and every file system can hold it
+MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
+_PART = 2**22  # bytes read in one go
+
+
+def read_file(path: Path, most: int = MAX_TEXT, *, follow: bool = True) -> bytes:
+    """The bytes of a file that another user may have put there. It does not wait for a pipe or a
+    device.
+
+    Args:
+        most: bytes that it may have.
+        follow: whether a link at `path` is followed.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than `most`; see `strerror`.
+    """
+    if not follow and path.is_symlink():
+        raise OSError(errno.ELOOP, "a link, not a file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"larger than the {human_size(most)} it may have", str(path))
+        # Not `read(most)`: that allocates so many bytes before it reads the first.
+        parts, size = list[bytes](), 0
+        while size <= most and (part := file.read(_PART)):
+            parts.append(part)
+            size += len(part)
+    if size > most:  # it grew meanwhile, or the system states a wrong size
+        raise OSError(errno.EFBIG, f"larger than the {human_size(most)} it may have", str(path))
+    return b"".join(parts)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a small file. A reader sees the old one or the new one, also after a crash.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    check_writable(path.parent)
+    try:
+        with open(temporary, "wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Checks whether files can be made in a folder. So the message names the folder that the user
+    gave.
+
+    Args:
+        folder: if it does not exist, its nearest parent is checked.
+
+    Raises:
+        OSError: they cannot; see `strerror`.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        flags = os.statvfs(folder).f_flag
+        code = errno.EROFS if flags & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(folder))
+
+
+def check_folder_of(file: Path, what: str = "") -> None:
+    """Checks, before hours of work, whether the folder of a file to write exists.
+
+    Args:
+        what: the option that names the file, and a space.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not file.absolute().parent.is_dir():
+        raise UsageError(
+            f"{what}{file}: there is no folder {file.parent}.",
+            f"mkdir -p {shlex.quote(str(file.parent))}",
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that a user named, and its parents.
+
+    Raises:
+        UsageError: no folder can be there: in /proc, behind a broken link.
+        OSError: the file system refuses; see `strerror`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:
+        raise UsageError(
+            f"{folder}: no folder can be made there ({error.strerror}).",
+            "Choose another place, on a disk of yours.",
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Checks whether the disk has enough space.
+
+    Args:
+        folder: of the files to write; its nearest existing parent is checked.
+        needed: bytes.
+
+    Raises:
+        IncompleteError: it has not; states how much is missing.
+    """
+    free = free_space(folder)
+    if needed > free:
+        raise IncompleteError(
+            f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
+            f"{human_size(needed - free)} are missing. Nothing was downloaded.",
+            f"Free {human_size(needed - free)} there (`stage gc` removes files that no bundle uses "
+            "from the shared store), or choose another folder with -o.",
+        )
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free on the disk of a folder that may not exist yet."""
+    import shutil  # slow to import; `stage verify` has to begin at once
+
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def human_size(size: int | float) -> str:
+    """Bytes in decimal units, as the Hub shows them: `1.34 GB`."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 999.5 else f"{value:.3g} {unit}"
+
+
+def human_count(number: int, noun: str) -> str:
+    """`1 file`, `1,234 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def join_limited(things: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first of a list that may be long."""
+    shown = ", ".join(things[:most])
+    return f"{shown} and {len(things) - most:,} more" if len(things) > most else shown
+
+
+def format_age(seconds: float) -> str:
+    """`40 s`, `12 min`, `5 h`, `3 days`."""
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def is_file(path: Path) -> bool:
+    """Whether the file exists. An impossible name (too long, with a zero byte) does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+_LARGEST = 1023  # bytes: a pointer is smaller than 1024
+_SMALLEST = 110  # bytes of the shortest text that _POINTER matches
+_POINTER = re.compile(
+    rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\r?\n(?:[a-z0-9.-]+ .*\n)*"
+    rb"oid sha256:[0-9a-f]{64}\r?\n"
+)
+
+
+def is_pointer(path: Path, size: int | None = None) -> bool:
+    """Whether a file is a pointer.
+
+    Args:
+        size: bytes, if known: a large file is not opened.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size if size is None else size
+    if not _SMALLEST <= size <= _LARGEST:
+        return False
+    with open(path, "rb", buffering=0) as file:
+        return _POINTER.match(file.read(_LARGEST)) is not None

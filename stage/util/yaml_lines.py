@@ -1,0 +1,300 @@
+"""Reads YAML files of users, with the line of each key; and the cards of the Hub.
+
+File -> (plain dicts and lists, `Lines`). For a mistyped key the error names file:line and the
+nearest valid key. A key that is written twice is an error, because YAML would silently keep the
+last one.
+
+A card of the Hub (README.md) is YAML between two lines of `---` at the top, and text below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage.errors import UsageError, suggest_path
+from stage.util.files import read_file
+
+MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
+MAX_DEPTH = 50  # of lists and mappings: PyYAML takes minutes for a line of brackets
+
+Where = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Line numbers (from 1) of the keys of one YAML file, by path of keys.
+
+    Attributes:
+        written: the text in the file of a value that was not read as text: `yes`, `1.10`, `~`.
+    """
+
+    path: Path
+    numbers: Mapping[Where, int] = field(default_factory=dict)
+    written: Mapping[Where, str] = field(default_factory=dict)
+
+    def of(self, *where: str | int) -> int | None:
+        """The line of a key, or of the nearest enclosing key that has one."""
+        for depth in range(len(where), 0, -1):
+            if where[:depth] in self.numbers:
+                return self.numbers[where[:depth]]
+        return None
+
+    def place(self, *where: str | int) -> str:
+        """`file:line`, or `file` where no line is known."""
+        line = self.of(*where)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def shown(self, value: object, *where: str | int) -> str:
+        """A value as its author wrote it: Python's terms mean nothing in YAML."""
+        written = self.written.get(where)
+        match value:
+            case None:
+                return "nothing"
+            case bool():
+                read = str(value).lower()
+                return (
+                    read if written in (None, read) else f"`{written}`, which YAML reads as {read}"
+                )
+            case dict():
+                return "a mapping"
+            case list() if not all(type(item) in (str, int, float) for item in value):
+                return "a list"
+            case int() | float():
+                return f"the number {value if written is None else written}"
+            case _:
+                return _cut(repr(value))
+
+    def check_format(self, found: object, format: int) -> None:
+        """Raises if the file has another format.
+
+        Args:
+            found: the value of its key `format`; None: there is none.
+
+        Raises:
+            UsageError: it is another.
+        """
+        if type(found) is int and found == format:
+            return
+        problem = "it is missing" if found is None else f"found {self.shown(found, 'format')}"
+        raise UsageError(
+            f"{self.place('format')}: `format` should be {format}, {problem}.",
+            f"Write `format: {format}`.",
+        )
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without YAML 1.1's surprises: 1e-4 is a number, 010 is not 8, dates stay text."""
+
+
+_SURPRISING = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "int", "float")}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _SURPRISING]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# YAML 1.2, 10.3.2 (core schema), with the `_` between digits that people write.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+"
+        r"|[-+]?[0-9][0-9_]*\.[0-9_]*|[-+]?\.[0-9][0-9_]*"
+        r"(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def read_value(text: str) -> Any:
+    """One value, as it would be read in a file.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Reads a YAML mapping.
+
+    Raises:
+        UsageError: no such file, too large, not UTF-8, not YAML, not a mapping, a key written
+            twice, or an alias (`&a`/`*a`: a few lines of those can mean gigabytes).
+    """
+    try:
+        text = read_file(Path(path), MAX_SIZE).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
+    except IsADirectoryError:
+        raise UsageError(
+            f"{path}: is a folder, expected a YAML file", "Give the file in it."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: not UTF-8 text (byte {error.start})", "Save the file as UTF-8."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
+    try:
+        _check_aliases_and_depth(text, path)
+        node = yaml.compose(text, Loader=_Loader)
+        numbers: dict[Where, int] = {}
+        written: dict[Where, str] = {}
+        data = None if node is None else _build(node, (), numbers, written, path)
+    except yaml.YAMLError as error:
+        raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
+    except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
+        raise UsageError(
+            f"{path}: not YAML: the number after a `\\U` in quotes is no character's number.",
+            "Put text with backslashes into single quotes.",
+        ) from None
+    if not isinstance(data, dict):
+        raise UsageError(
+            f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`."
+        )
+    return data, Lines(Path(path), numbers, written)
+
+
+def check_keys(
+    mapping: Mapping[str, Any], valid: Iterable[str], where: Where, lines: Lines
+) -> None:
+    """Raises for an unknown key; the message names the nearest valid one.
+
+    Raises:
+        UsageError: for the first unknown key.
+    """
+    valid = list(valid)
+    for key in mapping:
+        if key not in valid:
+            inside = f" in `{'.'.join(map(str, where))}`" if where else ""
+            nearest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
+            hint = f"Did you mean `{nearest[0]}`? " if nearest else ""
+            raise UsageError(
+                f"{lines.place(*where, key)}: unknown key `{key}`{inside}",
+                f"{hint}Valid keys: {', '.join(valid)}.",
+            )
+
+
+def _check_aliases_and_depth(text: str, path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1 if event.start_mark else "?"
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(
+                f"{path}:{line}: YAML aliases (`*name`) are not read here", "Write the value out."
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
+        if depth > MAX_DEPTH:
+            raise UsageError(
+                f"{path}:{line}: nested too deeply", "A file of ours needs only a few levels."
+            )
+
+
+def _build(
+    node: yaml.Node, where: Where, numbers: dict[Where, int], written: dict[Where, str], path: Path
+) -> Any:
+    """A node as plain data. Fills `numbers` and `written`, as in `Lines`."""
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            _check_lone_surrogates(key_node.value, path, line)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise UsageError(f"{path}:{line}: a key must be plain text", "Write `key: value`.")
+            here: Where = (*where, key_node.value)
+            if key_node.value in result:
+                first = f"first on line {numbers[here]}"
+                raise UsageError(
+                    f"{path}:{line}: `{key_node.value}` is written twice ({first})", "Keep one."
+                )
+            numbers[here] = line
+            result[key_node.value] = _build(value_node, here, numbers, written, path)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            place: Where = (*where, index)
+            numbers[place] = item.start_mark.line + 1
+            items.append(_build(item, place, numbers, written, path))
+        return items
+    line = node.start_mark.line + 1
+    try:
+        value = _Loader("").construct_object(node, deep=True)
+    except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # `!!int ""`, `!!bool x`
+        raise UsageError(
+            f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes."
+        ) from None
+    _check_lone_surrogates(value, path, line)
+    if not isinstance(value, str):
+        written[where] = _cut(node.value)
+    return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _check_lone_surrogates(value: object, path: Path, line: int) -> None:
+    """YAML reads `"\\ud800"` as text, and no file can hold it."""
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UsageError(
+            f"{path}:{line}: {value[:60]!a} has a lone surrogate in it",
+            "Write the character itself.",
+        )
+
+
+def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return (
+        f"{path}:{mark.line + 1}: not valid YAML: {problem}"
+        if mark
+        else f"{path}: not valid YAML: {problem}"
+    )
+
+
+def _kind(data: object) -> str:
+    return {type(None): "nothing", list: "a list", str: "text"}.get(type(data), type(data).__name__)
+
+
+def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
+    """`*.bin` and `@x` have a meaning in YAML that few users know."""
+    mark = getattr(error, "problem_mark", None)
+    lines = text.splitlines()
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
+    return (
+        f'Put it in quotes: "{pattern[0]}"' if pattern and '"' not in line else "Correct that line."
+    )
+
+
+_FRONT_MATTER = re.compile(
+    r"\A(?:\ufeff)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE
+)
+
+
+def split_card(card: str) -> tuple[dict[str, Any], str]:
+    """The YAML's mapping and the text of a card; an empty mapping if it cannot be read."""
+    match = _FRONT_MATTER.match(card)
+    if not match:
+        return {}, card
+    try:
+        metadata = yaml.safe_load(match[1])
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        metadata = None
+    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :]

@@ -1,0 +1,281 @@
+"""The result of a verification, as data: findings and reports, to and from JSON.
+
+`verify` makes them, the command line prints them, `--merge` adds up those of shards, and
+`stage patch` reads them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stage.bundle.bundle import LOCK
+from stage.bundle.stamp import Stamp
+from stage.errors import UsageError, as_shown, suggest_path
+from stage.util.fields import Fields, read_document
+from stage.util.files import read_file
+from stage.util.paths import printable
+
+Ranges = tuple[tuple[int, int], ...]
+
+PROBLEMS = ("missing", "extra", "mismatched", "unsafe", "unreadable", "invalid", "unloadable")
+LEVELS = ("fast", "full", "deep")
+BY_ID, BY_LISTS = "bundle id", "block lists"
+"""What a payload can be compared with. A bundle id of lock format 1 covers no block lists."""
+
+ASKED_FOR = "bundle id "  # of the finding that a bundle is another one
+_RANGES_SHOWN = 3
+_REMEDY = "Give a file that `stage verify --report` wrote."
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    Attributes:
+        path: relative to the bundle.
+        problem: `missing`, `extra`, `mismatched` (size or bytes), `unsafe` (a link or special
+            file), `unreadable`, `invalid` (not the text it has to be), or `unloadable` (`--deep`:
+            as fetched, but no loader takes it).
+        expected, found: text for a person.
+        ranges: for a file with block digests, the bad bytes: sorted, disjoint (start, end) offsets,
+            end exclusive. Empty: the place in the file is unknown.
+    """
+
+    path: str
+    problem: str
+    expected: str
+    found: str
+    ranges: Ranges = ()
+
+    def __str__(self) -> str:
+        return as_shown(
+            f"{printable(self.path)}: {self.problem}: expected {self.expected}, found {self.found}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a report; `ranges` only where there are any."""
+        document: dict[str, Any] = {
+            "path": self.path,
+            "problem": self.problem,
+            "expected": self.expected,
+            "found": self.found,
+        }
+        return {**document, "ranges": [list(r) for r in self.ranges]} if self.ranges else document
+
+
+def is_closed(finding: Finding) -> bool:
+    """Whether only a right to read is missing: nothing is known to be wrong with the bytes."""
+    return finding.problem == "unreadable" and finding.found.startswith(os.strerror(errno.EACCES))
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """Which part of a verification: the `number`-th of `count`, counted from 1."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """The scope and the findings of a verification. `ok`: there are none.
+
+    Attributes:
+        files, size: of the whole bundle, as the lock counts them.
+        shard: None for a whole verification.
+        seal: sha256 of the tag manifest; None if it is missing. Equal for shards of one bundle.
+        began: when the first byte was read, in seconds since 1970; also of a resumed verification.
+        stamp: of the payload files that were read; None unless all are sound and none was changed
+            just before.
+        proof: what the payload was compared with, `BY_ID` or `BY_LISTS`; None: with nothing.
+        unproven: files beside the payload that the bundle id does not cover: only the tag manifest
+            vouches for them, and a signature for that.
+        has_unknown_verifier: this version does not know its `stage-verify.py`. Not in the JSON.
+    """
+
+    root: Path
+    level: str
+    bundle_id: str | None
+    files: int
+    size: int
+    findings: tuple[Finding, ...] = field(default=())
+    shard: Shard | None = None
+    seal: str | None = None
+    began: float | None = field(default=None, compare=False)
+    stamp: Stamp | None = field(default=None, compare=False)
+    proof: str | None = None
+    unproven: tuple[str, ...] = ()
+    has_unknown_verifier: bool = field(default=False, compare=False)
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it is another bundle than the one that was asked for by its id."""
+        return any(
+            finding.path == LOCK and finding.expected.startswith(ASKED_FOR)
+            for finding in self.findings
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether the bundle is as it was made, as far as this level looks."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as `--json` and `--report` write it (format 1)."""
+        document: dict[str, Any] = {
+            "format": 1,
+            "bundle": str(self.root),
+            "bundle_id": self.bundle_id,
+            "level": self.level,
+            "ok": self.ok,
+            "files": self.files,
+            "bytes": self.size,
+            "findings": [finding.to_json() for finding in self.findings],
+            "proof": {"payload": self.proof, "unproven": list(self.unproven)},
+        }
+        if self.shard is None:
+            return document
+        stamp = self.stamp._asdict() if self.stamp else None
+        return {
+            **document,
+            "shard": str(self.shard),
+            "seal": self.seal,
+            "began": self.began,
+            "stamp": stamp,
+        }
+
+
+class FindingCollector:
+    """Collects findings; only the first on a path is kept, so that one fault is reported once."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Finding] = {}
+
+    def add(self, path: str, problem: str, expected: str, found: str) -> None:
+        """Notes a finding unless there is one on that path."""
+        self.add_finding(Finding(path, problem, expected, found))
+
+    def add_finding(self, finding: Finding) -> None:
+        """Notes a finding unless there is one on its path."""
+        self._by_path.setdefault(finding.path, finding)
+
+    def add_all(self, findings: Iterable[Finding]) -> None:
+        """Notes several findings."""
+        for finding in findings:
+            self.add_finding(finding)
+
+    def blame_record(self, path: str, record: str) -> None:
+        """Moves the finding on `path` to the file that recorded its digest: `path` is sound."""
+        if (finding := self._by_path.get(path)) is not None and finding.problem == "mismatched":
+            del self._by_path[path]
+            self.add(record, "mismatched", f"{finding.found} for {path}", finding.expected)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._by_path
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All of them, in the order they were found."""
+        return list(self._by_path.values())
+
+
+def in_ranges(path: str, sha256: str, parts: Iterable[tuple[int, int, str]]) -> Finding:
+    """The one finding on a file of which some parts are bad.
+
+    Args:
+        parts: (start, end, why) of each bad part; `why`: the system's message where it could not
+            be read, else empty.
+    """
+    ordered = sorted(parts)
+    ranges = joined((start, end) for start, end, _ in ordered)
+    spans = ", ".join(f"{start}-{end}" for start, end in ranges[:_RANGES_SHOWN])
+    if len(ranges) > _RANGES_SHOWN:
+        spans += f" and {len(ranges) - _RANGES_SHOWN} more ranges"
+    reasons = [why for _, _, why in ordered if why]
+    if reasons:
+        return Finding(
+            path, "unreadable", f"sha256 {sha256}", f"{reasons[0]} at bytes {spans}", ranges
+        )
+    return Finding(path, "mismatched", f"sha256 {sha256}", f"other bytes at {spans}", ranges)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same bytes in the fewest ranges."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return tuple(result)
+
+
+def read_report(path: Path) -> VerificationReport:
+    """Reads what `stage verify --report` wrote.
+
+    Raises:
+        UsageError: there is no such file, or it is no report of this format.
+    """
+    try:
+        data = read_file(path)
+    except OSError as error:
+        remedy = suggest_path(path, _REMEDY) if isinstance(error, FileNotFoundError) else _REMEDY
+        raise UsageError(f"{path}: {error.strerror}.", remedy) from None
+    document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
+    fields = Fields(document.data, f"{path}: not a verification report", _REMEDY)
+    fields.take("findings", list)
+    report = VerificationReport(
+        root=Path(fields.take("bundle", str)),
+        level=fields.choice("level", LEVELS) or fields.missing("level"),
+        bundle_id=fields.maybe_hex("bundle_id"),
+        files=fields.take("files", int),
+        size=fields.take("bytes", int),
+        findings=tuple(map(_finding, fields.each("findings"))),
+        seal=fields.maybe_hex("seal"),
+    )
+    if (proof := fields.maybe_inside("proof")) is not None:  # absent in reports of old versions
+        payload = proof.choice("payload", (BY_ID, BY_LISTS))
+        report = replace(report, proof=payload, unproven=proof.texts("unproven"))
+    if (shard := fields.maybe("shard", str)) is None:
+        return report
+    parts = re.fullmatch(r"([0-9]{1,19})/([0-9]{1,19})", shard)
+    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
+        fields.wrong("shard", "should be such as 1/4")
+    stamp = fields.maybe_inside("stamp")
+    return replace(
+        report,
+        shard=Shard(int(parts[1]), int(parts[2])),
+        began=fields.maybe("began", float),
+        stamp=None if stamp is None else _stamp(stamp),
+    )
+
+
+def _finding(fields: Fields) -> Finding:
+    rows = fields.rows("ranges", "start", "end")
+    ranges = [(row.take("start", int), row.take("end", int)) for row in rows]
+    if any(start >= end for start, end in ranges):
+        fields.fail("should be ranges whose start is before their end", "ranges")
+    return Finding(
+        path=fields.take("path", str),
+        problem=fields.choice("problem", PROBLEMS) or fields.missing("problem"),
+        expected=fields.take("expected", str),
+        found=fields.take("found", str),
+        ranges=joined(ranges),
+    )
+
+
+def _stamp(fields: Fields) -> Stamp:
+    """Sums of times and of inodes may be below zero, and larger than any size."""
+    for key, value in fields.data.items():
+        if key not in Stamp._fields or type(value) is not int or abs(value) >= 2**256:
+            fields.wrong(key, "should be a number of a stamp")
+    return Stamp(**fields.data)

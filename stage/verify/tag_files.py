@@ -1,0 +1,286 @@
+"""Checks the files beside the payload: which are sound, and which payload they imply.
+
+The tag manifest has the digest of every file beside the payload, the lock that of every payload
+file, and both manifests must be, byte for byte, the text that the lock implies. Where a digest and
+a file disagree, a third witness may show which of the two is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stage.bundle import bundle as layout
+from stage.errors import PolicyError, UsageError, require_damage
+from stage.util.digests import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
+from stage.util.files import MAX_TEXT, read_file
+from stage.verify.report import FindingCollector
+
+if TYPE_CHECKING:
+    from stage.lock.model import LockedFile
+    from stage.lock.write import Lockfile
+
+Payload = dict[
+    str, tuple[int | None, str | None]
+]  # path -> size and sha256, as far as they are known
+
+SMALL_TEXT = 2**20  # bytes
+_SMALL = (layout.BAGIT, layout.BAG_INFO, layout.SIGNATURE)
+
+
+def check_tags(
+    root: Path, sizes: Mapping[str, int], found: FindingCollector
+) -> tuple[dict[str, bytes], dict[str, str] | None]:
+    """Reads every file beside the payload and compares it with the tag manifest.
+
+    Args:
+        sizes: path -> bytes of the regular files that are not payload.
+
+    Returns:
+        The sound ones, and the digests of the tag manifest; None in its place if there is none.
+    """
+    texts: dict[str, bytes] = {}
+    for path, size in sizes.items():
+        if _is_tag_path(path) or path in layout.SEAL:
+            most = SMALL_TEXT if path in _SMALL else MAX_TEXT
+            if size > most:
+                found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {size}")
+                continue
+            try:
+                texts[path] = (root / path).read_bytes()
+            except OSError as error:
+                require_damage(error)
+                found.add(path, "unreadable", "a readable file", error.strerror or "an error")
+    if layout.TAG_MANIFEST not in texts:
+        if layout.TAG_MANIFEST not in found:
+            found.add(
+                layout.TAG_MANIFEST,
+                "missing",
+                "the file that ends a bundle",
+                "nothing: the bundle is unfinished",
+            )
+        return {path: text for path, text in texts.items() if path in layout.TAG_FILES}, None
+    manifest = texts.pop(layout.TAG_MANIFEST)
+    texts.pop(layout.SIGNATURE, None)
+    recorded = layout.parse_manifest(manifest)
+    sound: dict[str, bytes] = {}
+    for path, digest in recorded.items():
+        if path not in texts:
+            if path in layout.TAG_FILES:  # `verify` reports missing block lists
+                found.add(path, "missing", f"sha256 {digest}", "nothing")
+            continue
+        actual = sha256_of_bytes(texts[path])
+        if actual == digest:
+            sound[path] = texts[path]
+        elif _differ_little(actual, digest):
+            sound[path] = texts[path]
+            found.add(layout.TAG_MANIFEST, "mismatched", f"sha256 {actual} for {path}", digest)
+        else:
+            found.add(
+                path,
+                "mismatched",
+                f"sha256 {digest} (recorded in {layout.TAG_MANIFEST})",
+                f"sha256 {actual}",
+            )
+            if _has_other_witness(path, texts):
+                sound[path] = texts[path]
+                found.blame_record(path, layout.TAG_MANIFEST)
+    _check_tag_manifest_text(manifest, recorded, texts, found)
+    unrecorded = {
+        path: texts[path] for path in layout.TAG_FILES if path in texts and path not in recorded
+    }
+    return sound | unrecorded, recorded
+
+
+def _has_other_witness(path: str, texts: Mapping[str, bytes]) -> bool:
+    """Whether something beside the tag manifest says that a tag file is as it was."""
+    if path == layout.BAGIT:
+        return texts[path] == layout.BAGIT_TEXT
+    if path == layout.LOCK:
+        line = f"External-Identifier: sha256:{sha256_of_bytes(texts[path])}"
+        return line.encode() in texts.get(layout.BAG_INFO, b"").split(b"\n")
+    return False
+
+
+def _check_tag_manifest_text(
+    manifest: bytes,
+    recorded: Mapping[str, str],
+    texts: Mapping[str, bytes],
+    found: FindingCollector,
+) -> None:
+    """The tag manifest must be exactly the text that its lines imply, and cover all tag files."""
+    uncovered = [path for path in layout.TAG_FILES if path in texts and path not in recorded]
+    unknown = [path for path in recorded if not _is_tag_path(path)]
+    if manifest != layout.manifest_text(recorded) or uncovered or unknown:
+        detail = f"no sound line for {uncovered[0]}" if uncovered else "something else"
+        found.add(
+            layout.TAG_MANIFEST,
+            "invalid",
+            "one `<sha256>  <path>` line for each tag file, sorted",
+            detail,
+        )
+
+
+def _is_tag_path(path: str) -> bool:
+    return path in layout.TAG_FILES or path.startswith(f"{layout.BLOCKS}/")
+
+
+def _differ_little(one: str, other: str) -> bool:
+    """Two sha256 that differ in few digits are of the same bytes: then the record is damaged."""
+    return sum(a != b for a, b in zip(one, other.lower(), strict=True)) <= 4
+
+
+def read_sound_lock(
+    root: Path, tags: Mapping[str, bytes], found: FindingCollector
+) -> Lockfile | None:
+    """The lock; None where there is none that can be believed.
+
+    Raises:
+        UsageError: a sound lock of a newer format, or one that cannot be read.
+        PolicyError: a sound lock with a path that may not be in a bundle.
+    """
+    from stage.lock.read import read_lock
+
+    where = str(root / layout.LOCK)
+    if layout.LOCK not in tags:
+        if layout.LOCK not in found:
+            found.add(layout.LOCK, "missing", "the lock", "nothing")
+        return None
+    try:
+        lock = read_lock(tags[layout.LOCK], where)
+    except (UsageError, PolicyError):
+        if (
+            layout.TAG_MANIFEST in found
+        ):  # then nothing vouches for the lock, and its damage is a finding
+            found.add(layout.LOCK, "invalid", "a lock", "something that cannot be read as one")
+            return None
+        raise
+    return lock
+
+
+def check_lock(
+    root: Path, lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector
+) -> None:
+    """Checks the lock's text, and the other tag files against it.
+
+    A lock can be written in one way only, or two bundle ids could be of the same bytes.
+    """
+    if not lock.is_complete or lock.id != sha256_of_bytes(tags[layout.LOCK]):
+        found.add(
+            layout.LOCK,
+            "invalid",
+            "a complete lock in its one true text",
+            "an edited or unfinished one",
+        )
+    _check_implied_texts(root, lock, tags, found)
+
+
+def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> Payload:
+    """Path -> (size, sha256) of every payload file, from the lock; else from the manifest."""
+    if lock is not None:
+        return {file.path: (file.size, file.sha256) for file in lock.files}
+    manifest = layout.parse_manifest(tags.get(layout.MANIFEST, b""))
+    return {path: (None, digest) for path, digest in manifest.items()}
+
+
+def _check_implied_texts(
+    root: Path, lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector
+) -> None:
+    """`bagit.txt`, the manifest and `bag-info.txt` must be what the lock implies."""
+    implied = {layout.BAGIT: layout.BAGIT_TEXT}
+    if lock.is_complete:
+        implied[layout.MANIFEST] = layout.payload_manifest(lock)
+        # One that could not be read has a finding already.
+        with suppress(OSError):
+            if (
+                layout.MANIFEST in found
+                and read_file(root / layout.MANIFEST) == implied[layout.MANIFEST]
+            ):
+                found.blame_record(layout.MANIFEST, layout.TAG_MANIFEST)
+    for path, text in implied.items():
+        if path in tags and tags[path] != text:
+            found.add(path, "invalid", f"the text that {layout.LOCK} implies", "another")
+    if layout.BAG_INFO in tags:
+        lines = tags[layout.BAG_INFO].decode("utf-8", "replace").splitlines()
+        for line in (
+            f"Payload-Oxum: {layout.payload_oxum(lock)}",
+            f"External-Identifier: sha256:{lock.id}",
+        ):
+            label = line.partition(":")[0].lower()
+            if [other for other in lines if other.lower().startswith(label)] != [line]:
+                found.add(layout.BAG_INFO, "invalid", f"one line `{line}`", "none such, or others")
+    for file in filter(attrgetter("has_blocks"), lock.files):
+        _check_block_list(root, file, tags, found)
+    for path in sorted(layout.tag_paths(lock) - set(tags)):
+        if path not in found and (root / path).is_file():
+            found.add(
+                layout.TAG_MANIFEST,
+                "invalid",
+                "one line for each tag file",
+                f"no sound line for {path}",
+            )
+
+
+def _check_block_list(
+    root: Path, file: LockedFile, tags: Mapping[str, bytes], found: FindingCollector
+) -> None:
+    """The block list of a large file is that of the lock (format 2), or at least a block list."""
+    path = layout.blocks_path(file.sha256 or "")
+    if path in tags and not block_digests(tags, file.sha256 or "", file.size):
+        found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
+    elif path in tags and not _vouches(file, tags[path]):
+        actual = sha256_of_bytes(tags[path])
+        found.add(
+            path,
+            "mismatched",
+            f"sha256 {file.blocks} (recorded in {layout.LOCK})",
+            f"sha256 {actual}",
+        )
+    elif path in found and file.blocks is not None:
+        with suppress(OSError):  # one that could not be read has a finding already
+            if sha256_of_bytes(read_file(root / path, follow=False)) == file.blocks:
+                found.blame_record(path, layout.TAG_MANIFEST)
+
+
+def _vouches(file: LockedFile, block_list: bytes) -> bool:
+    return file.blocks is None or sha256_of_bytes(block_list) == file.blocks
+
+
+def believable_lists(
+    lock: Lockfile | None, tags: Mapping[str, bytes], *, pinned: bool
+) -> dict[str, bytes]:
+    """The block lists that a verification may use: `blocks/<sha256>` -> text.
+
+    Args:
+        pinned: the verdict is about the bundle id. That of a lock of format 1 covers no block list.
+    """
+    lists = {path: text for path, text in tags.items() if path.startswith(f"{layout.BLOCKS}/")}
+    if lock is None or lock.format == 1:
+        return {} if pinned else lists
+    large = {layout.blocks_path(file.sha256 or ""): file for file in lock.files if file.has_blocks}
+    return {
+        path: text for path, text in lists.items() if path in large and _vouches(large[path], text)
+    }
+
+
+def unproven(tags: Mapping[str, bytes]) -> tuple[str, ...]:
+    """The sound files beside the payload that the bundle id does not cover."""
+    covered = {layout.BAGIT, layout.MANIFEST, layout.LOCK}
+    return tuple(sorted(path for path in layout.TAG_FILES if path in tags and path not in covered))
+
+
+def block_digests(tags: Mapping[str, bytes], sha256: str, size: int) -> tuple[str, ...]:
+    """The digests of a large file's blocks, in order; none if there is no list to believe.
+
+    Args:
+        tags: the sound files beside the payload.
+        sha256, size: of the whole file.
+    """
+    if size <= BLOCKS_ABOVE or (text := tags.get(layout.blocks_path(sha256))) is None:
+        return ()
+    digests = text.decode("ascii", "replace").splitlines()
+    sound = len(digests) == -(-size // BLOCK_SIZE) and all(is_hex(digest, 64) for digest in digests)
+    return tuple(digests) if sound else ()

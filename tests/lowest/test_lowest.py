@@ -1,0 +1,103 @@
+"""The work of every environment that has airlift, with any versions of its requirements.
+
+`scripts/lowest` runs this with the lowest versions that pyproject.toml allows; `scripts/test` with
+the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runner.data.table import columns
+from stage.bundle.inspect import parquet_footer
+from stage.lock.bom import bom_text
+from tests.stage.bundles import make_bundle
+from tests.stage.locks import fetched_and_made
+
+
+def run(*arguments: str | Path, code: int) -> str:
+    """Runs `python -m ARGUMENTS`. It must end with `code` and no traceback. Returns the output."""
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in said) == (code, False), said
+    return said
+
+
+def test_lowest_a_bundle_is_verified_shown_and_found_damaged(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle").root
+    assert "sound" in run("stage", "verify", root, code=0)
+    assert "bert" in run("stage", "show", root, code=0)
+    path = next(root.glob("data/models/*/config.json"))
+    path.write_bytes(path.read_bytes().replace(b"b", b"c", 1))
+    assert "config.json" in run("stage", "verify", root, code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stage", "verify", "--no-such-option"], "--help"),
+        (["stage", "verifi"], "verif"),
+        (["stage", "show", "/nowhere"], "/nowhere"),
+        (["runner", "check", "/nowhere.yaml"], "--bundle"),
+        (["runner", "trian"], "trian"),
+    ],
+)
+def test_lowest_a_mistake_on_the_command_line_is_two_lines(
+    arguments: list[str], words: str
+) -> None:
+    assert words in run(*arguments, code=2)
+
+
+@pytest.mark.parametrize("command", ["stage", "runner"])
+def test_lowest_help_and_a_command_that_lacks_its_own(command: str) -> None:
+    assert "Usage: " in run(command, "--help", code=0)
+    if command == "stage":
+        assert "Usage: " in run("stage", "env", code=2 if _click() >= (8, 2) else 0)
+
+
+def _click() -> tuple[int, ...]:
+    from importlib.metadata import version
+
+    return tuple(int(part) for part in version("click").split(".")[:2])
+
+
+def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["a", None] * 1250, "ids": [[1, 2]] * 2500})
+    pq.write_table(table, path, row_group_size=700)
+    footer = parquet_footer(path)
+    assert (footer.rows, [column.name for column in footer.schema]) == (2500, ["text", "ids"])
+    split = cast(Any, SimpleNamespace(files=[path], rows=2500))
+    assert sum(len(batch["ids"]) for batch in columns(split, ["ids"], 1300)) == 1300
+    assert next(columns(split, ["text"], None))["text"][:2] == ["a", None]
+
+
+def test_lowest_the_bill_of_materials_is_the_same_bytes_with_every_version() -> None:
+    import hashlib
+
+    assert hashlib.sha256(bom_text(fetched_and_made())).hexdigest().startswith("5fce3047340d91b1")
+
+
+def test_lowest_what_only_fetching_needs_is_asked_for() -> None:
+    from stage.errors import UsageError
+    from stage.hub.library import check_hub_library
+
+    if os.environ.get("AIRLIFT_FETCHES"):
+        check_hub_library()
+        return
+    from importlib.metadata import version
+
+    if version("huggingface_hub").startswith("0."):
+        with pytest.raises(UsageError, match=r"huggingface_hub 2\.4 or newer"):
+            check_hub_library()

@@ -1,0 +1,161 @@
+"""The layout on disk: other tools read its texts, the index is last, assets are found by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import Bundle, bag_info_text, manifest_text, parse_manifest
+from stage.errors import DamageError, UsageError
+from stage.util.digests import sha256_of_bytes
+from stage.util.paths import problem_with_path
+from tests.stage.bundles import make_bundle
+from tests.stage.locks import canonical
+
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+paths = st.text(min_size=1, max_size=12).filter(lambda path: problem_with_path(path) is None)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_bundle(tmp_path_factory.mktemp("made") / "bundle")
+
+
+@given(st.dictionaries(paths, digests, max_size=6))
+def test_a_manifest_reads_back(entries: Mapping[str, str]) -> None:
+    text = manifest_text(entries)
+    assert parse_manifest(text) == entries
+    assert text == b"".join(
+        sorted(text.splitlines(keepends=True), key=lambda line: line[66:].decode())
+    )
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_parsed_as_far_as_they_make_sense(data: bytes) -> None:
+    assert all(len(digest) == 64 for digest in parse_manifest(data).values())
+
+
+def test_a_finished_bundle_is_a_bag_and_its_id_is_the_digest_of_its_lock(bundle: Bundle) -> None:
+    assert bundle.id == sha256_of_bytes((bundle.root / "stage.lock").read_bytes()) == bundle.lock.id
+    checked = subprocess.run(
+        ["sha256sum", "-c", "--strict", layout.MANIFEST], cwd=bundle.root, capture_output=True
+    )
+    assert checked.returncode == 0 and checked.stdout.count(b": OK") == len(bundle.lock.files)
+    checked = subprocess.run(
+        ["sha256sum", "-c", "--strict", layout.TAG_MANIFEST], cwd=bundle.root, capture_output=True
+    )
+    assert checked.returncode == 0 and checked.stdout.count(b": OK") == len(
+        layout.tag_paths(bundle.lock)
+    )
+    bagged = subprocess.run(
+        [sys.executable, "-m", "bagit", "--validate", bundle.root], capture_output=True, text=True
+    )
+    assert bagged.returncode == 0, bagged.stderr
+
+
+def test_two_bundles_of_the_same_bytes_differ_in_bag_info_alone(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    other = make_bundle(
+        tmp_path / "other", facts=[("Bagging-Date", "1999-12-31"), ("Airlift-Host", "elsewhere")]
+    )
+    assert other.id == bundle.id
+    names = [path.relative_to(bundle.root) for path in bundle.root.rglob("*") if path.is_file()]
+    differing = [
+        str(n) for n in names if (bundle.root / n).read_bytes() != (other.root / n).read_bytes()
+    ]
+    assert sorted(differing) == [layout.BAG_INFO, layout.TAG_MANIFEST]
+
+
+def test_the_index_is_written_last(tmp_path: Path) -> None:
+    """The ctime of each file."""
+    root = make_bundle(tmp_path / "bundle").root
+    times = {path: path.stat().st_ctime_ns for path in root.rglob("*") if path.is_file()}
+    assert times[root / layout.TAG_MANIFEST] == max(times.values())
+
+
+def test_bag_info_holds_no_line_that_a_fact_could_smuggle_in(bundle: Bundle) -> None:
+    text = bag_info_text(bundle.lock, [("Airlift-Host", "a\nPayload-Oxum: 0.0\r\n\tb")]).decode()
+    assert text.splitlines() == [
+        "Airlift-Host: a Payload-Oxum: 0.0 b",
+        f"External-Identifier: sha256:{bundle.id}",
+        f"Payload-Oxum: {bundle.lock.size}.{len(bundle.lock.files)}",
+    ]
+
+
+def test_a_named_asset_is_found_with_its_folder(bundle: Bundle) -> None:
+    opened = Bundle.open(bundle.root)
+    assert opened.id == bundle.id and opened.lock == canonical(bundle.lock)
+    assert opened.asset_path("bert") == bundle.root / "data/models/bert"
+    assert (opened.asset_path("bert") / "config.json").is_file()
+    assert opened.asset("lines").configs["plain"]["train"].rows == 7
+
+
+def test_an_unknown_asset_names_the_nearest_and_all(bundle: Bundle) -> None:
+    with pytest.raises(UsageError, match="no asset named `brt`") as refusal:
+        bundle.asset("brt")
+    assert refusal.value.remedy == "Did you mean `bert`? It has: bert, big, lines, notes."
+    with pytest.raises(UsageError) as refusal:
+        bundle.asset_path("zzz")
+    assert refusal.value.remedy == "It has: bert, big, lines, notes."
+
+
+def test_what_is_not_a_bundle_is_said_to_be_none(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "near").symlink_to(bundle.root)
+    for path, said in (
+        (tmp_path / "gone", "no such folder"),
+        (tmp_path / "file", "it is a file"),
+        (tmp_path / "empty", "neither bagit.txt nor stage.lock"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Bundle.open(path)
+    with pytest.raises(UsageError, match="not a bundle") as refusal:
+        Bundle.open(tmp_path)
+    assert refusal.value.remedy == f"Did you mean {tmp_path / 'near'}?"
+
+
+def test_an_unfinished_bundle_is_not_opened(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle").root
+    (root / layout.TAG_MANIFEST).unlink()
+    with pytest.raises(UsageError, match="unfinished") as refusal:
+        Bundle.open(root)
+    assert "stage fetch" in refusal.value.remedy
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda b: b[:-1], lambda b: b + b" ", lambda b: b.replace(b"bert", b"bent", 1)]
+)
+def test_a_damaged_lock_is_not_believed(tmp_path: Path, edit: object) -> None:
+    root = make_bundle(tmp_path / "bundle").root
+    lock = root / layout.LOCK
+    lock.write_bytes(edit(lock.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(DamageError, match=r"stage\.lock: damaged") as refusal:
+        Bundle.open(root)
+    assert f"stage verify {root}" in refusal.value.remedy
+    lock.unlink()
+    with pytest.raises(DamageError, match="missing"):
+        Bundle.open(root)
+
+
+def test_an_interrupted_write_leaves_the_old_text(bundle: Bundle, tmp_path: Path) -> None:
+    """A writer killed between its bytes and its rename: nothing is lost, no partial file used."""
+    script = (
+        "import os, sys; from pathlib import Path; from stage.util import files as disk\n"
+        "Path.replace = lambda *a: os._exit(9)\n"
+        "disk.write_atomically(Path(sys.argv[1]), b'new')\n"
+    )
+    target = tmp_path / "stage.lock"
+    target.write_bytes(b"old")
+    assert subprocess.run([sys.executable, "-c", script, target]).returncode == 9
+    assert target.read_bytes() == b"old"
+    left = [path.name for path in tmp_path.iterdir() if path != target]
+    assert len(left) == 1 and problem_with_path(left[0]) is not None

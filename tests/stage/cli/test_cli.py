@@ -1,0 +1,548 @@
+"""The command line: quick to start, exact exit codes, short and clear errors."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from stage import __version__
+from stage.bundle.bundle import TAG_MANIFEST
+from stage.cli import main
+from stage.verify.verify import verify
+from tests.stage.bundles import make_bundle
+from tests.support.staging import run_as
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = {
+    "torch",
+    "transformers",
+    "datasets",
+    "pyarrow",
+    "huggingface_hub",
+    "deepspeed",
+    "numpy",
+    "yaml",
+}
+NETWORK = {"urllib3", "httpx2", "http.client", "requests", "ssl"}
+MANIFEST = "format: 1\nassets:\n  notes:\n    path: notes.txt\n"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("made") / "bundle", big=False).root
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Path:
+    """A folder with a manifest that asks for one local file: no Hub is needed."""
+    (tmp_path / "m.yaml").write_text(MANIFEST)
+    (tmp_path / "notes.txt").write_text("a note\n")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That folder after a first fetch into `b`."""
+    folder = tmp_path_factory.mktemp("fetched")
+    (folder / "m.yaml").write_text(MANIFEST)
+    (folder / "notes.txt").write_text("a note\n")
+    assert stage("fetch", "m.yaml", "-o", "b", cwd=folder).returncode == 0
+    return folder
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HOME": str(folder)}
+
+
+def stage(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """As a person starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "stage", *map(str, arguments)],
+        cwd=cwd,
+        env=environment_of(cwd),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def stage_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `stage` in this process, for many cases; another test starts one as a process."""
+    return run_as([str(argument) for argument in arguments], cwd, environment_of(cwd))
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by what is typed after `stage`; those of a group as `env lock`."""
+    found: dict[str, click.Command] = {}
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {
+                f"{name} {inner}": inner_command
+                for inner, inner_command in command.commands.items()
+            }
+    return found
+
+
+IMPORTS = (
+    "import json, sys\nfrom stage.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+    + ("    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n")
+)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["verify", "--help"], ["fetch", "--help"], ["verify"], ["show"]],
+    ids=" ".join,
+)
+def test_help_show_and_verify_import_nothing_heavy_and_no_network(
+    bundle: Path, arguments: list[str]
+) -> None:
+    if arguments in (["verify"], ["show"]):
+        arguments = [*arguments, str(bundle)]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(json.loads(done.stderr.splitlines()[-1]))
+    assert "stage.cli" in imported and imported & (HEAVY | NETWORK) == set()
+
+
+def test_the_module_and_the_script_are_the_same_command(bundle: Path) -> None:
+    script = Path(sys.executable).with_name("stage")
+    for arguments in (["--help"], ["verify", str(bundle)], ["nothing"]):
+        by_script = subprocess.run([script, *arguments], capture_output=True, text=True)
+        by_module = stage(*arguments)
+        assert by_script.stdout == by_module.stdout.replace("python -m stage", "stage")
+        assert by_script.returncode == by_module.returncode
+
+
+def test_the_version_is_the_distributions(bundle: Path) -> None:
+    done = stage("--version")
+    assert (done.returncode, done.stdout) == (0, f"stage, version {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "way_out"),
+    [
+        (["vrify", "x"], "No such command 'vrify'", "--help"),
+        (["verify"], "Missing argument 'BUNDLE'", "verify --help"),
+        (["verify", "a", "b"], "one bundle at a time", "--merge"),
+        (["verify", "x", "--jobs", "0"], "Invalid value for '--jobs'", "verify --help"),
+        (["verify", "x", "--fats"], "No such option", "verify --help"),
+        (["fetch", "m.yaml"], "Missing option '-o'", "fetch --help"),
+        (["fetch", "no.yaml", "-o", "b"], "no.yaml: no such file", "Check the path"),
+        (["fetch", "m.yaml", "-o", "m.yaml"], "is a file; a bundle is a folder", "another -o"),
+        (
+            ["fetch", "m.yaml", "-o", "b", "--locked"],
+            "--locked, but m.lock is not there",
+            "stage lock m.yaml",
+        ),
+        (["fetch", "m.yaml", "-o", "b", "--locked", "--update=notes"], "contradict", "one of them"),
+        (["fetch", "m.yaml", "-o", "b", "--update", "nots"], "has no such asset", "notes"),
+        (["lock", "m.yaml", "--endpoint", "huggingface.co"], "is not an address", "https://"),
+        (["show", "."], "not a bundle", "stage fetch -o"),
+        (["verify", "gone"], "gone: no such folder", "Check the path"),
+    ],
+)
+def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
+    laptop: Path, arguments: list[str], said: str, way_out: str
+) -> None:
+    done = stage_here(*arguments, cwd=laptop)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .+\n  -> .+\n", done.stderr), done.stderr
+    assert said in done.stderr and way_out in done.stderr
+    assert not (laptop / "b").exists() and not (laptop / "m.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("verfy bundle", "stage verify`"),
+        ("pach bundle", "stage patch`"),
+        ("pus bundle x", "stage push`"),
+        ("initt org/name", "stage init`"),
+        ("env chek", "stage env check`"),
+        ("verify bundle --fats", "--fast"),
+        ("verify bundle --report", "stage verify --help"),
+        ("verify bundel", "Did you mean bundle?"),
+        ("show folder/bundel", "Did you mean folder/bundle?"),
+        ("fetch manifset.yaml -o b", "Did you mean manifest.yaml?"),
+        ("lock manifest.yaml --update promts", "Did you mean `prompts`?"),
+    ],
+)
+def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(
+    tmp_path: Path, command: str, meant: str
+) -> None:
+    (tmp_path / "folder/bundle").mkdir(parents=True)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "prompts.txt").write_text("one\n")
+    (tmp_path / "manifest.yaml").write_text(
+        "format: 1\nname: m\nassets:\n  prompts:\n    path: prompts.txt\n"
+    )
+    done = stage_here(*command.split(), cwd=tmp_path)
+    assert done.returncode == 2 and meant in done.stderr, done.stderr
+
+
+def test_no_command_at_all_shows_the_help() -> None:
+    done = stage()
+    assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr
+
+
+def test_a_mistake_in_a_manifest_is_told_with_file_and_line(laptop: Path) -> None:
+    (laptop / "m.yaml").write_text(MANIFEST.replace("path:", "paht:"))
+    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    assert done.returncode == 2
+    assert (
+        done.stderr.startswith("error: m.yaml:4: unknown key `paht`")
+        and "Did you mean `path`?" in done.stderr
+    )
+
+
+def test_a_path_that_may_not_travel_ends_with_3(laptop: Path) -> None:
+    (laptop / "notes.txt").unlink()
+    (laptop / "notes.txt").mkdir()
+    (laptop / "notes.txt" / "a%b").touch()
+    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    assert done.returncode == 3 and "`%`" in done.stderr and "exclude" in done.stderr
+
+
+def test_what_cannot_be_finished_ends_with_5(laptop: Path) -> None:
+    (laptop / "b").mkdir()
+    descriptor = os.open(laptop / "b", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another fetch would
+    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    os.close(descriptor)
+    assert done.returncode == 5 and done.stderr.startswith("error: ") and "\n  -> " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(laptop: Path) -> None:
+    """As a read-only target: a second run would fail too (tests/stage/verify/test_read_only.py)."""
+    (laptop / "nowhere").symlink_to("gone/too")
+    place = {"notes.txt/b": errno.ENOTDIR, "x" * 256: errno.ENAMETOOLONG, "nowhere": errno.EEXIST}
+    if os.access("/proc", os.W_OK):  # root may, and cannot
+        place["/proc/b"] = errno.ENOENT
+    for target, code in place.items():
+        done = run_as(["fetch", "m.yaml", "-o", target], laptop, environment_of(laptop))
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {target}"), (
+            target,
+            done.stderr,
+        )
+        assert os.strerror(code) in done.stderr and "again" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--update", "m.yaml", "-o", "b"],
+        ["-o", "b", "--update", "m.yaml"],
+        ["--update", "./m.yaml", "-o", "b"],
+        ["m.yaml", "-o", "b", "--update"],
+        ["m.yaml", "--update", "-o", "b"],
+        ["--update", "notes", "m.yaml", "-o", "b"],
+        ["--update=notes", "m.yaml", "-o", "b"],
+        ["m.yaml", "-o", "b", "--update", "notes"],
+        ["--update", "--", "m.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_update_may_go_without_a_value_wherever_it_stands(
+    fetched: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    laptop = shutil.copytree(fetched, tmp_path / "laptop")
+    (laptop / "notes.txt").write_text("another note\n")
+    if "--" in arguments:
+        arguments = ["-o", "b", *arguments]
+    done = stage_here("fetch", *arguments, cwd=laptop)
+    assert done.returncode == 0, done.stderr
+    assert (laptop / "b/data/files/notes/notes.txt").read_text() == "another note\n"
+    assert verify(laptop / "b").ok
+
+
+def test_without_update_a_changed_file_is_told_and_nothing_is_lost(
+    fetched: Path, tmp_path: Path
+) -> None:
+    laptop = shutil.copytree(fetched, tmp_path / "laptop")
+    (laptop / "notes.txt").write_text("another note\n")
+    done = stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    assert done.returncode == 2, done.stderr
+    assert (
+        "notes.txt changed since m.lock was written" in done.stderr
+        and "--update notes" in done.stderr
+    )
+    assert verify(laptop / "b").ok
+    (laptop / "notes.txt").unlink()
+    assert stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, (
+        "the bundle has what the lock says"
+    )
+
+
+def test_lock_writes_the_lock_and_nothing_else(laptop: Path) -> None:
+    done = stage("lock", "m.yaml", "--json", cwd=laptop)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"lock": "m.lock", "changed": ["notes"]}
+    assert sorted(path.name for path in laptop.iterdir()) == ["m.lock", "m.yaml", "notes.txt"]
+    before = (laptop / "m.lock").read_bytes()
+    assert json.loads(stage_here("lock", "m.yaml", "--json", cwd=laptop).stdout)["changed"] == []
+    assert (laptop / "m.lock").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "options", [["--json"], ["--json", "--dry-run"], ["--json", "-v"]], ids=" ".join
+)
+def test_json_is_one_document_and_nothing_else(laptop: Path, options: list[str]) -> None:
+    done = stage("fetch", "m.yaml", "-o", "b", *options, cwd=laptop)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (
+        document["files"] == 1
+        and document["bytes"] == 7
+        and document["dry_run"] == ("--dry-run" in options)
+    )
+
+
+def test_a_dry_run_writes_nothing(laptop: Path) -> None:
+    done = stage("fetch", "m.yaml", "-o", "b", "--dry-run", cwd=laptop)
+    assert done.returncode == 0 and "would fetch 1 file, 7 B" in done.stderr
+    assert sorted(path.name for path in laptop.iterdir()) == ["m.yaml", "notes.txt"]
+
+
+def test_quiet_is_silent_and_keeps_errors(laptop: Path) -> None:
+    done = stage("fetch", "m.yaml", "-o", "b", "-q", cwd=laptop)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage("verify", "b", "--quiet", cwd=laptop).stdout == ""
+    assert stage("fetch", "no.yaml", "-o", "b", "-q", cwd=laptop).stderr.startswith("error: ")
+
+
+def test_show_tells_people_what_is_inside(bundle: Path) -> None:
+    done = stage("show", bundle)
+    assert done.returncode == 0
+    for said in (
+        "bert  model, 4 files",
+        "commit   0123456789abcdef",
+        "licence  mit",
+        "plain/train: 7 rows (text: string)",
+    ):
+        assert said in done.stdout
+    assert "data/models/bert" in done.stdout and "not signed" in done.stdout
+
+
+def test_show_tells_programs_the_same(bundle: Path) -> None:
+    document = json.loads(stage("show", bundle, "--json").stdout)
+    assert document["assets"]["lines"]["configs"] == {
+        "plain": {"train": {"rows": 7, "columns": {"text": "string"}}}
+    }
+    assert document["assets"]["bert"]["path"] == "data/models/bert" and document["files"] == 8
+    assert stage("show", bundle).stdout.splitlines()[1] == f"bundle id {document['bundle_id']}"
+
+
+def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
+    """Names come from a Hub, where anybody may write what he likes."""
+    from dataclasses import replace
+
+    from stage.bundle.bundle import finish
+    from stage.lock.model import Column
+
+    made = make_bundle(tmp_path / "bundle", big=False)
+    lines = made.lock.assets["lines"]
+    split = replace(
+        lines.configs["plain"]["train"],
+        schema=(Column("\x1b[2J\x1b]0;owned\x07", "str\x9b31ming"),),
+    )
+    hostile = replace(lines, licence="mit\x1b[8m", configs={"plain\x1b[1m": {"train": split}})
+    finish(made.root, made.lock.with_asset(hostile), b"format: 1\n", [])
+    done = stage("show", made.root)
+    assert done.returncode == 0 and "owned" in done.stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
+
+
+def test_an_unfinished_bundle_is_not_shown(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    (root / TAG_MANIFEST).unlink()
+    done = stage("show", root)
+    assert done.returncode == 2 and "unfinished" in done.stderr and "stage fetch" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(bundle: Path) -> None:
+    script = f"'{sys.executable}' -m stage show '{bundle}' | true"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_says_that_nothing_is_lost(laptop: Path) -> None:
+    """A Hub that never answers: the fetch waits until it is interrupted."""
+    (laptop / "m.yaml").write_text("format: 1\nassets:\n  a:\n    model: acme/a\n")
+    listener = subprocess.Popen(
+        [sys.executable, "-c", "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+         "print(s.getsockname()[1], flush=True); c = s.accept(); print('asked', flush=True); "
+         "input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert listener.stdout is not None
+    try:
+        endpoint = f"http://127.0.0.1:{listener.stdout.readline().strip()}"
+        fetch = subprocess.Popen(
+            [sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b", "--endpoint", endpoint],
+            cwd=laptop,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DOWNLOAD_TIMEOUT": "60"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert listener.stdout.readline() == "asked\n"
+        fetch.send_signal(signal.SIGINT)
+        _, said = fetch.communicate(timeout=30)
+    finally:
+        listener.kill()
+        listener.wait()
+    assert fetch.returncode == 5
+    assert (
+        "error: Interrupted. What is already here is kept.\n  -> Run the same command again."
+        in said
+    )
+    assert "Traceback" not in said
+
+
+def test_a_bundle_is_fetched_by_one_at_a_time(laptop: Path) -> None:
+    import fcntl
+
+    (laptop / "b").mkdir()
+    descriptor = os.open(laptop / "b", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    finally:
+        os.close(descriptor)
+    assert done.returncode == 5 and "another `stage fetch` is running" in done.stderr
+
+
+def test_extra_files_alone_are_to_be_moved_out_not_patched(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    (bundle / "data/notes.txt").write_text("mine")
+    done = stage("verify", str(bundle))
+    assert (
+        done.returncode == 1
+        and "Nothing of the bundle is damaged" in done.stderr
+        and "patch" not in done.stderr
+    )
+
+
+def test_folders_without_files_are_no_findings(tmp_path: Path) -> None:
+    """BagIt lists files. rsync and unzip leave empty folders, which hide nothing."""
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    (bundle / "data/models/empty/er").mkdir(parents=True)
+    assert stage("verify", str(bundle)).returncode == 0
+
+
+COMPLETE = """
+eval "$(_{upper}_COMPLETE=bash_source {program})"
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_{program}_completion {program}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["stage", "pu"], ["push"]),
+        (["stage", "verify", "--s"], ["--shard", "--signers"]),
+        (["runner", "pre"], ["prepare"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    """As docs/stage.md says to set it up."""
+    bash = shutil.which("bash")
+    assert bash
+    script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [bash, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": programs},
+    )
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_what_completion_needs_is_documented() -> None:
+    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in documentation()
+    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in documentation()
+
+
+def documentation() -> str:
+    texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_and_option_is_documented(name: str) -> None:
+    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## `stage {name}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/stage.md has no section on `stage {name}`"
+    options = {
+        option
+        for parameter in commands()[name].params
+        for option in parameter.opts
+        if option.startswith("-")
+    }
+    assert [
+        option
+        for option in sorted(options)
+        if not re.search(rf"(?<![\w-]){option}(?![\w-])", section[0])
+    ] == []
+
+
+def test_no_option_is_documented_that_is_not_there() -> None:
+    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
+    for name, section in re.findall(
+        r"^## `stage (env \w+|\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    ):
+        rows = set(re.findall(r"^\| `(-{1,2}[\w-]+)", section, re.MULTILINE))
+        real = {option for parameter in commands()[name].params for option in parameter.opts}
+        assert rows <= real, f"`stage {name}`"
+
+
+def test_every_exit_code_and_manifest_key_is_documented() -> None:
+    from stage import errors
+    from stage.manifest import manifest
+
+    text = documentation()
+    codes = {
+        value.exit_code
+        for value in vars(errors).values()
+        if isinstance(value, type) and value is not type
+    }
+    for code in {0, *codes}:
+        assert re.search(rf"^\| {code} \|", text, re.MULTILINE), f"exit code {code}"
+    keys = {key for keys in manifest._KEYS.values() for key in keys} | {
+        "format",
+        "name",
+        "assets",
+        "policy",
+        "licences",
+    }
+    assert [key for key in sorted(keys) if f"`{key}" not in text] == []
+
+
+def test_a_log_is_told_that_work_goes_on(laptop: Path) -> None:
+    """No bar and no carriage return where nobody watches."""
+    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    assert "\r" not in done.stderr and "b: 1 file, 7 B, 7 B fetched" in done.stderr

@@ -1,0 +1,640 @@
+"""Conversion to parquet keeps every row and every value, and gives the same bytes each time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.convert.convert import convert
+from stage.convert.plain_pickle import Array, read_pickle
+from stage.errors import DamageError, PolicyError, StageError, UsageError
+from stage.hub.parquet_layout import splits_of_names
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Callable[..., dict[str, pa.Table]]:
+    """Converts files given as bytes; returns each split as a table."""
+
+    def run(how: str, files: dict[str, bytes]) -> dict[str, pa.Table]:
+        inside = tmp_path / "in"
+        for path, data in files.items():
+            (inside / path).parent.mkdir(parents=True, exist_ok=True)
+            (inside / path).write_bytes(data)
+        out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
+        made = convert(
+            how, {path: inside / path for path in files}, splits_of_names, out, "m.yaml:3: `x`"
+        )
+        return {
+            split: pa.concat_tables(pq.read_table(s) for s in part.shards)
+            for split, part in made.items()
+        }
+
+    return run
+
+
+def test_a_csv_with_user_and_prompt(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    data = 'User,Prompt\r\nanna,"a cat, with\n""hat"""\r\nNA,\r\n'
+    (table,) = converted(
+        "csv", {"midjourney_prompt_dataset.csv": b"\xef\xbb\xbf" + data.encode()}
+    ).values()
+    assert table.to_pydict() == {"User": ["anna", "NA"], "Prompt": ['a cat, with\n"hat"', ""]}
+    assert table.schema.types == [pa.string(), pa.string()]
+
+
+def test_types_of_a_csv_hold_every_value_of_every_file(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    head = "int,late,zip,long,flag,gone,mix\n"
+    rows = "".join(f"{i},{i},0{i},{10**19 + i},true,,{i}\n" for i in range(20_000))
+    tables = converted(
+        "csv", {"a.csv": (head + rows).encode(), "b.csv": (head + "1,2.5,3,4,false,,x\n").encode()}
+    )
+    schema = tables["train"].schema
+    expected = {
+        "int": "int64",
+        "late": "double",
+        "zip": "string",
+        "long": "string",
+        "flag": "bool",
+        "gone": "string",
+    }
+    assert {n: str(schema.field(n).type) for n in expected} == expected and str(
+        schema.field("mix").type
+    ) == "string"
+    assert tables["train"].num_rows == 20_001
+
+
+def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    tables = converted("csv", {"train.csv": b"a,b,c\n1,,x\n", "test.csv": b"a,b,c\n1.5,2,3\n"})
+    assert tables["train"].schema == tables["test"].schema
+    assert tables["train"].to_pylist() == [{"a": 1.0, "b": None, "c": "x"}]
+    assert tables["test"].to_pylist() == [{"a": 1.5, "b": 2, "c": "3"}]
+
+
+def test_zip_codes_and_long_numbers_stay_as_written(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    rows = "".join(f"0{i},{10**19 + i}\n" for i in range(9))
+    tables = converted("csv", {"a.csv": ("zip,long\n" + rows).encode()})
+    assert tables["train"]["zip"][7].as_py() == "07" and tables["train"]["long"][0].as_py() == str(
+        10**19
+    )
+
+
+def test_splits_come_from_names_and_compression_from_endings(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    files = {
+        "train-1.csv": b"a\n1\n",
+        "train-2.csv": b"a\n2\n",
+        "test.csv.gz": gzip.compress(b"a\n3\n"),
+        "notes.txt": b"no",
+    }
+    tables = converted("csv", files)
+    assert {split: table["a"].to_pylist() for split, table in tables.items()} == {
+        "train": [1, 2],
+        "test": [3],
+    }
+
+
+def test_tabs(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    assert converted("csv", {"x.tsv": b"a\tb\n1\tx,y\n"})["train"].to_pylist() == [
+        {"a": 1, "b": "x,y"}
+    ]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"t": "ü\n", "n": 1, "l": [1]},
+    {"t": None, "n": 2.5, "new": {"k": "v"}, "l": []},
+]
+
+
+@pytest.mark.parametrize(
+    ("how", "data"),
+    [
+        ("json", json.dumps(ROWS, indent=2).encode()),
+        ("json", b"\n".join(json.dumps(row).encode() for row in ROWS)),
+        ("jsonl", b"\n\n".join(json.dumps(row).encode() for row in ROWS) + b"\n"),
+    ],
+)
+def test_json_rows_arrive_with_one_type_a_column(
+    converted: Callable[..., dict[str, pa.Table]], how: str, data: bytes
+) -> None:
+    rows = converted(how, {f"x.{how}": data})["train"].to_pylist()
+    assert rows == [
+        {"t": "ü\n", "n": 1.0, "l": [1], "new": None},
+        {"t": None, "n": 2.5, "l": [], "new": {"k": "v"}},
+    ]
+
+
+def test_a_long_json_array_is_read_piece_by_piece(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    rows = [{"i": i, "t": "x" * (i % 300)} for i in range(30_000)]
+    table = converted("json", {"x.json": json.dumps(rows).encode()})["train"]
+    assert table.to_pylist() == rows
+
+
+@pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])
+def test_arrays_one_after_the_other_are_all_read(
+    converted: Callable[..., dict[str, pa.Table]], between: bytes
+) -> None:
+    """`gh api --paginate` writes an array per page. One ends where a piece of the file ends."""
+    fill = {"t": "x" * (2**20 - len('[{"t": ""}]'))}
+    pages = [[fill], [{"t": "second"}, {"t": "third"}], [], [{"t": "last"}]]
+    data = between.join(json.dumps(page).encode() for page in pages) + between
+    table = converted("json", {"x.json": data})["train"]
+    assert table["t"].to_pylist() == [fill["t"], "second", "third", "last"]
+
+
+def test_an_object_that_is_empty_in_some_rows_is_kept(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    files = {"train.jsonl": b'{"m": {}}\n', "test.jsonl": b'{"m": {"k": 1}}\n'}
+    assert converted("jsonl", files)["train"].to_pylist() == [{"m": {"k": None}}]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *(
+            [pa.RunEndEncodedArray.from_arrays([2], ["x"])]
+            if hasattr(pa, "RunEndEncodedArray")
+            else []
+        ),  # pyarrow 12
+        pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
+        pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+        pa.DictionaryArray.from_arrays([0, 0], pa.array([[1]])),
+        pa.array([b"", b""], pa.binary(0)),
+        pa.array([[{}], []], pa.list_(pa.struct([]))),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_an_arrow_column_that_parquet_cannot_hold_is_told_by_name(
+    converted: Callable[..., dict[str, pa.Table]], column: pa.Array
+) -> None:
+    sink = io.BytesIO()
+    table = pa.table({"a": [1, 2], "odd": column})
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(
+        UsageError, match=r"m.yaml:3: `x`: x.arrow: parquet cannot hold the column `odd`"
+    ) as caught:
+        converted("arrow", {"x.arrow": sink.getvalue()})
+    assert "Remove it from the file" in caught.value.remedy
+
+
+def test_text_is_a_row_a_line(converted: Callable[..., dict[str, pa.Table]]) -> None:
+    table = converted("text", {"train.txt": b"one\r\n\n three \nlast", "valid.txt": b""})
+    assert {split: part.to_pydict() for split, part in table.items()} == {
+        "train": {"text": ["one", "", " three ", "last"]},
+        "validation": {"text": []},
+    }
+
+
+@pytest.mark.parametrize("opened", [ipc.new_file, ipc.new_stream])
+def test_arrow_files_and_streams(
+    converted: Callable[..., dict[str, pa.Table]], opened: Any
+) -> None:
+    table = pa.table({"a": [1, 2, None], "b": pa.array(["x", "y", "x"]).dictionary_encode()})
+    sink = io.BytesIO()
+    with opened(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert (
+        converted("arrow", {"data-00000-of-00001.arrow": sink.getvalue()})["train"].to_pylist()
+        == table.to_pylist()
+    )
+
+
+def test_a_folder_of_images_becomes_images_with_labels(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    names = ["train/dog/2.png", "train/cat/1.PNG", "test/cat/3.png"]
+    tables = converted(
+        "imagefolder", {**dict.fromkeys(names, picture(1)), "train/dog/.DS_Store": b"x"}
+    )
+    assert tables["train"]["label"].to_pylist() == [0, 1] and tables["test"][
+        "label"
+    ].to_pylist() == [0]
+    assert tables["train"]["image"][0].as_py() == {"bytes": picture(1), "path": "1.PNG"}
+    features = json.loads(tables["train"].schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == ["cat", "dog"] and features["image"] == {"_type": "Image"}
+
+
+def picture(color: int) -> bytes:
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.new("RGB", (3, 2), (color, 2, 3)).save(sink, "PNG")
+    return sink.getvalue()
+
+
+IMAGE_FOLDERS: dict[str, dict[str, bytes]] = {
+    "labels": {
+        "train/dog/2.png": picture(1),
+        "train/cat/1.png": picture(2),
+        "test/cat/3.png": picture(3),
+    },
+    "one folder": {"pictures/1.png": picture(1), "pictures/2.png": picture(2)},
+    "at the top": {"1.png": picture(1), "2.PNG": picture(2)},
+    "folders of several depths": {
+        "a/1.png": picture(1),
+        "b/c/2.png": picture(2),
+        "3.png": picture(3),
+    },
+    "metadata.csv": {
+        "metadata.csv": b"caption,file_name,n\nzwei,a/2.png,2\neins,1.png,1\n",
+        "1.png": picture(1),
+        "a/2.png": picture(2),
+        "not-named.png": picture(9),
+    },
+    "metadata.jsonl in every split": {
+        "train/metadata.jsonl": b'{"file_name": "1.png", "boxes": [[1, 2]]}\n'
+        b'{"file_name": "2.png", "boxes": []}\n',
+        "train/1.png": picture(1),
+        "train/2.png": picture(2),
+        "test/metadata.jsonl": b'{"file_name": "3.png", "boxes": [[3, 4]]}\n',
+        "test/3.png": picture(3),
+    },
+    "two images a row": {
+        "metadata.csv": b"before_file_name,after_file_name\n1.png,2.png\n",
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+    "a list of images": {
+        "metadata.jsonl": b'{"file_names": ["1.png", "2.png"], "t": "x"}\n'
+        b'{"file_names": ["2.png"], "t": "y"}\n',
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_FOLDERS)
+def test_a_folder_of_images_is_what_it_is_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The same rows, columns and features as `load_dataset` makes of the folder itself."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "in"
+    for path, data in IMAGE_FOLDERS[name].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    files = {path: folder / path for path in IMAGE_FOLDERS[name]}
+    made = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
+    expected = datasets.load_dataset(str(folder))
+    assert set(made) == set(expected)
+    for split, part in made.items():
+        ours = datasets.Dataset.from_parquet(
+            [str(s) for s in part.shards], cache_dir=str(tmp_path / "own")
+        )
+        assert str(ours.features) == str(expected[split].features).replace(
+            "large_string", "string"
+        )  # pandas' word
+        assert sorted(map(str, _pixels(ours))) == sorted(map(str, _pixels(expected[split])))
+
+
+def _pixels(rows: Any) -> list[dict[str, Any]]:
+    """Rows with the pixels of each image, without its path."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return value.tobytes() if hasattr(value, "tobytes") else value
+
+    return [{name: plain(value) for name, value in row.items()} for row in rows]
+
+
+def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    (tmp_path / "metadata.csv").write_text(
+        "file_name,n\n" + "".join(f"{i}.png,{i}\n" for i in range(9))
+    )
+    for i in range(9):
+        (tmp_path / f"{i}.png").write_bytes(noise.randbytes(9_000_000))
+    files = {path.name: path for path in tmp_path.iterdir()}
+    (shard,) = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")["train"].shards
+    table = pq.read_table(shard)
+    assert table["n"].to_pylist() == list(range(9)) and pq.ParquetFile(shard).num_row_groups > 1
+    assert all(
+        row["bytes"] == (tmp_path / row["path"]).read_bytes() for row in table["image"].to_pylist()
+    )
+
+
+def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:
+    """A small CIFAR-10, in the layout of its python version."""
+    noise = np.random.default_rng(1)
+    folder = "cifar-10-batches-py"
+    files = {
+        f"{folder}/batches.meta": {
+            b"label_names": [b"airplane", b"automobile", b"bird"],
+            b"num_vis": 3072,
+        }
+    }
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        data = noise.integers(0, 256, (rows, 3072), dtype=np.uint8)
+        labels = [int(x) for x in noise.integers(0, 3, rows)]
+        names = [f"{name}_{i}.png".encode() for i in range(rows)]
+        files[f"{folder}/{name}"] = {
+            b"data": data,
+            b"labels": labels,
+            b"filenames": names,
+            b"batch_label": b"x",
+        }
+    return {path: pickle.dumps(value, protocol) for path, value in files.items()} | {
+        f"{folder}/readme.html": b"hi"
+    }
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_cifar_pixels_and_labels(
+    converted: Callable[..., dict[str, pa.Table]], protocol: int
+) -> None:
+    from PIL import Image
+
+    files = cifar(protocol)
+    tables = converted("cifar", files)
+    assert {split: table.num_rows for split, table in tables.items()} == {"train": 30, "test": 6}
+    batch = pickle.loads(files["cifar-10-batches-py/data_batch_2"])
+    row = tables["train"].slice(6 + 3, 1).to_pylist()[0]
+    pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
+    assert np.array_equal(pixels, batch[b"data"][3].reshape(3, 32, 32).transpose(1, 2, 0))
+    assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
+
+
+def test_datasets_decodes_what_was_converted(tmp_path: Path) -> None:
+    import datasets
+
+    for path, data in cifar().items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    made = convert(
+        "cifar", {p: tmp_path / p for p in cifar()}, splits_of_names, tmp_path / "out", "x"
+    )
+    rows = datasets.Dataset.from_parquet(
+        [str(s) for s in made["train"].shards], cache_dir=str(tmp_path / "cache")
+    )
+    assert rows.features["label"].names == ["airplane", "automobile", "bird"] and rows[0][
+        "image"
+    ].size == (32, 32)
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    lines = "".join(
+        f"{dice.random()},{dice.choice('abc')},{'x' * dice.randrange(90)}\n" for _ in range(150_000)
+    )
+    (tmp_path / "x.csv").write_text("number,letter,text\n" + lines)
+    made = [
+        convert("csv", {"x.csv": tmp_path / "x.csv"}, splits_of_names, tmp_path / str(i), "x")[
+            "train"
+        ].shards[0]
+        for i in range(2)
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()
+    assert pq.ParquetFile(made[0]).num_row_groups == 2
+
+
+REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
+    "ragged csv": ("csv", {"x.csv": b"a,b\n1,2\n1,2,3\n"}, "x.csv"),
+    "empty csv": ("csv", {"x.csv": b""}, "x.csv"),
+    "two columns of one name": ("csv", {"x.csv": b"a,a\n1,2\n"}, "two columns"),
+    "other columns": ("csv", {"train-1.csv": b"a\n1\n", "train-2.csv": b"b\n1\n"}, "columns"),
+    "latin-1 csv": ("csv", {"x.csv": "a\nü\n".encode("latin1")}, "UTF"),
+    "latin-1 text": ("text", {"x.txt": "ü\n".encode("latin1")}, "UTF"),
+    "latin-1 jsonl": ("jsonl", {"x.jsonl": '{"a": "ü"}'.encode("latin1")}, "UTF"),
+    "jsonl that is none": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a":\n'}, "line 2"),
+    "json that ends early": ("json", {"x.json": b'[{"a": 1}, {"a"'}, "not JSON"),
+    "json of numbers": ("json", {"x.json": b"[1, 2]"}, "row 1 is not an object"),
+    "json of mixed types": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a": "x"}\n'}, "one type"),
+    "json without rows": ("json", {"x.json": b"[]"}, "no rows"),
+    "json behind an array": (
+        "json",
+        {"x.json": b'[{"a": 1}] garbage'},
+        "after the end of an array comes 'garbage'",
+    ),
+    "an object behind an array": ("json", {"x.json": b'[{"a": 1}]\n{"a": 2}'}, "not another array"),
+    "a comma behind an array": ("json", {"x.json": b'[{"a": 1}],[{"a": 2}]'}, "not another array"),
+    "an array behind an object": (
+        "json",
+        {"x.json": b'{"a": 1}\n[{"a": 2}]'},
+        "row 2 is not an object",
+    ),
+    "a second array that ends early": ("json", {"x.json": b'[{"a": 1}]\n[{"a": 2}'}, "not JSON"),
+    "empty objects": (
+        "jsonl",
+        {"x.jsonl": b'{"a": 1, "meta": {}}\n'},
+        "every object in `meta` is empty",
+    ),
+    "empty objects in a list": (
+        "jsonl",
+        {"x.jsonl": b'{"a": [{}]}\n'},
+        r"every object in `a\[\]` is empty",
+    ),
+    "empty objects in an object": (
+        "json",
+        {"a/x.json": b'[{"b": 1}]', "b/y.json": b'[{"a": {"b": [{"c": {}}]}}]'},
+        r"b/y.json: .* column `a`: every object in `a.b\[\].c` is empty",
+    ),
+    "deep json": (
+        "jsonl",
+        {"x.jsonl": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"},
+        "nested",
+    ),
+    "arrow that is none": ("arrow", {"x.arrow": b"ARROW1\0\0 nothing"}, "x.arrow"),
+    "stream that is none": ("arrow", {"x.arrow": b"\xff\xff\xff\xff\xff\xff\xff\x7f"}, "x.arrow"),
+    "no such files": ("csv", {"x.parquet": b"", "y.parquet": b""}, "none of the 2 files"),
+    "metadata that says nothing": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"name\nx.png\n"},
+        "`file_name`",
+    ),
+    "metadata of what is not there": (
+        "imagefolder",
+        {"a/x.png": b"", "metadata.csv": b"file_name\nx.png\n"},
+        "metadata.csv: row 1: it names the image 'x.png'",
+    ),
+    "metadata that leads out": (
+        "imagefolder",
+        {"x.png": b"", "a/y.png": b"", "a/metadata.jsonl": b'{"file_name": "../x.png"}\n'},
+        "not below the metadata file",
+    ),
+    "metadata with an empty name": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"file_name,a\n,1\nx.png,2\n"},
+        "row 1: it names the image ''",
+    ),
+    "metadata of two kinds": (
+        "imagefolder",
+        {
+            "x.png": b"",
+            "metadata.csv": b"file_name\nx.png\n",
+            "a/metadata.jsonl": b'{"file_name": "x"}\n',
+        },
+        "both metadata.csv and metadata.jsonl",
+    ),
+    "metadata in one split of two": (
+        "imagefolder",
+        {"train/x.png": b"", "train/metadata.csv": b"file_name\nx.png\n", "test/y.png": b""},
+        "split `test` has images and no metadata.csv",
+    ),
+    "metadata with an image column": (
+        "imagefolder",
+        {"x.png": b"", "metadata.csv": b"file_name,image\nx.png,a\n"},
+        "two columns `image`",
+    ),
+    "no images": ("imagefolder", {"a/x": b""}, "no image"),
+    "half a cifar": ("cifar", {"batches.meta": b"", "data_batch_1": b""}, "data_batch_2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted_is_said(
+    converted: Callable[..., dict[str, pa.Table]], name: str
+) -> None:
+    how, files, said = REFUSED[name]
+    with pytest.raises(UsageError, match=said) as caught:
+        converted(how, files)
+    assert "m.yaml:3" in caught.value.message and caught.value.remedy
+
+
+class _Evil:
+    def __init__(self, reduced: tuple[Any, ...]) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+EVIL: dict[str, bytes] = {
+    "system": pickle.dumps(_Evil((os.system, ("touch EVIL",)))),
+    "eval": pickle.dumps(_Evil((eval, ("open('EVIL', 'w')",)))),
+    "open": pickle.dumps(_Evil((open, ("EVIL", "w")))),
+    "getattr": b"c__builtin__\ngetattr\n.",
+    "numpy load": pickle.dumps(_Evil((np.load, ("EVIL",)))),
+    "numpy memmap": pickle.dumps(_Evil((np.memmap, ("EVIL", "u1", "w+", 0, (1,))))),
+    "inst": b"(S'touch EVIL'\nios\nsystem\n.",
+    "nested in data": pickle.dumps({b"data": [1, _Evil((os.system, ("touch EVIL",)))]}),
+    "persistent": b"Px\n.",
+    "extension": b"\x82\x01.",
+    "state of a function": b"\x80\x02c_codecs\nencode\n}U\x08__code__K\x01sb.",
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_pickle_can_build_nothing_but_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("batch").write_bytes(EVIL[name])
+    with pytest.raises(PolicyError, match="wants to build"):
+        read_pickle(Path("batch"), "batch")
+    assert not Path("EVIL").exists()
+
+
+BROKEN = {
+    "nothing": b"",
+    "no pickle": b"hello",
+    "torn": pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)})[:-2000],
+    "array of text": pickle.dumps(np.array(["x"])),
+    "long bytes": b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",
+    "deep": b"(" * 1000,
+    "shape that lies": pickle.dumps(np.zeros((2, 2), np.uint8)).replace(
+        b"K\x02K\x02", b"K\x02K\xff"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_pickle_is_damage(tmp_path: Path, name: str) -> None:
+    (tmp_path / "batch").write_bytes(BROKEN[name])
+    with pytest.raises(DamageError, match="not a pickle of plain data"):
+        read_pickle(tmp_path / "batch", "batch")
+
+
+def test_a_memo_of_two_billion_entries_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read_pickle(tmp_path / "batch", "batch") == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_any_change_of_a_batch_gives_data_or_words(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    changed = bytearray(
+        pickle.dumps(
+            {b"data": np.zeros((1, 8), np.uint8), b"labels": [1]},
+            data.draw(st.sampled_from([0, 2, 4])),
+        )
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("fuzz") / "batch"
+    path.write_bytes(changed)
+    try:
+        read_pickle(path, "batch")
+    except StageError as error:
+        assert error.exit_code in (1, 3)
+
+
+def test_a_batch_in_columns_order_is_turned() -> None:
+    array = Array()
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    array.shape, array.dtype, array.is_fortran, array.data = (2, 3), "u1", True, values.tobytes("F")
+    assert array.as_rows() == values.tobytes()
+
+
+def test_memory_stays_bounded_whatever_the_file(tmp_path: Path) -> None:
+    """Converting large CSV and JSON files takes at most 200 MB more memory than a small file."""
+    for name, header, line in (
+        ("csv", "a,b\n", "{},hello world this is a line of some length\n"),
+        ("json", "", '{{"a": {}, "b": "hello world this is a line of some length"}}\n'),
+    ):
+        peaks = []
+        for size in (1_000, 1_200_000):
+            path = tmp_path / f"{size}.{name}"
+            with open(path, "w") as file:
+                file.write(header)
+                file.writelines(line.format(i) for i in range(size))
+            code = (
+                "import resource, sys; from pathlib import Path;"
+                "from stage.convert.convert import convert;"
+                "convert(sys.argv[1], {'x': Path(sys.argv[2])}, lambda p: {'train': p},"
+                " Path(sys.argv[3]), 'x');"
+                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+            )
+            command = [
+                sys.executable,
+                "-c",
+                code,
+                name,
+                str(path),
+                str(tmp_path / f"out-{name}-{size}"),
+            ]
+            peaks.append(
+                int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            )
+        assert peaks[1] - peaks[0] < 200_000, (name, peaks)

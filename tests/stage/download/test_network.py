@@ -1,0 +1,223 @@
+"""Between a laptop and the Hub: a shared link, a proxy, a proxy that opens TLS with its own CA."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from stage.download.http import Connections, tls_context
+from stage.download.rate_limit import RateLimit, parse_rate
+from stage.download.retry import RetryPolicy
+from stage.errors import IncompleteError, UsageError
+from stage.hub.client import Hub
+from stage.util.progress import Reporter
+from tests.support.servers.hubs import INDEPENDENT, IndependentHub
+from tests.support.servers.proxy import Proxy
+from tests.support.servers.web import serve
+from tests.support.staging import MANIFEST, Laptop
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("20MB/s", 20e6), ("500 kB/s", 5e5), ("1.5MiB", 1.5 * 2**20), ("1gb/s", 1e9), ("7B/s", 7)],
+)
+def test_a_rate_is_bytes_a_second(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "20", "0MB/s", "fast", "-1MB/s", "20Mbit/s", "1MB/h"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a rate"):
+        parse_rate(text)
+
+
+def test_all_connections_share_the_rate_and_idle_time_is_not_saved() -> None:
+    now = 100.0
+    limit = RateLimit(1000, lambda: now)
+    assert [limit.delay(500), limit.delay(500)] == [
+        0.5,
+        1.0,
+    ]  # the second connection waits behind the first
+    now = 200.0
+    assert limit.delay(100) == pytest.approx(0.1)
+
+
+def test_a_fetch_keeps_to_its_rate(laptop: Laptop) -> None:
+    began = time.monotonic()
+    laptop.fetched("bundle", "--max-rate", "4MB/s", "--jobs", "4")
+    size = sum(
+        path.stat().st_size for path in (laptop.bundle / "data").rglob("*") if path.is_file()
+    )
+    assert time.monotonic() - began > 0.9 * size / 4e6  # a floor: a busy machine is only slower
+    assert laptop.stage("fetch", "tiny.yaml", "-o", "b", "--max-rate", "2").returncode == 2
+
+
+def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "0.2")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        hub = Hub(
+            endpoint,
+            Reporter(quiet=True),
+            RetryPolicy(attempts=1),
+            threading.Event(),
+            tls_context(),
+        )
+        with pytest.raises(IncompleteError, match="no answer in time"):
+            hub.repository("bert", "model", "acme/bert", "main")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our own CA (`ca.pem`) and its certificate for 127.0.0.1 (`hub.pem`, `hub.key`)."""
+    folder = tmp_path_factory.mktemp("ca")
+
+    def openssl(*arguments: object) -> None:
+        subprocess.run(
+            ["openssl", *map(str, arguments)], cwd=folder, check=True, capture_output=True
+        )
+
+    key = ("-newkey", "rsa:2048", "-nodes", "-days", "2")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Site CA")
+    openssl("req", *key[:3], "-keyout", "hub.key", "-out", "hub.csr", "-subj", "/CN=127.0.0.1")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    signing = (
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "2",
+        "-extfile",
+        "names",
+    )
+    openssl("x509", "-req", "-in", "hub.csr", "-out", "hub.pem", *signing)
+    return folder
+
+
+@pytest.fixture
+def laptop(laptop: Laptop) -> Laptop:
+    """Connections are set up once per process, from its environment."""
+    laptop.own_process = True
+    return laptop
+
+
+@pytest.fixture
+def tls_laptop(authority: Path, tmp_path: Path) -> Iterator[Laptop]:
+    """A laptop whose Hub has a TLS certificate that only the site's CA signed."""
+    if not INDEPENDENT.exists():
+        pytest.skip("the Hub that speaks TLS is not beside this checkout")
+    with ExitStack() as stack:
+        options = {"cert": str(authority / "hub.pem"), "key": str(authority / "hub.key")}
+        hub = IndependentHub(tmp_path / "hub", stack, **options)
+        (tmp_path / "laptop").mkdir()
+        laptop = Laptop(tmp_path / "laptop", hub, own_process=True)
+        laptop.publish()
+        laptop.write(MANIFEST)
+        yield laptop
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_a_ca_of_the_site_is_honoured(
+    tls_laptop: Laptop, authority: Path, undisturbed_id: str, variable: str
+) -> None:
+    assert tls_laptop.hub.endpoint.startswith("https://")
+    assert tls_laptop.fetched(**{variable: str(authority / "ca.pem")}) == undisturbed_id
+
+
+def test_a_ca_nobody_vouches_for_is_refused_with_the_remedy(tls_laptop: Laptop) -> None:
+    assert "SSL_CERT_FILE" in tls_laptop.refused(5)
+
+
+def test_everything_goes_through_the_proxy_of_the_environment(
+    laptop: Laptop, undisturbed_id: str
+) -> None:
+    with Proxy() as proxy:
+        assert laptop.fetched(http_proxy=f"http://{proxy.address}") == undisturbed_id
+    hosts = {line.split()[1] for line in proxy.seen}
+    assert hosts == {
+        laptop.hub.endpoint.removeprefix("http://"),
+        laptop.hub.cdn_endpoint.removeprefix("http://"),
+    }
+
+
+def test_no_proxy_is_honoured(laptop: Laptop) -> None:
+    with Proxy() as proxy:
+        laptop.fetched(http_proxy=f"http://{proxy.address}", no_proxy="127.0.0.1")
+    assert proxy.seen == []
+
+
+def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(
+    laptop: Laptop, undisturbed_id: str
+) -> None:
+    with Proxy(password="me:s3cret") as proxy:
+        assert laptop.fetched(http_proxy=f"http://me:s3cret@{proxy.address}") == undisturbed_id
+    assert proxy.seen and not proxy.refused
+    assert "s3cret" not in (laptop.bundle / "bag-info.txt").read_text()
+    assert not any(request.token for request in laptop.hub.requests())
+
+
+@pytest.mark.parametrize(
+    ("password", "before"),
+    [("al:p@s/s%", "http://al:p%40s%2Fs%25@"), ("al:pä€", "al:p%C3%A4%E2%82%AC@"), (None, "")],
+)
+def test_a_proxys_address_is_read_as_curl_reads_it(
+    monkeypatch: pytest.MonkeyPatch, password: str | None, before: str
+) -> None:
+    """A percent-encoded password is decoded; a proxy without a scheme is an HTTP proxy."""
+    with Proxy(password) as proxy, serve() as web:
+        web.files["/f"] = b"bytes"
+        monkeypatch.setenv("http_proxy", f"{before}{proxy.address}")
+        monkeypatch.setenv("no_proxy", "")
+        with closing(
+            Connections(read_timeout_s=5, at_once=1, trust=tls_context()).get(web.url("/f"), {})
+        ) as answer:
+            assert (answer.status, answer.data) == (200, b"bytes")
+        assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["socks5h://me:s3cret@127.0.0.1:9", "socks4://127.0.0.1:9", "http://[::1", "http://"]
+)
+def test_a_proxy_that_cannot_be_used_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("all_proxy", address)
+    monkeypatch.setenv("no_proxy", "")
+    hub = Hub(
+        "http://hub.test",
+        Reporter(quiet=True),
+        RetryPolicy(attempts=1),
+        threading.Event(),
+        tls_context(),
+    )
+    connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
+    for ask in (
+        lambda: hub.repository("bert", "model", "acme/bert", "main"),
+        lambda: connections.get("http://hub.test/f", {}),
+    ):
+        with pytest.raises(UsageError, match="that the environment names") as refused:
+            ask()
+        assert "unset all_proxy" in refused.value.remedy and "s3cret" not in str(refused.value)
+
+
+def test_tls_goes_through_the_proxy_as_a_tunnel(
+    tls_laptop: Laptop, authority: Path, undisturbed_id: str
+) -> None:
+    with Proxy() as proxy:
+        environment = {
+            "https_proxy": f"http://{proxy.address}",
+            "SSL_CERT_FILE": str(authority / "ca.pem"),
+        }
+        assert tls_laptop.fetched(**environment) == undisturbed_id
+    assert proxy.seen and {line.split()[0] for line in proxy.seen} == {"CONNECT"}

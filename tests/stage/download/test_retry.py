@@ -1,0 +1,113 @@
+"""How long to wait: what the server asks, in any form, and never less than our own back-off."""
+
+from __future__ import annotations
+
+import email.utils
+import threading
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stage.download.retry import AttemptFailed, Patience, RetryPolicy, asked_delay
+from stage.errors import IncompleteError
+from stage.util.progress import Reporter
+from stage.util.threads import Stopped
+
+NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"retry-after": " 120 "}, 120.0),
+        ({"Retry-After": "0"}, 0.0),
+        ({"Retry-After": "Tue, 03 Feb 2026 04:05:36 GMT"}, 30.0),
+        ({"Retry-After": "Tue, 03 Feb 2026 05:05:36 +0100"}, 30.0),
+        ({"Retry-After": "Tue, 03 Feb 2026 04:05:36 -0000"}, 30.0),
+        ({"Retry-After": "Tuesday, 03-Feb-26 04:05:36 GMT"}, 30.0),
+        ({"Retry-After": "Tue, 03 Feb 2026 04:05:00 GMT"}, 0.0),
+        ({"RateLimit": '"api";r=0;t=55'}, 55.0),
+        ({"ratelimit": '"pages";r=3;t=9, "resolvers";r=0;t=211'}, 211.0),
+        ({"RateLimit": '"api";r=10;t=55'}, None),
+        ({"RateLimit": "limit=100"}, None),
+        ({"Retry-After": "3", "RateLimit": '"api";r=0;t=55'}, 3.0),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "-5"}, None),
+        ({"Retry-After": "²"}, None),
+        ({"Retry-After": "Mon, 99 Jan 99999999999 00:00:00 GMT"}, None),
+        ({"Retry-After": ""}, None),
+        ({}, None),
+    ],
+)
+def test_the_wait_a_server_asks_for_is_understood(
+    headers: dict[str, str], seconds: float | None
+) -> None:
+    assert asked_delay(headers, NOW) == seconds
+
+
+@given(st.integers(-(10**6), 10**6))
+def test_a_date_means_the_time_until_then(seconds: int) -> None:
+    date = email.utils.format_datetime(NOW + timedelta(seconds=seconds), usegmt=True)
+    assert asked_delay({"Retry-After": date}, NOW) == max(0, seconds)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+@example("Fri, 31 Dec 9999 23:59:59 -2359", "")
+@example("", '"api";r=0;t=99999999999999999999')
+def test_no_header_breaks_us(retry_after: str, ratelimit: str) -> None:
+    asked = asked_delay({"Retry-After": retry_after, "RateLimit": ratelimit}, NOW)
+    assert asked is None or asked >= 0
+
+
+@given(st.integers(1, 100), st.none() | st.floats(0, 1e4), st.floats(0, 0.999))
+def test_the_server_is_never_undercut_and_the_back_off_is_bounded(
+    failures: int, asked_s: float | None, jitter: float
+) -> None:
+    policy = RetryPolicy()
+    delay = policy.delay(failures, asked_s, jitter)
+    assert delay >= (asked_s or 0) and delay <= max(asked_s or 0, policy.longest_s * 1.25)
+    assert delay >= 0.75 * min(policy.longest_s, policy.first_s * 2 ** min(failures - 1, 50))
+
+
+def patience(stop: threading.Event | None = None, **policy: float) -> Patience:
+    return Patience(
+        RetryPolicy(**{"first_s": 0.001, **policy}),  # type: ignore[arg-type]
+        stop or threading.Event(),
+        Reporter(quiet=True),
+    )
+
+
+def test_patience_ends_after_so_many_failures_in_a_row_and_says_to_run_again() -> None:
+    waiting = patience(attempts=3)
+    waiting.wait("bert: model", AttemptFailed("reset"))
+    waiting.wait("bert: model", AttemptFailed("reset"))
+    with pytest.raises(
+        IncompleteError, match="bert: model: reset; gave up after 3 attempts"
+    ) as end:
+        waiting.wait("bert: model", AttemptFailed("reset"))
+    assert end.value.exit_code == 5 and "again" in end.value.remedy
+
+
+def test_progress_renews_patience() -> None:
+    waiting = patience(attempts=3)
+    for _ in range(5):
+        waiting.wait("x", AttemptFailed("reset"))
+        waiting.wait("x", AttemptFailed("reset"))
+        waiting.progress()
+
+
+def test_a_server_that_asks_for_an_hour_is_reported_at_once() -> None:
+    with pytest.raises(IncompleteError, match="asks to wait 3600 s"):
+        patience().wait("x", AttemptFailed("HTTP 429", 3600.0))
+    with pytest.raises(IncompleteError, match="asks to wait inf s"):
+        patience().wait("x", AttemptFailed("HTTP 429", asked_delay({"Retry-After": "9" * 400})))
+
+
+def test_a_wait_ends_when_the_work_is_stopped() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        patience(stop).wait("x", AttemptFailed("HTTP 429", 600.0))

@@ -1,0 +1,235 @@
+"""Obstacles are reported before anything is unpacked; no incomplete environment is created."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stage.environment.image.create import create
+from stage.errors import DamageError, UsageError
+from stage.local.files import bring_local
+from stage.lock.model import LockedFile
+from stage.util.digests import sha256_of_bytes
+from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap
+
+SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]
+
+
+# What a killed run left, with most of the files that the disk has room for.
+LEFTOVER = (
+    'mkdir -p "$1"/env.part.999999999/.airlift && cd "$1"/env.part.999999999 && '
+    "uname -n >.airlift/owner && seq 4500 | xargs touch && cd /"
+)
+
+
+def on_a_disk(asset: Path, options: str, after: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs `bootstrap.sh` for a prefix on a disk of its own, mounted with the given options."""
+    script = (
+        f'mount -t tmpfs -o {options} none "$1" && {after or ":"} && '
+        'sh "$0"/bootstrap.sh "$1"/env; code=$?; '
+        'echo "left: $(ls -A "$1")"; exit $code'
+    )
+    place = asset.parents[3] / f"disk-{os.getpid()}"
+    place.mkdir()
+    try:
+        command = [*alone("m"), "sh", "-c", script, str(asset), str(place)]
+        return subprocess.run(command, capture_output=True, text=True)
+    finally:
+        place.rmdir()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_says_that_it_could_be_made(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, shell: str
+) -> None:
+    done = bootstrap(environment_laptop.asset, "--check", tmp_path / "env", shell=shell)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("ok    glibc ")
+    assert done.stdout.endswith(f"\nsmall-env: {tmp_path}/env can be made.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_does_not_say_that_it_could_be_made_before_a_bad_finding(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    done = bootstrap(
+        environment_laptop.asset, "--check", tmp_path / "env", TMPDIR=f"{tmp_path}/gone"
+    )
+    assert done.returncode == 1
+    assert "bad   TMPDIR=" in done.stdout and "can be made" not in done.stdout
+
+
+@pytest.mark.parametrize("script", ["bootstrap.sh", "env-check.sh", "node-local.sh"])
+def test_help_and_options_that_are_not_there(
+    environment_laptop: EnvironmentLaptop, script: str
+) -> None:
+    for option, code, words in (
+        ("--help", 0, f"usage: sh {script}"),
+        ("--force", 2, "unknown option --force"),
+    ):
+        command = ["sh", environment_laptop.asset / script, option]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_prefix_that_cannot_be_is_refused(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, shell: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    longest = 200 - len(str(tmp_path)) - 1
+    for prefix, words in {
+        "there": "exists",
+        "link": "exists",
+        "no/such/folder": "is not a folder",
+        "x" * (longest + 1): "is 201 bytes long; the environment's programs have room for 200",
+        "ü" * (longest // 2 + 1): "have room for 200",
+        "with space": "has ' ' in it",
+        "with'quote": "has ''' in it",
+        "..": "names no new folder",
+    }.items():
+        done = bootstrap(environment_laptop.asset, f"{tmp_path}/{prefix}", shell=shell)
+        assert (done.returncode, done.stdout) == (2, ""), (prefix, done.stderr)
+        assert words in done.stderr
+        assert "\n  -> " in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
+def test_a_prefix_may_be_as_long_as_the_placeholder_and_have_letters_of_any_language(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    longest = 200 - len(str(tmp_path)) - 1
+    for name in ("x" * longest, "环境", "env-1.0_b+c@d=e,f~g"):
+        done = bootstrap(environment_laptop.asset, "--check", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "after", "words"),
+    [
+        ("size=20m", "", "MiB are needed in"),
+        ("size=500m,nr_inodes=1000", "", "files are needed in"),
+        ("size=500m", 'mount -o remount,ro "$1"', "cannot be written by you"),
+        ("size=500m,noexec", "", "cannot be run (mounted noexec). Nothing was unpacked"),
+        (
+            "size=500m,nr_inodes=5000,noexec",
+            LEFTOVER,
+            "cannot be run (mounted noexec). Nothing was unpacked",
+        ),
+    ],
+)
+def test_a_disk_that_will_not_do_is_named_and_left_empty(
+    environment_laptop: EnvironmentLaptop, options: str, after: str, words: str
+) -> None:
+    done = on_a_disk(environment_laptop.asset, options, after)
+    assert words in done.stderr
+    assert done.returncode == (2 if "cannot be written" in words else 1 if "noexec" in words else 5)
+    assert done.stdout.endswith("left: \n")
+
+
+def tampered(bundle: Path, copy: Path, path: Path, dice: random.Random) -> None:
+    """A copy of a bundle in which one byte of one file is another."""
+    shutil.copytree(bundle, copy, copy_function=os.link)
+    content = bytearray(path.read_bytes())
+    content[dice.randrange(len(content))] ^= dice.randrange(1, 256)
+    target = copy / path.relative_to(bundle)
+    target.unlink()
+    target.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_random_byte_of_a_package_or_the_image_is_refused_by_name(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+    bundle, asset = environment_laptop.bundle, environment_laptop.asset
+    files = sorted(
+        [*asset.glob("channel/*/*/*.conda"), *asset.glob("wheels/*"), *asset.glob("tools/[ip]*")]
+    )
+    path = asset / "image.tar.gz" if seed % 4 == 0 else dice.choice(files)
+    tampered(bundle, tmp_path / "bundle", path, dice)
+    (tmp_path / "cluster").mkdir()
+    route = "image" if path.name == "image.tar.gz" else "packages"
+    with pytest.raises(DamageError, match=path.name.replace("+", r"\+")) as refused:
+        create(tmp_path / "bundle", "small-env", tmp_path / "cluster/env", route, print)
+    assert refused.value.exit_code == 1
+    if route == "image":
+        done = bootstrap(tmp_path / "bundle/data/envs/small-env", tmp_path / "cluster/env")
+        assert done.returncode == 1
+        assert "image.tar.gz is damaged" in done.stderr
+    assert list((tmp_path / "cluster").iterdir()) == []
+
+
+def test_a_changed_bootstrap_script_finds_itself_out(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    shutil.copytree(environment_laptop.bundle, tmp_path / "bundle", copy_function=os.link)
+    script = tmp_path / "bundle/data/envs/small-env/bootstrap.sh"
+    text = script.read_text()
+    script.unlink()
+    script.write_text(text.replace("tree='", "tree='0"))
+    done = bootstrap(script.parent, tmp_path / "env")
+    assert done.returncode == 1
+    assert "bootstrap.sh is not the one that the bundle lists" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+def test_a_file_changed_after_unpacking_is_named(
+    tmp_path: Path, environment_laptop: EnvironmentLaptop
+) -> None:
+    part, asset = tmp_path / "env.part.1", environment_laptop.asset
+    part.mkdir()
+    subprocess.run(["tar", "-xzf", asset / "image.tar.gz", "-C", part], check=True)
+    changed = next(part.glob("lib/python3*/json/decoder.py"))
+    changed.write_text(changed.read_text() + "# and more\n")
+    tree = next(
+        line
+        for line in (asset / "bootstrap.sh").read_text().splitlines()
+        if line.startswith("tree='")
+    )[6:-1]
+    command = [
+        part / "bin/python",
+        "-I",
+        "-S",
+        "-B",
+        part / ".airlift/relocate.py",
+        part,
+        tmp_path / "env",
+        tree,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"not the files that were packed: {changed.relative_to(part)}\n" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+def test_an_asset_that_is_no_environment_is_refused(environment_laptop: EnvironmentLaptop) -> None:
+    done = environment_laptop.stage("env", "create", "bundle", "smal-env", "env")
+    assert done.returncode == 2
+    assert "Did you mean `small-env`?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("now", "words"), [(b"another", "changed since it was locked"), (None, "gone since")]
+)
+def test_a_file_of_this_machine_that_is_not_the_one_locked_is_not_brought(
+    tmp_path: Path, now: bytes | None, words: str
+) -> None:
+    source, target = tmp_path / "a-1.0-py3-none-any.whl", tmp_path / "bundle" / "wheels" / "a"
+    if now is not None:
+        source.write_bytes(now)
+    locked = LockedFile(
+        "data/envs/e/wheels/a", 7, sha256_of_bytes(b"a wheel"), None, source.as_uri()
+    )
+    with pytest.raises(UsageError, match=words) as told:
+        bring_local(source, locked, target, lambda _: None, "lock it again")
+    assert told.value.remedy == "lock it again" and not target.exists()
+    source.write_bytes(b"a wheel")
+    assert bring_local(source, locked, target, lambda _: None, "").sha256 == locked.sha256
+    assert target.read_bytes() == b"a wheel"

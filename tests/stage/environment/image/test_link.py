@@ -1,0 +1,379 @@
+"""Packages laid into one folder: what recipes and wheels do that an environment has to bear."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
+from stage.environment.compat.needs import Needs
+from stage.environment.image import image, shebang
+from stage.environment.image.assemble import bootstrap
+from stage.environment.image.case_folding import paths_aside, real_name
+from stage.environment.image.own_wheel import write_wheel
+from stage.environment.image.relocate import find_regions, replace
+from stage.environment.image.shebang import Shebang
+from stage.errors import UsageError
+from stage.util.paths import collisions
+from tests.support.caseless import caseless_disk
+
+WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+SITE_PACKAGES = "lib/python3.11/site-packages"
+PIP = "pip-24.0.dist-info"
+SAYS = b"import sys\nprint(sys.argv[1:])\n"
+FUTURE = b'"""Its docstring."""\n\nfrom __future__ import annotations\n\n' + SAYS
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An environment that says the placeholder, and what was said of it."""
+
+    root: Path
+    notes: list[str]
+
+    def at(self, name: str, prefix: str) -> bytes:
+        """A file, as it is once the environment lies at `prefix`."""
+        content, old = (self.root / name).read_bytes(), image.PLACEHOLDER.encode()
+        regions = find_regions(content, old, is_binary=False)
+        return replace(content, regions, old, prefix.encode(), is_binary=False)
+
+    def record(self, info: str) -> list[str]:
+        return (self.root / SITE_PACKAGES / info / "RECORD").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory: pytest.TempPathFactory) -> Laid:
+    """A pip like conda-forge's; a noarch and a compiled package and a wheel, with scripts."""
+    folder = tmp_path_factory.mktemp("laid")
+    started = b"#!" + PLACEHOLDER.encode() + b"/bin/python3.11"
+    record = (
+        "../../../bin/pip,sha256=abc,12\n../../../bin/pip3.11,sha256=abc,12\n"
+        "../../../../bin/outside,sha256=abc,12\n"
+    )
+    packages = [
+        Package(
+            name="python",
+            version="3.11.7",
+            payload={
+                "bin/python3.11": File(b"\x7fNOT-AN-ELF\0", executable=True),
+                "bin/compiled": File(started + b" -u\n" + SAYS, executable=True),
+                "bin/future": File(started + b"\n" + FUTURE, executable=True),
+            },
+        ),
+        Package(
+            name="pip",
+            version="24.0",
+            depends=("python >=3.9",),
+            payload={f"site-packages/{PIP}/RECORD": File(record.encode())},
+            python=True,
+            entry_points=("pip = pip:main",),
+        ),
+        Package(
+            name="scripts",
+            version="1.0",
+            depends=("python >=3.9",),
+            payload={
+                "python-scripts/neutral": File(started + b"\n" + SAYS, executable=True),
+                "site-packages/neutral.conf": File(PLACEHOLDER.encode()),
+            },
+            python=True,
+        ),
+    ]
+    wheel = folder / "tools-1.0-py3-none-any.whl"
+    files = {
+        "tools-1.0.data/scripts/tool": b"#!python\n" + SAYS,
+        "tools-1.0.data/scripts/tool-future": b"#!python\n" + FUTURE,
+        "tools-1.0.data/scripts/tool.sh": b"#!/bin/sh\necho tool\n",
+        "tools-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tools\nVersion: 1.0\n",
+        "tools-1.0.dist-info/WHEEL": WHEEL,
+    }
+    write_wheel(wheel, files, "tools-1.0.dist-info/RECORD")
+    (folder / "bin").mkdir()
+    (folder / "bin/outside").write_text(image.PLACEHOLDER)
+    conda = {
+        write_package(folder / "channel", package): f"https://x.example/{package.stem}"
+        for package in packages
+    }
+    answer: dict[str, Any] = image.lay_out(
+        folder / "root", conda=conda, wheels=[wheel], platform="linux-64"
+    )
+    return Laid(folder / "root", answer["notes"])
+
+
+def test_a_record_that_names_a_script_its_recipe_removed_stops_nothing(laid: Laid) -> None:
+    """conda-forge's pip: bin/pip3.11 goes after `pip install` wrote the RECORD."""
+    assert not (laid.root / "bin/pip3.11").exists()
+    assert laid.record(PIP)[:2] == ["../../../bin/pip,,", "../../../bin/pip3.11,sha256=abc,12"]
+
+
+def test_what_lies_outside_of_the_environment_does_not_change_its_records(laid: Laid) -> None:
+    """Else the tree would be another on every machine."""
+    assert laid.record(PIP)[2] == "../../../../bin/outside,sha256=abc,12"
+
+
+@pytest.mark.parametrize("name", ["tool", "compiled", "neutral"])
+def test_a_script_of_a_wheel_or_a_noarch_package_starts_in_a_prefix_longer_than_a_kernel_reads(
+    laid: Laid, tmp_path: Path, name: str
+) -> None:
+    prefix = tmp_path / ("long-" * 25) / "env"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python3.11").symlink_to(sys.executable)
+    script = prefix / "bin" / name
+    script.write_bytes(laid.at(f"bin/{name}", str(prefix)))
+    script.chmod(0o755)
+    assert len(str(prefix)) > shebang.LONGEST
+    assert script.read_bytes().startswith(b"#!/bin/sh\n")
+    assert script.read_bytes().count(b"'''exec'") == 1
+    # Without `-s` it would import what `pip install --user` left.
+    assert len(re.findall(rb'" -s(?: -u)? "\$0"', script.read_bytes())) == 1
+    assert subprocess.check_output([script, "a b", "c"], env={}, text=True) == "['a b', 'c']\n"
+
+
+def test_a_wheels_record_promises_nothing_of_scripts_that_change_with_the_prefix(
+    laid: Laid,
+) -> None:
+    lines = [line for line in laid.record("tools-1.0.dist-info") if "/bin/" in line]
+    assert {line for line in lines if line.endswith(",,")} == {
+        "../../../bin/tool,,",
+        "../../../bin/tool-future,,",
+    }
+    assert (laid.root / "bin/tool.sh").read_bytes() == b"#!/bin/sh\necho tool\n"
+
+
+@pytest.mark.parametrize("name", ["future", "tool-future"])
+def test_a_script_with_a_future_import_is_not_made_a_syntax_error(laid: Laid, name: str) -> None:
+    """Behind a docstring it would be one, if sh's lines stood before both."""
+    content = laid.at(f"bin/{name}", "/env")
+    assert content == b"#!/env/bin/python3.11 -s\n" + FUTURE
+    (said,) = (note for note in laid.notes if note.startswith(f"bin/{name}: "))
+    assert "longer than 127 bytes, only Linux 5.1 or newer starts it" in said
+
+
+def test_a_script_that_is_not_utf_8_keeps_the_line_that_says_so() -> None:
+    code = "# -*- coding: latin-1 -*-\nprint('é')\n".encode("latin-1")
+    lines, reason = shebang.start(Shebang(b"/env", b"python", b"-u"), code)
+    assert (lines, reason) == (b"#!/env/bin/python -su\n", "it is not UTF-8")
+
+
+@pytest.mark.parametrize("second", [b"", b"'''exec' \"/p/bin/python\" \"$0\" \"$@\" #'''\n"])
+def test_py_rattlers_start_goes_whole_in_either_form(second: bytes) -> None:
+    assert shebang.without_start(b"#!/usr/bin/env python\n" + second + SAYS) == SAYS
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str], list[Path]]:
+    """Packages and wheels with names that differ only in case, or the form of an accent.
+
+    As ncurses has terminfo, perl `HEAD`, and some wheels a module of each spelling.
+    """
+    folder = tmp_path_factory.mktemp("twins")
+    started = b"#!" + PLACEHOLDER.encode() + b"/bin/python3.11\n"
+    both = {
+        "share/terminfo/n/ncr260vt": File(b"small n"),
+        "share/terminfo/N/NCR260VT": File(b"large N"),
+        "share/terminfo/N/link": File(link="../n/ncr260vt"),
+        "share/terminfo/a/adm": File(b"adm"),
+        "share/terminfo/A/ADM": File(PLACEHOLDER.encode()),
+        "lib/caf\u00e9.txt": File(b"composed"),
+        "lib/cafe\u0301.txt": File(b"decomposed"),
+        "bin/head": File(started + b"# head\n", executable=True),
+        "share/File": File(b"a file"),
+    }
+    packages = [
+        Package(
+            name="python",
+            version="3.11.7",
+            payload={"bin/python3.11": File(b"\x7fNO-ELF\0", executable=True)},
+        ),
+        Package(name="ncurses", version="6.5", payload=both),
+        Package(
+            name="perl",
+            version="5.32",
+            payload={
+                "bin/HEAD": File(started + SAYS, executable=True),
+                "bin/bin": File(b"\x7fELF" + PLACEHOLDER.encode() + b"/lib\0\0", executable=True),
+                "share/file/inside": File(b"in a folder"),
+            },
+        ),
+        Package(
+            name="noarch",
+            version="1.0",
+            depends=("python >=3.9",),
+            python=True,
+            entry_points=("BIN = noarch:main",),
+            payload={
+                "site-packages/noarch.py": File(b"1"),
+                "site-packages/NoArch.py": File(b"2"),
+                "python-scripts/Head": File(started + b"# Head\n", executable=True),
+            },
+        ),
+    ]
+    wheel = folder / "mods-1.0-py3-none-any.whl"
+    files = {
+        "NOARCH.py": b"3",
+        "mods/Base.py": b"4",
+        "mods/base.py": b"5",
+        "mods-1.0.data/scripts/HeaD": b"#!python\n" + SAYS,
+        "mods-1.0.dist-info/entry_points.txt": (
+            b"[console_scripts]\nhEAD2 = mods:main\nhead2 = mods:main\n"
+        ),
+        "mods-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: mods\nVersion: 1.0\n",
+        "mods-1.0.dist-info/WHEEL": WHEEL,
+    }
+    write_wheel(wheel, files, "mods-1.0.dist-info/RECORD")
+    written = [write_package(folder / "channel", package) for package in packages]
+    old = _as_tar_bz2(written.pop(2), folder)
+    return {path: f"https://x.example/linux-64/{path.name}" for path in (*written, old)}, [wheel]
+
+
+def _as_tar_bz2(package: Path, folder: Path) -> Path:
+    """The same package in the older format."""
+    with zipfile.ZipFile(package) as source:
+        tars = [
+            source.read(name) for name in sorted(source.namelist()) if name.endswith(".tar.zst")
+        ]
+    target = folder / package.name.replace(".conda", ".tar.bz2")
+    with tarfile.open(target, "w:bz2") as out:
+        for data in tars:
+            with tarfile.open(
+                fileobj=pa.input_stream(pa.BufferReader(data), compression="zstd"), mode="r|"
+            ) as tar:
+                for entry in tar:
+                    out.addfile(entry, tar.extractfile(entry) if entry.isreg() else None)
+    return target
+
+
+def _environment(
+    folder: Path, twins: tuple[dict[Path, str], list[Path]]
+) -> tuple[str, bytes, dict[str, Any]]:
+    """Its tree digest, its image, what was said of it."""
+    conda, wheels = twins
+    answer = image.lay_out(
+        folder / "root", conda=conda, wheels=wheels, platform="linux-64", may_move_aside=True
+    )
+    facts = image.describe_tree(
+        folder / "root",
+        platform="linux-64",
+        python="3.11.7",
+        needs=Needs().facts(),
+        virtual_packages={},
+        lock_sha256="0" * 64,
+    )
+    image.pack(folder / "root", folder / "image.tar.gz")
+    return facts.tree, (folder / "image.tar.gz").read_bytes(), answer
+
+
+@pytest.mark.fuse
+def test_a_laptop_whose_disk_ignores_case_makes_the_same_environment(
+    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+) -> None:
+    """Every byte of the image, `conda-meta` and the RECORDs in it too."""
+    (tmp_path / "here").mkdir()
+    tree, packed, answer = _environment(tmp_path / "here", twins)
+    assert not any("ignores case" in note for note in answer["notes"])
+    with caseless_disk(tmp_path / "disk") as disk:
+        tree_there, packed_there, answer_there = _environment(disk, twins)
+        aside = [path for path in disk.rglob("*") if "airlift-aside" in path.name]
+    assert tree_there == tree and packed_there == packed
+    assert {note for note in answer_there["notes"] if "ignores case" not in note} == set(
+        answer["notes"]
+    )
+    assert any("this disk ignores case" in note for note in answer_there["notes"]) and aside
+    with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
+        names = opened.getnames()
+    assert len(set(names)) == len(names) and not any("aside" in name for name in names)
+    expected = {
+        "share/terminfo/n/ncr260vt",
+        "share/terminfo/N/NCR260VT",
+        "bin/head",
+        "bin/HEAD",
+        "bin/Head",
+        "bin/HeaD",
+    }
+    assert expected | {
+        f"{SITE_PACKAGES}/{name}.py" for name in ("noarch", "NoArch", "NOARCH")
+    } <= set(names)
+
+
+@pytest.mark.fuse
+def test_on_a_cluster_a_disk_that_ignores_case_is_refused_by_name(
+    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+) -> None:
+    """Where the folder is the environment, no file can be moved aside."""
+    conda, wheels = twins
+    (tmp_path / "here").mkdir()
+    tree, _, _ = _environment(tmp_path / "here", twins)
+    with caseless_disk(tmp_path / "disk") as disk:
+        with pytest.raises(
+            UsageError, match=r"this disk ignores case: \S+ and \S+ would be one"
+        ) as caught:
+            image.lay_out(disk / "root", conda=conda, wheels=wheels, platform="linux-64")
+        assert caught.value.remedy == "Choose another disk." and not (disk / "root").exists()
+        part, prefix = disk / "part", disk / "env"
+        part.mkdir()
+        tar = ["tar", "-xzf", tmp_path / "here/image.tar.gz", "-C", part, "--exclude=share/file"]
+        subprocess.run(tar, check=True)
+        command = [sys.executable, "-I", "-S", part / ".airlift/relocate.py", part, prefix, tree]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert (
+        done.returncode == 1
+        and "this disk ignores case" in done.stderr
+        and "another disk" in done.stderr
+    )
+
+
+@pytest.mark.fuse
+def test_bootstrap_says_so_before_it_unpacks(
+    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+) -> None:
+    _, packed, answer = _environment(tmp_path, twins)
+    facts = image.EnvironmentFacts(**json.loads((tmp_path / "root/.airlift/env.json").read_bytes()))
+    assert answer["twins"] > 8
+    digest = hashlib.sha256(packed).hexdigest()
+    (tmp_path / "bootstrap.sh").write_text(bootstrap("env", facts, digest, answer["twins"]))
+    with caseless_disk(tmp_path / "disk") as disk:
+        command = ["sh", tmp_path / "bootstrap.sh", disk / "env"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert list(disk.iterdir()) == []
+    assert done.returncode == 1 and "is on a disk that ignores case" in done.stderr
+
+
+def test_names_without_twins_stay_where_they_are() -> None:
+    assert paths_aside(["a/b", "a/c", "lib/x.py", "lib/X/y"]) == {}
+
+
+def test_of_twins_the_folder_with_more_files_keeps_its_name() -> None:
+    found = paths_aside(["Lib/a", "lib/python3.11/site-packages/x", "lib/b", "lib/B", "README"])
+    assert found == {"Lib/a": "Lib.airlift-aside-1/a", "lib/b": "lib/b.airlift-aside-1"}
+    assert {real_name(path) for path in found.values()} == set(found)
+
+
+@given(
+    names=st.sets(
+        st.lists(
+            st.sampled_from(["a", "A", "b", "\u00e9", "e\u0301", "E\u0301", "ß", "SS"]),
+            min_size=1,
+            max_size=3,
+        ).map("/".join),
+        max_size=9,
+    )
+)
+def test_what_lies_aside_collides_with_nothing(names: set[str]) -> None:
+    files = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}
+    found = paths_aside(files)
+    laid = [found.get(name, name) for name in files]
+    assert collisions(laid) == [] and {real_name(path) for path in laid} == files

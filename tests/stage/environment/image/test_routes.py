@@ -1,0 +1,295 @@
+"""The other routes to the same packages on the cluster, and the wheels built on the laptop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import stage
+from scripts.lib.conda import channel as conda_channel
+from stage.bundle.working_folder import WORKSHOP, WorkFolder
+from stage.environment.image import image
+from stage.environment.solve.advice import Target
+from stage.environment.solve.conda import write_lookalike
+from stage.environment.solve.sdists import build_wheel
+from stage.environment.spec.packages import Package, read_packages
+from stage.errors import IncompleteError, StageError, UsageError
+from stage.util.progress import Reporter
+from tests.support.environment.laptop import (
+    EnvironmentLaptop,
+    bootstrap,
+    new_laptop,
+    run,
+    sdist,
+    tree_of,
+)
+from tests.support.staging import bundle_id
+
+TARGET = Target("3.11.7", "x86_64")
+
+
+def package(path: Path) -> Package:
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Package(
+        name="made",
+        version="1.0",
+        manager="pip",
+        url=path.as_uri(),
+        sha256=sha256,
+        path=f"sdists/{path.name}",
+    )
+
+
+def test_an_sdist_built_twice_is_the_same_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sdist(tmp_path, "py3-none-any")
+    monkeypatch.chdir(tmp_path)
+    with Reporter(quiet=True) as reporter:
+        first, second = (
+            build_wheel(Path(path.name), package(path), Path(name), TARGET, reporter)
+            for name in "12"
+        )
+    assert first.name == "made-1.0-py3-none-any.whl"
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tag", "kind", "words"),
+    [
+        (
+            "cp311-cp311-linux_x86_64",
+            UsageError,
+            "is compiled for this machine, not for the cluster",
+        ),
+        ("broken", IncompleteError, "this sdist cannot be built"),
+    ],
+)
+def test_an_sdist_without_a_wheel_for_any_platform_is_refused(
+    tmp_path: Path, tag: str, kind: type[StageError], words: str
+) -> None:
+    path = sdist(tmp_path, tag)
+    with Reporter(quiet=True) as reporter, pytest.raises(kind, match=words) as refused:
+        build_wheel(path, package(path), tmp_path / "out", TARGET, reporter)
+    assert not (tmp_path / "out").exists()
+    assert (
+        "Take a version that has a wheel for the cluster, or its conda package"
+        in refused.value.remedy
+    )
+
+
+def test_fetched_again_elsewhere_every_byte_is_the_same(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    done = environment_laptop.stage("fetch", "small.yaml", "--locked", "-o", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
+
+
+@pytest.mark.slow
+def test_a_patch_with_a_changed_image_makes_the_new_environment(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """A package was removed: a patch carries the new files, and the cluster gets the new bundle."""
+    laptop = new_laptop(
+        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
+    )
+    locked = read_packages(
+        (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
+    )
+    conda = {package.name for package in locked.conda} - {"links", "greeter"}
+    laptop.lock(sorted(conda), [Path(unquote(urlsplit(p.url).path)) for p in locked.pip])
+    for command in (
+        ("fetch", "small.yaml", "-o", "bundle"),
+        (
+            "patch",
+            "bundle",
+            "--since",
+            environment_laptop.bundle / "stage.lock",
+            "-o",
+            tmp_path / "patch",
+        ),
+    ):
+        done = laptop.stage(*command)
+        assert done.returncode == 0, done.stderr
+    cluster = tmp_path / "cluster"
+    shutil.copytree(environment_laptop.bundle, cluster)
+    done = laptop.stage("apply", cluster, tmp_path / "patch")
+    assert done.returncode == 0, done.stderr
+    assert bundle_id(cluster) == bundle_id(laptop.bundle)
+    carried = sum(path.stat().st_size for path in (tmp_path / "patch").rglob("*") if path.is_file())
+    image = (laptop.asset / "image.tar.gz").stat().st_size
+    assert image < carried < image * 1.2, "packages that were there already were carried"
+    done = bootstrap(cluster / "data/envs/small-env", tmp_path / "env")
+    assert done.returncode == 0, done.stderr
+    assert tree_of(tmp_path / "env") == json.loads((laptop.asset / "env.json").read_text())["tree"]
+    assert not (tmp_path / "env/bin/greet").exists() and (tmp_path / "env/bin/mpirun").exists()
+
+
+def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) -> None:
+    left = tmp_path / WORKSHOP / "small-env/made/root/lib"
+    left.mkdir(parents=True)
+    (tmp_path / "fetch.partial").touch()
+    (left / "libmpi.so").symlink_to("libmpi.so.40")
+    folder = WorkFolder.inspect(tmp_path)
+    folder.remove([])
+    assert [path.name for path in tmp_path.iterdir()] == ["fetch.partial"]
+    (tmp_path / "data").symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="a link or special file inside a bundle"):
+        WorkFolder.inspect(tmp_path)
+
+
+def test_a_file_that_the_manifest_names_wrongly_is_told_at_its_line(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    laptop = new_laptop(
+        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
+    )
+    manifest = laptop.folder / "small.yaml"
+    manifest.write_text(manifest.read_text().replace("cluster.yml", "claster.yml"))
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert (
+        done.returncode,
+        "small.yaml:6: `small-env`: there is no claster.yml" in done.stderr,
+    ) == (2, True)
+
+
+def test_without_a_profile_it_is_said_that_the_lock_may_be_stale(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    laptop = new_laptop(
+        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
+    )
+    manifest = laptop.folder / "small.yaml"
+    manifest.write_text(
+        "".join(line for line in manifest.read_text().splitlines(True) if "profile" not in line)
+    )
+    lock = (environment_laptop.folder / "conda-lock.yml").read_text()
+    made_by = "metadata:\n  custom_metadata: {made_by: stage env lock}"
+    (laptop.folder / "conda-lock.yml").write_text(lock.replace("metadata:", made_by, 1))
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "it is not known whether it still matches environment.yml" in done.stderr
+
+
+def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: EnvironmentLaptop) -> None:
+    lock = environment_laptop.folder / "conda-lock.yml"
+    before = lock.read_bytes()
+    lock.write_bytes(before + b"# \n")
+    try:
+        done = environment_laptop.stage("fetch", "small.yaml", "-o", "bundle")
+    finally:
+        lock.write_bytes(before)
+    assert done.returncode == 2
+    assert "conda-lock.yml changed since small.lock was written" in done.stderr
+    assert "--update small-env" in done.stderr
+
+
+def test_by_conda_from_the_channels_in_the_asset(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    lookalike = write_lookalike(tmp_path)
+    conda = tmp_path / "bin/conda"
+    conda.write_text(
+        f'#!/bin/sh\nPYTHONPATH={Path(stage.__file__).parents[1]} exec {lookalike} "$@"\n'
+    )
+    conda.chmod(0o755)
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage(
+        "env", "create", "bundle", "small-env", prefix, "--route", "conda", PATH=path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no tree digest is promised" in done.stdout
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+    assert run(prefix, "stage", "--version").startswith("stage, version")
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "env", lookalike.name}
+
+
+def test_a_venv_on_a_python_of_the_cluster(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    path = f"{Path(os.path.realpath(sys.executable)).parent}:/usr/bin:/bin"
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage(
+        "env", "create", "bundle", "small-env", prefix, "--route", "venv", PATH=path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not in it: " in done.stdout and "greeter" in done.stdout
+    assert "missing, because conda would provide it:" in done.stdout
+    assert run(prefix, "python", "-c", "import click; print(click.__file__)").startswith(
+        str(prefix)
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["env"]
+
+
+@pytest.mark.parametrize(
+    ("route", "words"), [("conda", "or conda is on PATH"), ("venv", "is on PATH, and the wheels")]
+)
+def test_a_route_without_its_tool_says_what_to_load(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, route: str, words: str
+) -> None:
+    prefix = tmp_path / "env"
+    done = environment_laptop.stage(
+        "env", "create", "bundle", "small-env", prefix, "--route", route, PATH="/nowhere"
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "--route image" in done.stderr
+
+
+@pytest.mark.slow
+def test_deepspeed_built_twice_is_the_same_wheel_without_torch_or_a_compiler(
+    tmp_path: Path,
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    command += ["--no-binary", ":all:", "--dest", str(tmp_path), "deepspeed==0.19.8"]
+    subprocess.run(
+        command, check=True, capture_output=True, env={**os.environ, "DS_BUILD_OPS": "0"}
+    )
+    path = next(tmp_path.glob("deepspeed-*.tar.gz"))
+    locked = replace(package(path), name="deepspeed", version="0.19.8")
+    with Reporter(quiet=True) as reporter:
+        first, second = (
+            build_wheel(path, locked, tmp_path / name, TARGET, reporter) for name in "12"
+        )
+    assert first.name == "deepspeed-0.19.8-py3-none-any.whl"
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_conda_package_with_too_little_space_for_the_prefix_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its builder's placeholder was short; py-rattler does not name the package."""
+    monkeypatch.setattr(conda_channel, "PLACEHOLDER", "/short/placeholder")
+    payload = {"bin/x": conda_channel.File(b"\x7fELF\0/short/placeholder/lib\0tail")}
+    tight = conda_channel.write_package(
+        tmp_path, conda_channel.Package(name="tight", version="1", payload=payload)
+    )
+    with pytest.raises(
+        UsageError, match="tight-1-0: built with space for a shorter prefix than the 200 bytes"
+    ):
+        image.lay_out(
+            tmp_path / "root",
+            conda={tight: "https://x.example/tight"},
+            wheels=[],
+            platform="linux-64",
+        )

@@ -1,0 +1,526 @@
+"""`stage env lock` with a conda channel in a folder, real solvers, and an index on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from scripts.lib.conda.channel import index as index_channel
+from scripts.lib.conda.channel import write_package
+from stage.environment.solve import rattler
+from stage.environment.solve.conda import write_lookalike
+from stage.environment.solve.lock import own_requirements
+from stage.environment.spec.conda_lock import EnvironmentLock
+from tests.support.environment.channel import conda_channel, greeter
+from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop, environment_laptop
+from tests.support.environment.pypi import Index, serve_index, wheel
+
+__all__ = ["conda_channel", "environment_laptop"]
+
+A800 = 'format: 1\nname: a800\nplatform: linux-64\nglibc: "2.28"\n'
+A800 += 'cuda: "12.2"\ncompute_capability: "8.0"\n'
+ENVIRONMENT = """\
+name: train
+channels: [{channel}]
+dependencies:
+  - python=3.11
+  - greeter
+  - cudatoolkit
+  - pip:
+    - --index-url {index}
+    - tool
+"""
+
+
+COMMAND = (sys.executable, "-m", "stage", "env", "lock", "environment.yml", "--profile", "a800.yml")
+
+
+@dataclass
+class Desk:
+    """A folder with `environment.yml` and `a800.yml`, a channel of its own and an index."""
+
+    folder: Path
+    channel: Path
+    index: Index
+
+    @property
+    def lock_path(self) -> Path:
+        return self.folder / "conda-lock.yml"
+
+    @property
+    def lock(self) -> EnvironmentLock:
+        return EnvironmentLock.load(self.lock_path)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {p.name: p.version for p in self.lock.packages}
+
+    def write(self, *more: str, conda: tuple[str, ...] = ()) -> None:
+        text = ENVIRONMENT.format(channel=self.channel.as_uri(), index=self.index.url)
+        text += "".join(f"    - {line}\n" for line in more)
+        text = text.replace("  - pip:\n", "".join(f"  - {spec}\n" for spec in conda) + "  - pip:\n")
+        (self.folder / "environment.yml").write_text(text)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """A user's environment without any conda in it."""
+        kept = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
+        home = {"HOME": str(self.folder), "UV_INDEX": "", "PIP_CONFIG_FILE": "/dev/null"}
+        return {**kept, **home, "PATH": "/usr/bin:/bin", **more}
+
+    def run(self, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *map(str, options)], cwd=self.folder, env=self.environment(**environment),
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def locked(self, *options: object, **environment: str) -> str:
+        """Locks, which must succeed; what it said."""
+        done = self.run(*options, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stderr + done.stdout
+
+    def refused(self, code: int, *options: object) -> str:
+        """Locks, which must fail with `code`, in words, leaving the lock as it was; the words."""
+        before = self.lock_path.read_bytes() if self.lock_path.exists() else None
+        done = self.run(*options)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert (self.lock_path.read_bytes() if self.lock_path.exists() else None) == before
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, conda_channel: Path) -> Iterator[Desk]:
+    """Locked once for the whole file; `desk` is a copy to do things to."""
+    folder = tmp_path_factory.mktemp("first")
+    with serve_index() as index:
+        index.add_stand_ins(own_requirements())
+        index.add(wheel("tool", "1.0", requires=["greeter>=1", "lib"]), wheel("lib", "1.0"))
+        channel = folder.with_name("channel-of-env-lock")
+        shutil.copytree(conda_channel, channel)
+        desk = Desk(folder, channel, index)
+        desk.write()
+        (folder / "a800.yml").write_text(A800)
+        desk.locked()
+        yield desk
+
+
+@pytest.fixture
+def desk(first: Desk, tmp_path: Path) -> Iterator[Desk]:
+    shutil.copytree(first.folder, tmp_path / "desk")
+    files = dict(first.index.files)
+    yield Desk(tmp_path / "desk", first.channel, first.index)
+    first.index.files, first.index.password = files, None
+    for newer in first.channel.glob("noarch/greeter-1.2-*"):
+        newer.unlink()
+        index_channel(first.channel)
+
+
+def test_the_lock_has_every_package_of_both_halves_with_its_digest(first: Desk) -> None:
+    import hashlib
+    from urllib.parse import unquote, urlsplit
+
+    lock = first.lock
+    assert {p.name for p in lock.of("conda")} == {"python", "pip", "greeter", "cudatoolkit"}
+    assert lock.find("cudatoolkit", "conda").version == "12.4.1", (
+        "the newest that the profile's driver takes"
+    )  # type: ignore[union-attr]
+    assert {"tool", "lib", "click", "pyyaml"} <= {p.name for p in lock.of("pip")}, (
+        "airlift's own are among them"
+    )
+    assert "greeter" not in {p.name for p in lock.of("pip")}, "conda provides it"
+    for package in lock.of("conda"):
+        path = Path(unquote(urlsplit(package.url).path))
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256
+    tool = lock.find("tool", "pip")
+    assert tool and tool.sha256 == first.index.sha256("tool-1.0-py3-none-any.whl")
+
+
+def test_conda_locks_own_reader_takes_the_lock(first: Desk) -> None:
+    """In a process of its own: conda-lock patches what it imports."""
+    code = (
+        "import sys, json, pathlib; from conda_lock.lockfile import parse_conda_lock_file as parse;"
+        "lock = parse(pathlib.Path(sys.argv[1]));"
+        "print(json.dumps([[p.manager, p.name, p.version, p.url, p.hash.sha256] for p in "
+        "lock.package]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, first.lock_path], capture_output=True, text=True, check=True
+    )
+    ours = [[p.manager, p.name, p.version, p.url, p.sha256] for p in first.lock.packages]
+    assert sorted(json.loads(done.stdout)) == sorted(ours)
+
+
+def test_locking_again_is_the_same_bytes_though_newer_releases_came(desk: Desk) -> None:
+    before = desk.lock_path.read_bytes()
+    desk.index.add(wheel("tool", "2.0"), wheel("lib", "2.0"))
+    assert "still matches" in desk.locked()
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(f"# a comment is no change\n{text}")
+    assert (
+        json.loads(
+            desk.locked("--json").partition("{")[1] + desk.locked("--json").partition("{")[2]
+        )["changed"]
+        is False
+    )
+    assert desk.lock_path.read_bytes() == before
+
+
+def test_a_lock_made_anew_of_the_same_is_the_same_bytes(desk: Desk) -> None:
+    before = desk.lock_path.read_bytes()
+    desk.lock_path.unlink()
+    desk.locked()
+    assert desk.lock_path.read_bytes() == before
+
+
+def test_update_moves_one_and_leaves_the_rest(desk: Desk) -> None:
+    desk.index.add(wheel("tool", "2.0", requires=["lib"]), wheel("lib", "2.0"))
+    assert "lib 1.0 -> 2.0" in desk.locked("--update", "lib")
+    assert (desk.versions["lib"], desk.versions["tool"]) == ("2.0", "1.0")
+    assert "Did you mean `tool`?" in desk.refused(2, "--update", "toool")
+
+
+def test_a_changed_spec_keeps_what_was_locked(desk: Desk) -> None:
+    """A new requirement moves only what must move; an updated conda package moves alone."""
+    write_package(desk.channel, greeter("1.2"))
+    index_channel(desk.channel)
+    desk.index.add(wheel("tool", "2.0"), wheel("lib", "2.0"), wheel("new", "3.0"))
+    desk.write("new")
+    desk.locked()
+    assert {name: desk.versions[name] for name in ("greeter", "tool", "lib", "new")} == {
+        "greeter": "1.1", "tool": "1.0", "lib": "1.0", "new": "3.0",
+    }  # fmt: skip
+    said = desk.locked("--update", "greeter")
+    assert "greeter 1.1 -> 1.2" in said and desk.versions["tool"] == "1.0"
+
+
+def test_packages_that_cannot_be_had_together(desk: Desk) -> None:
+    desk.write(conda=("wants-cuda11", "wants-cuda12"))
+    words = desk.refused(2)
+    assert "conflict on a800" in words
+    assert "wants-cuda11" in words and "cudatoolkit 11.*" in words, "the solver's own message"
+
+
+def test_cuda_newer_than_the_driver_names_the_torch_that_fits(desk: Desk) -> None:
+    desk.index.add(wheel("torch", "2.11.0", requires=["nvidia-cuda-runtime==13.0.96"]))
+    desk.index.add(wheel("nvidia-cuda-runtime", "13.0.96"))
+    desk.write("torch")
+    words = desk.refused(2)
+    assert (
+        "environment.yml:10: would not run on a800" in words
+        and "CUDA 13.0" in words
+        and "12.2" in words
+    )
+    assert "torch 2.10" in words
+
+
+def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_printed(
+    desk: Desk,
+) -> None:
+    """Also where another package requires it; a pinned one is refused, with what fits."""
+    for version, cuda in (("2.8.0", "12.8.90"), ("2.10.0", "12.8.90"), ("2.14.1", "13.0.96")):
+        runtime = "nvidia-cuda-runtime" if cuda.startswith("13") else "nvidia-cuda-runtime-cu12"
+        desk.index.add(
+            wheel("torch", version, requires=[f"{runtime}=={cuda}"]), wheel(runtime, cuda)
+        )
+    desk.index.add(wheel("trainer", "1", requires=["torch>=2.1"]))
+    for line in ("torch", "torch>=2.6", "trainer"):
+        desk.write(line)
+        desk.lock_path.unlink(missing_ok=True)
+        said = desk.locked()
+        assert desk.versions["torch"] == "2.10.0", line
+        assert (
+            "torch 2.10.0: the newest that runs on a800 (torch<2.11); not 2.14.1: CUDA 13.0" in said
+        )
+    for line in ("torch==2.14.1", "torch>=2.14"):
+        desk.write(line)
+        words = desk.refused(2)
+        assert "would not run on a800" in words and "torch 2.10 from PyPI" in words
+
+
+def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(desk: Desk) -> None:
+    desk.index.add(wheel("torch", "2.10.0+cpu"))
+    desk.write("torch")
+    words = desk.refused(2)
+    assert "torch 2.10.0+cpu is a build without CUDA: it does not use" in words
+    assert "https://download.pytorch.org/whl/cu126" in words
+
+
+def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> None:
+    desk.index.requests.clear()
+    desk.write("-e ../mine")
+    assert "environment.yml:10" in desk.refused(3) and desk.index.requests == []
+
+
+def test_a_folder_for_the_lock_that_is_not_there_is_told_at_the_start(desk: Desk) -> None:
+    desk.index.requests.clear()
+    assert "there is no folder missing" in desk.refused(2, "-o", "missing/conda-lock.yml")
+    assert desk.index.requests == []
+
+
+def test_a_file_for_other_platforms_and_variables_that_stay_behind(desk: Desk) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(f"platforms: [osx-arm64]\n{text}")
+    assert "environment.yml:1: linux-64, the platform of a800.yml" in desk.refused(2)
+    (desk.folder / "environment.yml").write_text(
+        f"variables: {{A: b}}\nplatforms: [linux-64]\n{text}"
+    )
+    assert "environment.yml:1: `variables` do not travel" in desk.locked()
+
+
+def test_a_python_too_old_for_airlift(desk: Desk) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(text.replace("python=3.11", "python=3.9"))
+    assert "python 3.9.*" in desk.refused(2)
+
+
+def test_ones_own_conda_is_taken_and_what_was_locked_is_pinned_there(desk: Desk) -> None:
+    """Without a conda here: a program logs its calls and passes them to py-rattler."""
+    real = write_lookalike(desk.folder)
+    (desk.folder / "bin").mkdir()
+    program = desk.folder / "bin" / "mamba"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {desk.folder}/calls\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    desk.write(conda=("openmpi",))
+    said = desk.locked(PATH=f"{desk.folder}/bin:/usr/bin:/bin")
+    assert f"solved by {program}, on your PATH" in said
+    (call,) = [
+        line
+        for line in (desk.folder / "calls").read_text().splitlines()
+        if line.startswith("create")
+    ]
+    assert "greeter 1.1 pyh0000000_0" in call and "openmpi" in call
+    assert desk.versions["openmpi"] == "5.0.6" and desk.versions["greeter"] == "1.1"
+    assert "no such program" in desk.refused(2, "--conda", "no-such-conda")
+
+
+def test_without_any_conda_nothing_is_looked_for_on_the_network(desk: Desk, tmp_path: Path) -> None:
+    """A file:// channel, a folder of wheels and no network: conda-lock downloads no executable."""
+    wheels = desk.folder / "wheels"
+    wheels.mkdir()
+    for name, data in desk.index.files.items():
+        (wheels / name).write_bytes(data)
+    text = (desk.folder / "environment.yml").read_text()
+    (desk.folder / "environment.yml").write_text(
+        text.replace(f"--index-url {desk.index.url}", "--no-index").replace(
+            "    - tool", "    - -f wheels\n    - tool"
+        )
+    )
+    desk.lock_path.unlink()
+    done = subprocess.run(
+        ["unshare", "-rn", *COMMAND], cwd=desk.folder, env=desk.environment(),
+        capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "py-rattler: there is no micromamba, mamba or conda here" in done.stderr
+    assert desk.versions["tool"] == "1.0"
+
+
+def test_conda_lock_installs_what_we_locked(desk: Desk) -> None:
+    """`conda-lock install`, with py-rattler for conda: both halves are in the prefix and run."""
+    program = write_lookalike(desk.folder)
+    prefix = desk.folder / "prefix"
+    done = subprocess.run(
+        [sys.executable, "-m", "conda_lock", "install", "--conda", program,
+         "--prefix", prefix, desk.lock_path],
+        env=desk.environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    code = "import sys, greeter, tool, lib; print(sys.prefix, greeter.VERSION, tool.__version__)"
+    ran = subprocess.run(
+        [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == [str(prefix.resolve()), "1.1", "1.0"]
+
+
+@pytest.fixture
+def private_channel(desk: Desk) -> Iterator[str]:
+    """A private channel over HTTP, with a token in its URL; and its URL without the token."""
+
+    class Guarded(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            inside = path.removeprefix("/t/tk-s3cret")
+            return super().translate_path(inside if inside != path else "/nowhere")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Guarded, directory=str(desk.channel.parent))
+    )
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/{desk.channel.name}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_of_a_private_channel_too_what_was_locked_stays(desk: Desk, private_channel: str) -> None:
+    """The lock has the address without the token, the channel's record has it with."""
+    locked = desk.folder / "locked.json"
+    locked.write_text(json.dumps([f"{private_channel}/noarch/greeter-1.0-pyh0000000_0.conda"]))
+    host, _, channel = private_channel.rpartition("/")
+    command = [
+        write_lookalike(desk.folder),
+        "create",
+        "--dry-run",
+        "--json",
+        "--prefix",
+        desk.folder / "none",
+    ]
+    done = subprocess.run(
+        [*command, "--channel", f"{host}/t/tk-s3cret/{channel}", "greeter"],
+        capture_output=True, text=True,
+        env=desk.environment(CONDA_SUBDIR="linux-64", CONDA_OVERRIDE_GLIBC="2.28",
+                             **{rattler.LOCKED: str(locked)}),
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    versions = {
+        action["name"]: action["version"] for action in json.loads(done.stdout)["actions"]["LINK"]
+    }
+    assert versions["greeter"] == "1.0"
+
+
+def test_passwords_are_asked_with_and_never_kept(
+    desk: Desk,
+    private_channel: str,
+    environment_laptop: EnvironmentLaptop,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
+    from stage.fetch.sources import Sources
+    from stage.lock.read import read_lock
+    from stage.manifest.manifest import Manifest
+    from stage.util.progress import Reporter
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+    desk.index.password = "member:w%20rd-s3cret"
+    secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
+    secrets["UV_DEFAULT_INDEX"] = desk.index.url.replace(
+        "://", f"://member:{secrets['WORD']}@"
+    )  # for the tools
+    host, _, channel = private_channel.rpartition("/")
+    text = (desk.folder / "environment.yml").read_text()
+    text = text.replace(desk.channel.as_uri(), f'"{host}/t/${{CHANNEL_TOKEN}}/{channel}"')
+    text = text.replace(desk.index.url, desk.index.url.replace("://", "://member:${WORD}@"))
+    (desk.folder / "environment.yml").write_text(text)
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    desk.lock_path.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "small.yaml"], cwd=desk.folder,
+        capture_output=True, text=True,
+        timeout=120, env=desk.environment(**secrets), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lock_text = (desk.folder / "small.lock").read_text()
+    assert "s3cret" not in done.stdout + done.stderr + lock_text + desk.lock_path.read_text()
+    assert desk.lock.channels == (private_channel,)
+    for name in ("CHANNEL_TOKEN", "WORD"):
+        monkeypatch.setenv(name, secrets[name])
+    manifest, locked = (
+        Manifest.load(desk.folder / "small.yaml"),
+        read_lock(lock_text.encode(), "small.lock"),
+    )
+    asset = locked.assets["small-env"]
+    with Reporter(quiet=True) as reporter:
+        sources = Sources(None, reporter)
+        for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
+            (file,) = [file for file in asset.files if file.path.endswith(ending)]
+            target = desk.folder / file.path
+            assert (
+                sources.bring(asset, file, manifest, target, lambda _: None).sha256 == file.sha256
+            )
+
+
+def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
+    desk: Desk, environment_laptop: EnvironmentLaptop
+) -> None:
+    def stage(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stage", *arguments], cwd=desk.folder,
+            capture_output=True, text=True, timeout=120,
+            env=desk.environment(UV_DEFAULT_INDEX=desk.index.url), check=False,
+        )  # fmt: skip
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    ours = desk.lock_path.read_bytes()
+    desk.lock_path.unlink()
+    before = sorted(path.name for path in desk.folder.iterdir())
+    done = stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
+    assert done.returncode == 0 and "conda-lock.yml: would be written" in done.stderr, done.stderr
+    assert sorted(path.name for path in desk.folder.iterdir()) == before, (
+        "a dry run wrote something"
+    )
+    done = stage("lock", "small.yaml")
+    assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
+    assert desk.lock_path.read_bytes() == ours
+    desk.write(conda=("openmpi",))
+    refused = stage("lock", "small.yaml")
+    assert (
+        refused.returncode == 2 and "changed since conda-lock.yml was written" in refused.stderr
+    ), refused.stderr
+    done = stage("lock", "small.yaml", "--update", "small-env")
+    assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
+    assert "openmpi" in desk.versions
+
+
+@pytest.mark.slow
+def test_the_real_index(desk: Desk) -> None:
+    """torch and deepspeed from this machine's index: refused with what fits, which then locks."""
+    lines = ["transformers", "deepspeed", "torch"]
+    settings = {
+        name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_", "UV_"))
+    }
+    real = {"HOME": str(Path.home()), **settings}
+
+    def lock() -> subprocess.CompletedProcess[str]:
+        desk.write(*lines)
+        text = (desk.folder / "environment.yml").read_text().replace("    - tool\n", "")
+        (desk.folder / "environment.yml").write_text(
+            text.replace(f"    - --index-url {desk.index.url}\n", "")
+        )
+        environment = {**desk.environment(), **real}
+        environment.pop("PIP_CONFIG_FILE") if "PIP_CONFIG_FILE" not in settings else None
+        return subprocess.run(
+            COMMAND,
+            cwd=desk.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+    desk.lock_path.unlink()
+    refused = lock()
+    assert refused.returncode == 2, refused.stderr
+    match = re.search(r"What fits: torch (\d+\.\d+) from PyPI", refused.stderr)
+    assert match and "needs a driver with CUDA 13.0" in refused.stderr, refused.stderr
+    lines[-1] = f"torch=={match[1]}.*"
+    done = lock()
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in desk.lock.of("pip") if p.is_sdist] == ["deepspeed"]
+    assert "wheel of which `stage fetch` builds" in done.stderr
+    assert len(desk.lock.of("pip")) > 50 and desk.versions["torch"].startswith(match[1])
+    assert all(p.url.startswith("https://") for p in desk.lock.of("pip"))

@@ -1,0 +1,213 @@
+"""conda-lock.yml is not trusted; the path of each package in the asset is decided here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage.environment.spec.packages import lock_beside, read_packages
+from stage.errors import PolicyError, StageError, UsageError
+from stage.util import paths as util_paths
+
+SHA = "0123456789abcdef" * 4
+FORGE = "https://conda.anaconda.org/conda-forge"
+PYTHON = {
+    "name": "python",
+    "version": "3.10.13",
+    "manager": "conda",
+    "platform": "linux-64",
+    "url": f"{FORGE}/linux-64/python-3.10.13-hd12c33a_1.conda",
+    "hash": {"md5": "0" * 32, "sha256": SHA},
+}
+
+
+def conda(url: str, **fields: Any) -> dict[str, Any]:
+    """An entry whose name and version are those of its file."""
+    name, version, _ = url.rsplit("/", 1)[1].rsplit("-", 2)
+    return {**PYTHON, "name": name, "version": version.replace("%21", "!"), "url": url, **fields}
+
+
+def pip(url: str, name: str, version: str, **fields: Any) -> dict[str, Any]:
+    return {**PYTHON, "manager": "pip", "name": name, "version": version, "url": url, **fields}
+
+
+def lock(*entries: Any, version: Any = 1) -> bytes:
+    return yaml.safe_dump(
+        {"version": version, "metadata": {}, "package": [PYTHON, *entries]}
+    ).encode()
+
+
+def paths(*entries: Any) -> list[str]:
+    return [package.path for package in read_packages(lock(*entries), "conda-lock.yml").packages]
+
+
+def refusal(kind: type[StageError], data: bytes, platform: str | None = None) -> str:
+    with pytest.raises(kind) as refused:
+        read_packages(data, "conda-lock.yml", platform)
+    assert refused.value.message.startswith("conda-lock.yml: ")
+    assert refused.value.remedy
+    return refused.value.message
+
+
+def test_each_kind_of_package_has_its_place() -> None:
+    found = paths(
+        conda(f"{FORGE}/noarch/tzdata-2024a-h0c530f3_0.conda"),
+        conda("https://repo.anaconda.com/pkgs/main/linux-64/zlib-1.2.13-h5eee18b_0.tar.bz2"),
+        pip("https://files.example/ab/click-8.1.7-py3-none-any.whl#sha256=00", "click", "8.1.7"),
+        pip("https://files.example/cd/deepspeed-0.19.8.tar.gz", "deepspeed", "0.19.8"),
+    )
+    assert found == [
+        "channel/conda-forge/linux-64/python-3.10.13-hd12c33a_1.conda",
+        "channel/conda-forge/noarch/tzdata-2024a-h0c530f3_0.conda",
+        "channel/main/linux-64/zlib-1.2.13-h5eee18b_0.tar.bz2",
+        "sdists/deepspeed-0.19.8.tar.gz",
+        "wheels/click-8.1.7-py3-none-any.whl",
+    ]
+
+
+def test_epochs_and_local_versions_lose_their_quotes() -> None:
+    assert paths(
+        conda(f"{FORGE}/linux-64/x264-1%21164.3095-h166bdaf_2.tar.bz2"),
+        pip(
+            "https://dl.example/cu126/torch-2.8.0%2Bcu126-cp310-cp310-linux_x86_64.whl",
+            "torch",
+            "2.8.0+cu126",
+        ),
+    )[1:] == [
+        "channel/conda-forge/linux-64/x264-1!164.3095-h166bdaf_2.tar.bz2",
+        "wheels/torch-2.8.0+cu126-cp310-cp310-linux_x86_64.whl",
+    ]
+
+
+def test_two_channels_of_one_name_lie_apart() -> None:
+    found = paths(conda("https://mirror.example/conda-forge/linux-64/zlib-1.3.1-0.conda"))
+    folders = {path.split("/")[1] for path in found}
+    assert len(folders) == 2
+    assert all(folder.startswith("conda-forge-") for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({**PYTHON, "name": "zlib"}, "which is another package"),
+        ({**PYTHON, "name": "zlib", "version": None}, "`zlib`: `package[1].version` is missing"),
+        ({**PYTHON, "name": "zlib", "hash": {"sha256": "abc"}}, "64 lowercase hex digits"),
+        ({**PYTHON, "name": "zlib", "hash": {"sha256": 7}}, "64 lowercase hex digits"),
+        (
+            pip("https://x.example/a/zlib-1.0-py3-none-any.whl", "zlib", "1.1"),
+            "which is another package",
+        ),
+        (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "or no package"),
+        (pip("https://[::1/zlib-1.1-py3-none-any.whl", "zlib", "1.1"), "is not an address"),
+        ({**PYTHON, "name": "zlib", "manager": "npm"}, "should be one of conda, pip, found 'npm'"),
+        (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for `win-64`"),
+        (
+            {**PYTHON, "url": PYTHON["url"].replace(FORGE, "https://mirror.example")},
+            "is there twice, from two addresses",
+        ),
+        ("text", "should be a mapping"),
+    ],
+)
+def test_an_entry_that_is_not_what_it_says_is_refused(entry: Any, words: str) -> None:
+    assert words in refusal(UsageError, lock(entry))
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({**PYTHON, "name": "zlib", "hash": {"md5": "0" * 32}}, "no sha256"),
+        (
+            conda("https://me:secret@x.example/chan/linux-64/zlib-1.3.1-0.conda"),
+            "password or token",
+        ),
+        (
+            conda("https://conda.anaconda.org/t/ab-123/chan/linux-64/zlib-1.3.1-0.conda"),
+            "password or token",
+        ),
+        (
+            conda("https://x.example/chan/linux-64/zlib-1.3.1-0.conda?key=secret"),
+            "password or token",
+        ),
+        (conda("ftp://x.example/chan/linux-64/zlib-1.3.1-0.conda"), "is no https"),
+        (conda("https://x.example/../linux-64/zlib-1.3.1-0.conda"), "may not be in a bundle"),
+        (
+            conda("https://x.example/%2e%2e%2f%2e%2e/linux-64/zlib-1.3.1-0.conda"),
+            "may not be in a bundle",
+        ),
+        (conda("https://x.example/a%00b/linux-64/zlib-1.3.1-0.conda"), "may not be in a bundle"),
+        (conda("https://x.example/a%25b/linux-64/zlib-1.3.1-0.conda"), "has a `%`"),
+    ],
+)
+def test_an_address_that_would_leave_or_tell_secrets_is_refused(entry: Any, words: str) -> None:
+    message = refusal(PolicyError, lock(entry))
+    assert words in message
+    assert "secret" not in message.replace("secret in", "") and "ab-123" not in message
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version: 1\npackage: [", "it is not YAML"),
+        (b"\xff\xfe\x00", "not a lock"),
+        (b"a: 1\n", "has no `version`"),
+        (lock(version=2), "schema version 2"),
+        (lock(version=True), "schema version True"),
+        (b"version: 1\npackage: []\n", "lists no packages"),
+        (yaml.safe_dump({"version": 1, "package": [
+            pip("https://x/a/b-1-py3-none-any.whl", "b", "1")]}).encode(),
+         "no conda package `python`"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_such_lock_is_refused(data: bytes, words: str) -> None:
+    assert words in refusal(UsageError, data)
+
+
+def test_one_package_in_two_categories_is_one_package() -> None:
+    """conda-lock writes an entry for each category."""
+    assert len(paths({**PYTHON, "category": "dev", "optional": True})) == 1
+
+
+def test_one_distribution_under_two_spellings_is_refused() -> None:
+    one, other = (
+        pip(f"https://x/{n}-1.0-py3-none-any.whl", n, "1.0") for n in ("My.Lib", "my_lib")
+    )
+    assert "is there twice" in refusal(UsageError, lock(one, other))
+
+
+def test_of_several_platforms_the_profiles_is_taken() -> None:
+    arm = {
+        **PYTHON,
+        "platform": "linux-aarch64",
+        "url": PYTHON["url"].replace("linux-64", "linux-aarch64"),
+    }
+    both = lock(arm)
+    assert "which of them?" in refusal(UsageError, both)
+    assert "the profile's platform is osx-64" in refusal(UsageError, both, "osx-64")
+    (package,) = read_packages(both, "conda-lock.yml", "linux-aarch64").packages
+    assert "/linux-aarch64/" in package.path
+
+
+@given(st.text(max_size=40), st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+def test_whatever_a_lock_says_no_path_leaves_the_asset(url: str, name: str, version: str) -> None:
+    for manager in ("conda", "pip"):
+        entry = {
+            **PYTHON,
+            "manager": manager,
+            "name": name,
+            "version": version,
+            "url": f"https://x/{url}/{name}",
+        }
+        try:
+            found = read_packages(lock(entry), "conda-lock.yml")
+        except StageError:
+            continue
+        assert all(util_paths.problem_with_path(package.path) is None for package in found.packages)
+
+
+def test_the_lock_lies_beside_its_environment_file(tmp_path: Any) -> None:
+    assert lock_beside(tmp_path / "environment.yml") == tmp_path / "conda-lock.yml"
+    assert lock_beside(tmp_path / "bert.yaml") == tmp_path / "bert.conda-lock.yml"

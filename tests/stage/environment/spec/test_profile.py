@@ -1,0 +1,118 @@
+"""A cluster's profile is read as documented; a mistake is reported with file:line and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stage.environment.spec.profile import Profile
+from stage.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[4]
+A800 = """\
+format: 1
+name: a800
+platform: linux-64
+glibc: "2.28"
+cuda: "12.2"
+compute_capability: "8.0"
+gpu: NVIDIA A800 80GB
+mpi: openmpi 4.1
+modules: [nvidia/cuda/12.2]
+"""
+
+
+def load(folder: Path, text: str) -> Profile:
+    path = folder / "p.yml"
+    path.write_text(text)
+    return Profile.load(path)
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    assert load(tmp_path, A800) == Profile(
+        path=tmp_path / "p.yml",
+        name="a800",
+        platform="linux-64",
+        glibc="2.28",
+        cuda="12.2",
+        compute_capability="8.0",
+        gpu="NVIDIA A800 80GB",
+        mpi="openmpi 4.1",
+        modules=("nvidia/cuda/12.2",),
+    )
+
+
+def test_the_solver_is_told_what_the_node_has(tmp_path: Path) -> None:
+    assert load(tmp_path, A800).virtual_packages() == {
+        "__archspec": "1 x86_64",
+        "__cuda": "12.2",
+        "__glibc": "2.28",
+        "__linux": "3.10",
+        "__unix": "0",
+    }
+
+
+def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
+    text = 'format: 1\nplatform: linux-aarch64\nglibc: "2.34"\nlinux: "5.14"\n'
+    profile = load(tmp_path, text)
+    assert profile.name == "p"
+    assert profile.virtual_packages() == {
+        "__archspec": "1 aarch64",
+        "__glibc": "2.34",
+        "__linux": "5.14",
+        "__unix": "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("format: 1", "format: 2", 1, "`format` should be 1, found the number 2"),
+        ("format: 1\n", "", None, "`format` should be 1, it is missing"),
+        ("linux-64", "win-64", 3, "linux-64, linux-aarch64"),
+        ("platform: linux-64\n", "", None, "`platform` is missing"),
+        ('glibc: "2.28"\n', "", None, "`glibc` is missing"),
+        ('glibc: "2.28"', "glibc: 2.30", 4, 'Put it in quotes: glibc: "2.30"'),
+        ('glibc: "2.28"', 'glibc: "2.28-251.el8"', 4, "ldd --version"),
+        ('cuda: "12.2"', "cuda: 12.2", 5, "Put it in quotes"),
+        ('cuda: "12.2"', 'cuda: "535.104.05"', 5, "nvidia-smi"),
+        ('cuda: "12.2"\n', "", 5, "`compute_capability` without `cuda`"),
+        ('compute_capability: "8.0"\n', "", 5, "`cuda` without `compute_capability`"),
+        ('compute_capability: "8.0"', 'compute_capability: "sm_80"', 6, "MAJOR.MINOR"),
+        ("gpu: NVIDIA A800 80GB", "gpu: [a, b]", 7, "`gpu` should be text"),
+        ("modules: [nvidia/cuda/12.2]", "modules: nvidia/cuda/12.2", 9, "list of module names"),
+        ("modules:", "module:", 9, "Did you mean `modules`?"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(
+    tmp_path: Path, old: str, new: str, line: int | None, said: str
+) -> None:
+    assert old in A800
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, A800.replace(old, new))
+    place = f"{tmp_path / 'p.yml'}:{line}:" if line else f"{tmp_path / 'p.yml'}"
+    assert str(caught.value).startswith(place)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "envs" / "profiles").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_a_shipped_profile_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert Profile.load(path).name == path.stem
+
+
+def test_the_promised_profiles_are_shipped() -> None:
+    shipped = {path.stem for path in (ROOT / "envs" / "profiles").glob("*.yml")}
+    assert {"a800", "v100", "h200", "cpu"} <= shipped
+
+
+def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -> None:
+    load(tmp_path, A800)
+    with pytest.raises(UsageError, match="no such profile") as told:
+        Profile.load(tmp_path / "p.yaml")
+    assert f"Did you mean {tmp_path}/p.yml?" in str(told.value.remedy)
+    with pytest.raises(UsageError) as told:
+        Profile.load(tmp_path / "nowhere" / "frontier")
+    assert "stage env probe" in str(told.value.remedy)

@@ -1,0 +1,330 @@
+"""An environment travels: fetched into a bundle, created on a cluster, and used there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap, run, tree_of
+
+
+@pytest.fixture(scope="module")
+def created(
+    environment_laptop: EnvironmentLaptop, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The environment, created from the image by `bootstrap.sh`. Treat it as read-only."""
+    prefix = tmp_path_factory.mktemp("cluster") / "env"
+    done = bootstrap(environment_laptop.asset, prefix)
+    assert done.returncode == 0, done.stderr
+    return prefix
+
+
+def test_the_bundle_is_sound_and_says_what_is_in_it(environment_laptop: EnvironmentLaptop) -> None:
+    assert environment_laptop.stage("verify", "bundle").returncode == 0
+    shown = environment_laptop.stage("show", "bundle").stdout
+    assert "linux-64 (solved for archspec 1 x86_64, glibc 2.28" in shown
+    lock = json.loads((environment_laptop.bundle / "stage.lock").read_text())
+    environment = lock["assets"]["small-env"]["environment"]
+    assert (
+        environment["tree"]
+        == json.loads((environment_laptop.asset / "env.json").read_text())["tree"]
+    )
+    files = {file["path"]: file for file in lock["assets"]["small-env"]["files"]}
+    built = files["data/envs/small-env/wheels/made-1.0-py3-none-any.whl"]
+    assert built["made_by"] == "wheel"
+    assert built["origin"] == files["data/envs/small-env/sdists/made-1.0.tar.gz"]["origin"]
+    for package in environment["packages"]:
+        assert files[f"data/envs/small-env/{package['path']}"]["origin"].startswith("file://")
+
+
+def test_everything_in_the_environment_runs_with_an_empty_environment(created: Path) -> None:
+    assert run(created, "python", "-c", "import sys; print(sys.prefix)") == str(created)
+    assert run(created, "greet") == "hello from the environment 1.1"
+    assert run(created, "mpirun") == f"orterun of {created}/bin/orterun"
+    assert run(created, "stage", "--version").startswith("stage, version")
+    assert "made" in run(created, "python", "-c", "import made; print(made)")
+
+
+def test_nothing_is_left_that_says_the_placeholder(created: Path) -> None:
+    for path in created.rglob("*"):
+        if path.is_file() and ".airlift" not in path.parts and "stage/environment" not in str(path):
+            assert b"airlift-environment-prefix" not in path.read_bytes(), path
+
+
+def test_binaries_keep_their_length_and_text_gets_the_prefix(created: Path) -> None:
+    library = (created / "lib/libmpi.so.40").read_bytes()
+    prefix = str(created).encode()
+    assert prefix + b"\0" in library
+    assert prefix + b"/etc:" + prefix + b"/share\0" in library
+    assert library.endswith(b"\0tail\0")
+    assert (created / "etc/openmpi-mca-params.conf").read_text() == f"prefix = {created}\n"
+
+
+def test_a_post_link_script_is_never_run(created: Path) -> None:
+    assert (created / "bin/.scripted-post-link.sh").exists()
+    assert not list(created.rglob("post-link-ran"))
+
+
+def test_links_arrive_as_links(created: Path) -> None:
+    assert (created / "share/links/to-folder/inside.txt").read_text() == "inside\n"
+    assert (created / "share/links/across").resolve() == (created / "etc/links.conf").resolve()
+    assert str((created / "share/links/dangling").readlink()) == "not-there"
+
+
+def test_pip_and_its_records_agree_with_the_files(created: Path) -> None:
+    assert run(created, "python", "-m", "pip", "list", "--format", "freeze")
+    code = (
+        "import base64, hashlib, importlib.metadata as m\n"
+        "for d in m.distributions():\n"
+        "    for f in d.files or []:\n"
+        "        assert f.locate().exists(), f\n"
+        "        if f.hash: assert f.hash.value == base64.urlsafe_b64encode(\n"
+        "            hashlib.sha256(f.read_binary()).digest()).rstrip(b'=').decode(), f\n"
+        "print('agreed')"
+    )
+    assert run(created, "python", "-c", code) == "agreed"
+
+
+def test_a_shell_killed_while_its_tar_runs_another_shell_makes_the_same_tree_and_leaves_nothing(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / ("long" * 20)
+    killed = start_bootstrap(environment_laptop.asset, prefix)
+    os.killpg(
+        killed.pid, signal.SIGSTOP
+    )  # so that there is much left to write when the next run comes
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert {"tar", "gzip"} <= set(group_of(killed))
+    os.killpg(killed.pid, signal.SIGCONT)
+    done = bootstrap(environment_laptop.asset, prefix, shell="bash")
+    assert done.returncode == 0, done.stderr
+    assert f"removing what an interrupted run left: {prefix}.part.{killed.pid}\n" in done.stdout
+    assert (list(tmp_path.iterdir()), group_of(killed)) == ([prefix], [])
+    assert tree_of(prefix) == tree_of(created)
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+
+
+def test_what_was_left_and_is_still_written_to_goes_in_the_end_though_the_prefix_is_made(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """As by a tar that lives on: rm meets a folder that is not empty."""
+    prefix, left = tmp_path / "env", tmp_path / "env.part.999999999"
+    prefix.mkdir()
+    (left / ".airlift").mkdir(parents=True)
+    (left / ".airlift/owner").write_text(f"{os.uname().nodename}\n")
+    writes = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); mkdir -p lib/$i; : >lib/$i/file; done"
+    writes += " 2>/dev/null"
+    writer = subprocess.Popen(["/bin/sh", "-c", f"cd '{left}' && {writes}"])
+    done = bootstrap(environment_laptop.asset, prefix)
+    writer.wait()
+    assert (done.returncode, f"removing what an interrupted run left: {left}" in done.stdout) == (
+        2,
+        True,
+    )
+    assert list(tmp_path.iterdir()) == [prefix]
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_what_somebody_else_is_at_work_on_is_left_alone(
+    environment_laptop: EnvironmentLaptop, shell: str
+) -> None:
+    """In a folder of a group: their processes are there, and cannot be signalled."""
+    user = 20_000 if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(environment_laptop.asset / "bootstrap.sh", folder)
+        (folder / "env").mkdir()
+        for process in (1, 999_999_999):
+            (folder / f"env.part.{process}/.airlift").mkdir(parents=True)
+            (folder / f"env.part.{process}/.airlift/owner").write_text(f"{os.uname().nodename}\n")
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        command = [shell, folder / "bootstrap.sh", folder / "env"]
+        done = subprocess.run(
+            command, user=user, cwd="/", capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2, done.stderr
+        assert f"left alone: {folder}/env.part.1, of another run" in done.stdout + done.stderr
+        assert sorted(path.name for path in folder.glob("env.part.*")) == ["env.part.1"]
+
+
+@pytest.mark.slow
+def test_the_shell_alone_killed_while_its_python_relocates_puts_nothing_where_the_next_run_works(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / "env"
+    killed = start_bootstrap(environment_laptop.asset, prefix)
+    part = tmp_path / f"env.part.{killed.pid}"
+    while not (part / ".airlift/prefix").exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert group_of(killed)
+    while group_of(killed):  # it goes on to its end, but for the last step
+        time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == [part]
+    done = bootstrap(environment_laptop.asset, prefix)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == [prefix]
+    assert tree_of(prefix) == tree_of(created)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_removed_is_named_with_the_reason_and_goes_with_a_later_run(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """A disk that somebody mounted in it: no `rm` gets past that."""
+    prefix, left = tmp_path / "env", tmp_path / "env.part.999999999"
+    for folder in (".airlift", "lib/mounted", "share"):
+        (left / folder).mkdir(parents=True)
+    (left / ".airlift/owner").write_text(f"{os.uname().nodename}\n")
+    script = 'mount -t tmpfs none "$2"/lib/mounted && sh "$0"/bootstrap.sh "$1"'
+    command = [*alone("m"), "sh", "-c", script, environment_laptop.asset, prefix, left]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.partition(f"left for the next run to remove: {left}\n")[2]
+    assert "resource busy" in said.splitlines()[0].lower(), done.stdout
+    assert not (left / "share").exists()
+    assert run(prefix, "greet") == "hello from the environment 1.1"
+    again = bootstrap(environment_laptop.asset, prefix)
+    assert (again.returncode, f"removing what an interrupted run left: {left}" in again.stdout) == (
+        2,
+        True,
+    )
+    assert list(tmp_path.iterdir()) == [prefix]
+
+
+def group_of(leader: subprocess.Popen[bytes]) -> list[str]:
+    """The names of the processes of a process group that have not ended."""
+    shown = subprocess.run(
+        ["ps", "-eo", "pgid=,stat=,comm="], capture_output=True, text=True, check=True
+    ).stdout
+    found = [line.split(None, 2) for line in shown.splitlines()]
+    return [
+        name
+        for group, state, name in found
+        if int(group) == leader.pid and not state.startswith("Z")
+    ]
+
+
+def test_interrupted_it_leaves_nothing(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    running = start_bootstrap(environment_laptop.asset, tmp_path / "env")
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait() == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
+    """Starts `bootstrap.sh` and returns once it unpacks."""
+    command = ["/bin/sh", asset / "bootstrap.sh", prefix]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(prefix.parent.glob("*.part.*/lib/python*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    return running
+
+
+def test_the_packages_route_gives_the_same_tree(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    done = environment_laptop.stage(
+        "env", "create", "bundle", "small-env", tmp_path / "env", "--route", "packages"
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(tmp_path / "env") == tree_of(created)
+    assert [path.name for path in tmp_path.iterdir()] == ["env"]
+    assert run(tmp_path / "env", "greet") == "hello from the environment 1.1"
+
+
+def test_an_environment_imports_nothing_that_pip_install_user_or_a_module_left(
+    created: Path, tmp_path: Path
+) -> None:
+    """By `activate`, and by a script of it that is started without."""
+    home, stale = tmp_path / "home", tmp_path / "stale"
+    ask = [created / "bin/python", "-c", "import site; print(site.getusersitepackages())"]
+    user = Path(subprocess.check_output(ask, env={"HOME": str(home)}, text=True).strip())
+    for folder in (user, stale):
+        folder.mkdir(parents=True)
+        (folder / "click.py").write_text("print('a liar')\n")
+    settings = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    look = "python -c 'import click; print(click.__file__)'"
+    after = "airlift_deactivate && echo $PYTHONPATH${PYTHONNOUSERSITE-}"
+    for shell in ("dash", "bash"):
+        done = subprocess.run(
+            [shell, "-euc", f". '{created}/activate' && {look} && {after}"],
+            env={**settings, "PYTHONPATH": str(stale)},
+            capture_output=True,
+            text=True,
+        )
+        click, restored = done.stdout.splitlines()
+        assert click.startswith(f"{created}/lib/") and restored == str(stale), (
+            done.stdout + done.stderr
+        )
+        assert (
+            done.stderr.count(
+                f"PYTHONPATH is unset here: this environment has its own packages. It was: {stale}"
+            )
+            == 1
+        )
+    starts = {
+        path.name: path.read_bytes()[:400] for path in (created / "bin").iterdir() if path.is_file()
+    }
+    interpreter = f"{created}/bin/python".encode()
+    ours = {
+        name: text
+        for name, text in starts.items()
+        if text.startswith(b"#!") and interpreter in text
+    }
+    assert {"pip", "greet"} <= set(ours)
+    for name, text in ours.items():
+        first = text.partition(interpreter)[2].partition(b"\n")[0]
+        assert b" -s" in first, f"{name} would import what lies in ~/.local: {first!r}"
+
+
+def test_activate_sets_the_path_and_takes_it_back(created: Path) -> None:
+    for shell in ("dash", "bash"):
+        script = (
+            f". '{created}/activate'; command -v greet; echo $CONDA_PREFIX; airlift_deactivate; "
+            "echo $PATH; echo ${CONDA_PREFIX-none}"
+        )
+        command = [f"/usr/bin/{shell}", "-euc", script]
+        done = subprocess.run(command, env={"PATH": "/bin"}, capture_output=True, text=True)
+        assert done.stdout.splitlines() == [f"{created}/bin/greet", str(created), "/bin", "none"], (
+            done.stderr
+        )
+
+
+def test_a_moved_prefix_says_so_and_changes_nothing(created: Path, tmp_path: Path) -> None:
+    """In bash even where the place it was made for is still there, with another copy in it."""
+    moved, gone = tmp_path / "moved", tmp_path / "gone"
+    for copy in (moved, gone):
+        (copy / ".airlift").mkdir(parents=True)
+        (copy / "activate").write_text((created / "activate").read_text())
+    text = (created / "activate").read_text().replace(str(created), "/no/longer/there")
+    (gone / "activate").write_text(text)
+    for shell, place, made_for in (
+        ("bash", moved, created),
+        ("bash", gone, "/no/l"),
+        ("dash", gone, "/no/l"),
+    ):
+        script = f"cd '{place}'; . ./activate; echo $? $PATH ${{AIRLIFT_PREFIX-none}}"
+        done = subprocess.run(
+            [f"/usr/bin/{shell}", "-uc", script],
+            env={"PATH": "/bin"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == "1 /bin none\n", done
+        assert f"made for {made_for}" in done.stderr and "Create it anew" in done.stderr

@@ -1,0 +1,234 @@
+"""Impossible requests: the asset, the reason and the remedy are printed before any download."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support.servers.hubs import STRANGER_TOKEN
+from tests.support.servers.web import serve
+from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop, model_files
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def nothing_was_downloaded(laptop: Laptop) -> bool:
+    """Only configs may be downloaded: they show what else a model needs."""
+    asked = [
+        r
+        for r in laptop.hub.requests()
+        if r.file in LANDING and not r.file.endswith("/config.json")
+    ]
+    return not laptop.bundle.exists() and not asked
+
+
+def line_of(manifest: str, text: str) -> int:
+    return next(number for number, line in enumerate(manifest.splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
+def test_an_unknown_repository(laptop: Laptop, token: str | None) -> None:
+    manifest = MANIFEST.replace(MODEL, "acme/tiny-brt")
+    laptop.write(manifest)
+    message = laptop.refused(2, **({"HF_TOKEN": token} if token else {}))
+    assert f"tiny.yaml:{line_of(manifest, 'tiny-bert:')}: `tiny-bert`" in message
+    assert (
+        "acme/tiny-brt" in message
+        and "does not exist or is private" in message
+        and "hf auth login" in message
+    )
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "other"),
+    [(MANIFEST.replace(f"model: {MODEL}", f"model: {DATASET}"), "model", "dataset"),
+     (MANIFEST.replace(f"dataset: {DATASET}", f"dataset: {MODEL}"), "dataset", "model")],
+)  # fmt: skip
+def test_a_dataset_asked_for_as_a_model_and_the_reverse(
+    laptop: Laptop, wrong: str, kind: str, other: str
+) -> None:
+    laptop.write(wrong)
+    message = laptop.refused(2)
+    name = DATASET if other == "dataset" else MODEL
+    assert (
+        f"`{name}` is a {other}, not a {kind}" in message and f"Write `{other}: {name}`" in message
+    )
+
+
+def test_where_nobody_answers_it_gives_up_soon(laptop: Laptop) -> None:
+    """A wrong endpoint or no network: it gives up soon. It waits longer for later faults."""
+    message = laptop.refused(5, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (
+        "cannot connect to 127.0.0.1:9; gave up after 3 attempts" in message
+        and "--endpoint" in message
+    )
+
+
+def test_a_web_site_is_no_hub(laptop: Laptop) -> None:
+    with serve() as site:
+        message = laptop.refused(5, HF_ENDPOINT=site.url("/shop"))
+    assert (
+        "/shop does not answer as a Hub: HTTP 404, a web page" in message
+        and "--endpoint" in message
+    )
+
+
+def test_a_file_that_the_storage_has_not_got_is_not_asked_for_again(laptop: Laptop) -> None:
+    laptop.hub.faults.add(side="cdn", path=r"model\.safetensors", status=404)
+    message = laptop.refused(5)
+    assert (
+        "tiny-bert: model.safetensors: HTTP 404: 127.0.0.1 redirects to a storage server" in message
+    )
+    assert (
+        len(
+            [
+                r
+                for r in laptop.hub.requests()
+                if r.side == "cdn" and "safetensors" in (r.file or "")
+            ]
+        )
+        == 1
+    )
+
+
+@pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
+@pytest.mark.parametrize(("kind", "repository"), [("models", MODEL), ("datasets", DATASET)])
+def test_a_gated_repository(laptop: Laptop, kind: str, repository: str, token: str | None) -> None:
+    laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
+    message = laptop.refused(2, **({"HF_TOKEN": token} if token else {}))
+    page = f"https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{repository}"
+    assert "gated" in message and page in message and ("HF_TOKEN" in message) == (token is None)
+
+
+def test_a_token_that_is_no_good(laptop: Laptop) -> None:
+    message = laptop.refused(2, HF_TOKEN="hf_expired")
+    assert "token" in message and nothing_was_downloaded(laptop)
+
+
+def test_an_unknown_revision(laptop: Laptop) -> None:
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    revision: v9"))
+    message = laptop.refused(2)
+    assert "`tiny-bert`" in message and "no revision `v9`" in message and "main" in message
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_pattern_that_matches_nothing(laptop: Laptop) -> None:
+    laptop.write(
+        MANIFEST.replace(
+            f"model: {MODEL}", f'model: {MODEL}\n    include: ["*.json", "*.safetensor"]'
+        )
+    )
+    message = laptop.refused(2)
+    assert "`*.safetensor` matches none" in message and "model.safetensors" in message
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("config: plain", "no config `fancy`"), ("splits: [train, dev]", "no split `dev`")],
+)
+def test_an_unknown_config_or_split(laptop: Laptop, wrong: str, said: str) -> None:
+    replacement = "config: fancy" if wrong.startswith("config") else f"config: plain\n    {wrong}"
+    laptop.write(MANIFEST.replace("config: plain", replacement))
+    message = laptop.refused(2)
+    assert "`lines`" in message and said in message
+    assert nothing_was_downloaded(laptop)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nearest"),
+    [
+        (f"model: {MODEL}", f"model: {MODEL}\n    revison: main", "revision"),
+        ("name: tiny", "nmae: tiny", "name"),
+    ],
+)
+def test_an_unknown_key(laptop: Laptop, old: str, new: str, nearest: str) -> None:
+    manifest = MANIFEST.replace(old, new)
+    laptop.write(manifest)
+    message = laptop.refused(2)
+    key = new.split()[-2]
+    assert f"tiny.yaml:{line_of(manifest, key)}: unknown key `{key.rstrip(':')}`" in message
+    assert f"`{nearest}`" in message
+    assert laptop.hub.requests() == []
+
+
+def test_a_model_of_pickles_only(laptop: Laptop) -> None:
+    files = {name: data for name, data in model_files().items() if name != "model.safetensors"}
+    laptop.hub.commit("models", MODEL, files)
+    message = laptop.refused(3)
+    assert "pytorch_model.bin" in message and "safetensors" in message
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_path_that_may_not_be_in_a_bundle(laptop: Laptop) -> None:
+    laptop.hub.commit("models", MODEL, {**model_files(), "100%.json": b"{}"})
+    message = laptop.refused(3)
+    assert "`tiny-bert`" in message and "100%.json" in message
+    assert nothing_was_downloaded(laptop)
+
+
+def test_patterns_that_leave_out_the_config_are_reported_before_the_download(
+    laptop: Laptop,
+) -> None:
+    patterns = 'include: ["*.safetensors"]'
+    laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    {patterns}"))
+    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle")
+    assert (
+        done.returncode == 2
+        and 'Add to `include` (or remove from `exclude`): "config.json"' in done.stderr
+    )
+    assert (
+        "tiny.yaml:4: `tiny-bert`: `include` leaves out its tokenizer (tokenizer.json, vocab.txt)"
+        in done.stderr
+    )
+    assert nothing_was_downloaded(laptop)
+    done = laptop.fetch()  # --no-offline-check: as they are
+    assert (
+        done.returncode == 0
+        and "warning: tiny.yaml:4: `tiny-bert`: its weights will not load" in done.stderr
+    )
+
+
+def test_a_disk_too_small(laptop: Laptop) -> None:
+    disk = laptop.folder / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=1m none disk && exec "$@"'
+    done = subprocess.run(
+        [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            mount,
+            "sh",
+            *laptop.command("fetch", "tiny.yaml", "-o", "disk/bundle", "--no-offline-check"),
+        ],
+        cwd=laptop.folder,
+        env=laptop.environment(),
+        capture_output=True,
+        text=True,
+    )
+    if "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    assert done.returncode == 5, done.stderr
+    assert "are missing" in done.stderr and "MB" in done.stderr and "Traceback" not in done.stderr
+    assert nothing_was_downloaded(laptop)
+
+
+def test_a_folder_of_something_else_is_left_alone(laptop: Laptop) -> None:
+    laptop.bundle.mkdir()
+    (laptop.bundle / "thesis.tex").write_text("years of work")
+    message = laptop.refused(2)
+    assert "not a bundle" in message
+    assert [path.name for path in laptop.bundle.iterdir()] == ["thesis.tex"]
+    assert laptop.hub.requests() == []
+
+
+def test_a_hub_that_cannot_be_reached(laptop: Laptop) -> None:
+    laptop.hub.faults.add(
+        side="hub", path="^/api/", status=404, body="<html>a captive portal</html>"
+    )
+    message = laptop.refused(5)
+    assert "--endpoint" in message

@@ -1,0 +1,79 @@
+"""Forbidden folders for a bundle, and names of local files: refused before anything is done."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.bundle import PATCH_PLAN
+from tests.support.staging import run_here
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a manifest that takes `raw`, and one that takes the whole folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_text("a\n")
+    (tmp_path / "raw.yaml").write_text("format: 1\nname: raw\nassets:\n  r: {path: raw}\n")
+    (tmp_path / "all.yaml").write_text("format: 1\nname: all\nassets:\n  a: {path: .}\n")
+    return tmp_path
+
+
+def test_a_bundle_inside_a_bundle_is_refused(folder: Path) -> None:
+    run_here("fetch", "raw.yaml", "-o", "outer")
+    done = run_here("fetch", "raw.yaml", "-o", "outer/data/in", code=2)
+    assert "lies inside the bundle" in done.stderr and "-o" in done.stderr
+    run_here("verify", "outer")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "target"), [("all.yaml", "b"), ("raw.yaml", "raw/b"), ("raw.yaml", "raw")]
+)
+def test_a_bundle_inside_what_it_takes_in_is_refused(
+    folder: Path, manifest: str, target: str
+) -> None:
+    done = run_here("fetch", manifest, "-o", target, code=2)
+    assert f"{manifest}:4: " in done.stderr and "takes in" in done.stderr
+    assert not (folder / target / "stage.lock").exists()
+
+
+def test_a_folder_with_its_own_manifest_can_be_fetched_again_and_again(folder: Path) -> None:
+    (folder / "all.yaml").write_text(
+        'format: 1\nname: all\nassets:\n  a: {path: ., exclude: ["b/**"]}\n'
+    )
+    for _ in range(2):
+        run_here("fetch", "all.yaml", "-o", "b")
+    assert not (folder / "b/data/files/a/all.lock").exists()
+
+
+@pytest.mark.parametrize("name", ["./raw", "raw/a.txt", "/etc"])
+def test_init_does_not_ask_a_hub_for_local_paths(folder: Path, name: str) -> None:
+    done = run_here("init", name, "-o", "new.yaml", code=2)
+    assert "is on this machine" in done.stderr and f"{{path: {name}}}" in done.stderr
+
+
+def test_a_patch_is_not_taken_for_a_damaged_bundle(folder: Path) -> None:
+    (folder / "mend").mkdir()
+    (folder / "mend/bagit.txt").write_text("BagIt-Version: 1.0\n")
+    (folder / "mend" / PATCH_PLAN).write_text("{}")
+    assert "a patch, not a bundle" in run_here("verify", "mend", code=2).stderr
+
+
+def test_a_pattern_that_yaml_takes_for_an_alias_wants_quotes(folder: Path) -> None:
+    (folder / "star.yaml").write_text(
+        "format: 1\nname: s\nassets:\n  r:\n    path: raw\n    include: [*.bin]\n"
+    )
+    assert 'Put it in quotes: "*.bin"' in run_here("lock", "star.yaml", code=2).stderr
+
+
+def test_a_local_folder_with_cut_weights_does_not_load(folder: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    (folder / "raw/model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + b"\0" * 3
+    )
+    done = run_here("fetch", "raw.yaml", "-o", "b", code=1)
+    assert "model.safetensors" in done.stderr and "will not load" in done.stderr

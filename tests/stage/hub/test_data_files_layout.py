@@ -1,0 +1,259 @@
+"""Datasets that are not parquet: split and format of each file, compared with `datasets` itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, reject, settings
+from hypothesis import strategies as st
+
+from stage.convert.images import FORMATS
+from stage.hub.data_files_layout import _CHANGES_ROWS, format_of, loading_script, originals
+from stage.hub.parquet_layout import Layout
+
+# The library's name of a format -> ours, where they differ
+NAMES = {
+    "audiofolder": "audio",
+    "videofolder": "video",
+    "webdataset": "WebDataset",
+    "xml": "XML",
+    "hdf5": "HDF5",
+}
+NAMES |= {
+    "conll": "CoNLL",
+    "pdffolder": "PDF",
+    "lance": "Lance",
+    "vortex": "Vortex",
+    "tsfile": "time series",
+}
+NAMES |= {
+    "niftifolder": "NIfTI",
+    "meshfolder": "3D",
+    "eval": "evaluation logs",
+    "harbor": "Harbor tasks",
+}
+NAMES |= dict.fromkeys(("fasta", "genbank", "fastq", "pdb", "mmcif"), "biology")
+
+
+@pytest.fixture(autouse=True)
+def offline_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants  # noqa: F401 - reads the variable once: tests that come later are not offline
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def library(folder: Path, paths: list[str], configs: Any = None) -> tuple[dict[str, str], Layout]:
+    """Config -> the library's module, and its layout, for these (empty) files and this card."""
+    import datasets
+
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    if configs is not None:
+        (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    modules, layout = {}, {}
+    for name in [None] if configs is None else datasets.get_dataset_config_names(str(folder)):
+        builder = datasets.load_dataset_builder(str(folder), name)
+        modules[builder.config.name] = builder.__module__.rpartition(".")[2]
+        layout[builder.config.name] = {
+            str(split): [Path(str(file)).relative_to(folder.resolve()).as_posix() for file in files]
+            for split, files in builder.config.data_files.items()
+        }
+    return modules, layout
+
+
+def test_every_ending_means_what_it_means_to_the_library() -> None:
+    from datasets.packaged_modules import _EXTENSION_TO_MODULE
+
+    theirs = {
+        end: NAMES.get(module, module)
+        for end, (module, _) in _EXTENSION_TO_MODULE.items()
+        if end.islower()
+    }
+    assert {**theirs, ".zip": "zip"} == FORMATS
+
+
+def test_every_option_that_the_library_reads_is_refused_or_known() -> None:
+    """A new option of a reader may change rows: then this list must be checked again."""
+    import datasets
+    from datasets.packaged_modules.arrow.arrow import ArrowConfig
+    from datasets.packaged_modules.csv.csv import CsvConfig
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolderConfig
+    from datasets.packaged_modules.json.json import JsonConfig
+    from datasets.packaged_modules.text.text import TextConfig
+
+    of_all = {field.name for field in dataclasses.fields(datasets.BuilderConfig)}
+    configs = (ArrowConfig, CsvConfig, ImageFolderConfig, JsonConfig, TextConfig)
+    read = {field.name for config in configs for field in dataclasses.fields(config)} - of_all
+    harmless = {
+        "chunksize",
+        "block_size",
+        "use_threads",
+        "newlines_in_values",
+        "engine",
+        "memory_map",
+        "verbose",
+    }
+    harmless |= {
+        "float_precision",
+        "mangle_dupe_cols",
+        "error_bad_lines",
+        "warn_bad_lines",
+        "decode_num_threads",
+    }
+    assert read - harmless - {"sep", "delimiter"} == set(_CHANGES_ROWS.split())
+
+
+REPOSITORIES: list[list[str]] = [
+    ["train.csv", "test.csv", "LICENSE", "notes.ipynb"],
+    [
+        "data/train-00000-of-00002.jsonl",
+        "data/train-00001-of-00002.jsonl",
+        "data/test-00000-of-00001.jsonl",
+    ],
+    ["train.json.gz", "dev.json.gz"],
+    ["corpus.txt", "more/corpus.txt.zst"],
+    [
+        "train/data-00000-of-00001.arrow",
+        "train/state.json",
+        "train/dataset_info.json",
+        "dataset_dict.json",
+    ],
+    ["train/cat/1.jpg", "train/dog/2.JPEG", "test/cat/3.png"],
+    ["train/metadata.csv", "train/1.jpg", "metadata.jsonl", "test/2.jpg", "test/metadata.csv"],
+    ["a.csv", "b.csv", "c.jsonl"],
+    ["a.csv", "c.jsonl"],
+    ["en/train.csv", "fr/train.csv"],
+    ["x.tsv", ".hidden.csv", "__pycache__/y.csv"],
+    ["wikitext_detokenized.ndjson"],
+    ["en/a.txt", "b.md"],
+]
+
+
+@pytest.mark.parametrize("paths", REPOSITORIES, ids=[paths[0] for paths in REPOSITORIES])
+def test_names_mean_what_they_mean_to_the_library(tmp_path: Path, paths: list[str]) -> None:
+    modules, layout = library(tmp_path, paths)
+    (found,) = originals(None, [*paths, "README.md", ".gitattributes"]).values()
+    assert found.problem is None and found.convert.removesuffix("l") == modules["default"]
+    assert {split: set(inside) for split, inside in found.splits.items()} == {
+        split: set(inside) for split, inside in layout["default"].items()
+    }
+
+
+CARDS: list[tuple[Any, list[str]]] = [
+    ([{"config_name": "default", "data_files": "*.csv"}], ["a.csv", "b.csv", "x.jsonl"]),
+    (
+        [{"config_name": "c", "data_files": [{"split": "odd_one", "path": "a/*"}]}],
+        ["a/1.jsonl", "a/2.jsonl", "b.csv"],
+    ),
+    ([{"config_name": "c", "data_dir": "sub"}], ["sub/train.txt", "sub/dev.txt", "other/a.txt"]),
+    ([{"config_name": "c", "data_files": ".x/*.csv"}], [".x/a.csv", "b.csv"]),
+    ([{"config_name": "c", "data_files": "**"}], ["a.csv", "x/b.csv", ".h/c.csv", "LICENSE"]),
+    (
+        [{"config_name": "a", "data_files": "a.csv"}, {"config_name": "b", "data_files": "b*.csv"}],
+        ["a.csv", "b1.csv"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("configs", "paths"), CARDS, ids=[str(n) for n in range(len(CARDS))])
+def test_a_card_means_what_it_means_to_the_library(
+    tmp_path: Path, configs: Any, paths: list[str]
+) -> None:
+    _, layout = library(tmp_path, paths, configs)
+    found = originals(configs, paths)
+    assert {
+        name: {s: set(p) for s, p in config.splits.items()} for name, config in found.items()
+    } == {name: {s: set(p) for s, p in splits.items()} for name, splits in layout.items()}
+
+
+endings = st.sampled_from(
+    [".csv", ".tsv", ".json", ".jsonl", ".txt", ".txt.gz", ".png", ".arrow", ".md", "", ".wav"]
+)
+names = st.sampled_from(["train", "test-1", "a", "dev", "metadata", "README", "data", "x.y"])
+folders = st.sampled_from(["", "data/", "train/", "test/cat/", "train/dog/"])
+repositories = st.lists(
+    st.tuples(folders, names, endings).map("".join), min_size=1, max_size=6, unique=True
+)
+
+
+@settings(max_examples=40, derandomize=True)
+@given(repositories)
+@example(["train.csv", "test.jsonl"])
+@example(["train.csv", "train.wav", "a.wav"])
+def test_any_repository_is_read_as_by_the_library_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[str]
+) -> None:
+    found = originals(None, paths).get("default")
+    if found is None or found.problem:
+        reject()
+    try:
+        modules, layout = library(tmp_path_factory.mktemp("repository"), paths)
+    except (
+        ValueError,
+        FileNotFoundError,
+    ):  # stricter than ours: a file that it cannot read is part of the splits
+        reject()
+    assert found.convert.removesuffix("l") == modules["default"]
+    assert {split: set(inside) for split, inside in found.splits.items()} == {
+        split: set(inside) for split, inside in layout["default"].items() if inside
+    }
+
+
+@pytest.mark.parametrize(
+    ("configs", "paths", "said"),
+    [
+        (None, ["a.tar", "b.tar"], "its files are WebDataset"),
+        (None, ["a.wav", "metadata.csv"], "its files are audio"),
+        (None, ["train.csv", "test.jsonl"], r"different formats \(csv, json\)"),
+        (None, ["a.csv.xz"], "a.csv.xz is compressed"),
+        (None, ["a.arrow.gz"], "a.arrow.gz is compressed"),
+        (None, ["a.csv.zip", "b.csv"], "compressed"),
+        ([{"data_files": "a.csv", "names": ["x"]}], ["a.csv"], "asks for `names:"),
+        (
+            [{"data_files": "a.csv", "encoding": "latin-1"}],
+            ["a.csv"],
+            "asks for `encoding: latin-1`",
+        ),
+        ([{"data_files": "a.csv", "sep": "||"}], ["a.csv"], "not one character"),
+        ([{"data_files": "a.json", "field": "data"}], ["a.json"], "asks for `field: data`"),
+        ([{"data_files": "**", "drop_labels": True}], ["a/x.png", "b/y.png"], "drop_labels"),
+    ],
+)
+def test_what_would_be_read_otherwise_is_said(configs: Any, paths: list[str], said: str) -> None:
+    import re
+
+    (found,) = originals(configs, paths).values()
+    assert found.problem is not None and re.search(said, found.problem)
+
+
+def test_what_changes_nothing_is_let_be() -> None:
+    card = [
+        {
+            "config_name": "c",
+            "data_files": "a.csv",
+            "encoding": "UTF-8",
+            "default": True,
+            "version": "1.0.0",
+        }
+    ]
+    assert originals(card, ["a.csv"])["c"].problem is None
+    assert originals([{**card[0], "delimiter": ";"}], ["a.csv"])["c"].separator == ";"
+    assert originals(None, ["a.jsonl"])["default"].convert == "jsonl"
+    assert originals(None, ["a.jsonl", "b.json"])["default"].convert == "json"
+
+
+def test_nothing_is_made_of_nothing() -> None:
+    assert originals(None, ["README.md", "LICENSE", ".gitattributes", "dataset_infos.json"]) == {}
+    assert originals([{"data_files": "gone.csv"}], ["a.csv"]) == {}
+    assert format_of([]) is None and format_of(["LICENSE"]) is None
+
+
+def test_a_loading_script_is_known_by_its_name() -> None:
+    assert loading_script("acme/my_data", ["my_data.py", "train.csv"]) == "my_data.py"
+    assert loading_script("acme/my_data", ["other.py", "x/my_data.py"]) is None

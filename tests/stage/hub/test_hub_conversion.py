@@ -1,0 +1,575 @@
+"""Datasets on the Hub without parquet: converted here and pinned per file, or clearly refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import Result
+
+from stage.bundle.bundle import Bundle
+from stage.serve.catalogue import Catalogue
+from stage.util.digests import sha256_of_bytes
+from tests.support.servers.hubs import TestHub
+
+ID = "acme/raw"
+on_our_hub = pytest.mark.parametrize(
+    "hub_factory", ["own"], indirect=True
+)  # one Hub is enough for these
+
+
+def git_sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def card(**front: Any) -> bytes:
+    return f"---\n{yaml.safe_dump(front)}---\n".encode()
+
+
+def manifest(**more: Any) -> None:
+    asset = {"dataset": ID, **more}
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": {"raw": asset}}))
+
+
+def rows(split: str, config: str = "default") -> list[dict[str, Any]]:
+    shards = Bundle.open(Path("b")).asset("raw").configs[config][split].shards
+    return [row for shard in shards for row in pq.read_table(Path("b", shard)).to_pylist()]
+
+
+LINES = {
+    "README.md": card(
+        license="mit", dataset_info={"splits": [{"name": "train", "num_examples": 3}]}
+    ),
+    "train-2.jsonl": b'{"t": "b", "n": 2}\n',
+    "train-10.jsonl": b'{"t": "c", "n": 2.5}\n',
+    "train-1.jsonl": b'{"t": "a", "n": 1}\n',
+    "test.jsonl.gz": gzip.compress(b'{"t": "d", "n": 4}\n'),
+    "extra.py": b"print()",
+}
+
+
+def test_jsonl_becomes_parquet_with_every_original_pinned(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    commit = hub.commit("datasets", ID, LINES)
+    manifest()
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert (
+        "neither published as parquet nor converted by the Hub" in plan and "4 jsonl files" in plan
+    )
+    assert "make" in plan and not Path("b").exists() and not Path("m.lock").exists()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert [row["t"] for row in rows("train")] == ["a", "b", "c"] and rows("test") == [
+        {"t": "d", "n": 4.0}
+    ]
+    asset = Bundle.open(Path("b")).asset("raw")
+    assert (
+        asset.source.commit == commit
+        and asset.licence == "mit"
+        and asset.configs["default"]["train"].rows == 3
+    )
+    assert {f.path: f.made_by for f in asset.files} == {
+        "data/datasets/raw/CARD.md": None,
+        "data/datasets/raw/default/test-00000-of-00001.parquet": "jsonl",
+        "data/datasets/raw/default/train-00000-of-00001.parquet": "jsonl",
+    }
+    made_from = {i.origin: i for i in asset.made_from}
+    for name in ("train-1.jsonl", "train-2.jsonl", "train-10.jsonl", "test.jsonl.gz"):
+        data = LINES[name]
+        assert (made_from[name].size, made_from[name].sha256) == (len(data), sha256_of_bytes(data))
+        evidence = made_from[name].upstream
+        assert evidence and evidence.value in (git_sha1(data), sha256_of_bytes(data))
+    reasons = {o.path: o.reason for o in asset.left_out}
+    assert reasons == {
+        ".gitattributes": "not part of this config",
+        "extra.py": "not part of this config",
+    }
+    stage("verify", "b")
+
+
+def test_another_machine_makes_the_same_bundle_and_a_repair_the_same_bytes(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, LINES)
+    manifest(splits=["train"])
+    stage("fetch", "m.yaml", "-o", "b")
+    bundle = Bundle.open(Path("b"))
+    assert (
+        list(bundle.asset("raw").configs["default"]) == ["train"]
+        and len(bundle.asset("raw").made_from) == 3
+    )
+    hub.forget_requests()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert not hub.requests(r"\.jsonl")
+    stage("fetch", "m.yaml", "-o", "other", "--locked")
+    assert Bundle.open(Path("other")).id == bundle.id
+    (shard,) = Path("b").rglob("*.parquet")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Bundle.open(Path("b")).id == bundle.id and not Path("b/workshop.partial").exists()
+    stage("verify", "b")
+    hub.forget_requests()
+    stage("fetch", "m.yaml", "-o", "b", "--update")
+    assert Bundle.open(Path("b")).id == bundle.id and not hub.requests(r"\.jsonl")
+
+
+def test_killed_in_the_middle_of_an_original_it_resumes(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    data = b"".join(b'{"n": %d}\n' % n for n in range(200_000))
+    hub.commit("datasets", ID, {"train.jsonl": data, "test.jsonl": b'{"n": 1}\n'})
+    manifest()
+    hub.faults.add(path=r"train\.jsonl$", stall_after=1_300_000, stall_s=30)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b", "-q"],
+        env={**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "30"},
+    )
+    while (
+        not (
+            left := sum(
+                path.stat().st_size for path in Path("b").rglob("*.partial") if path.is_file()
+            )
+        )
+        >= 500_000
+    ):
+        assert running.poll() is None
+        time.sleep(0.02)
+    while not [path for path in Path("b/workshop.partial").rglob("*.jsonl") if path.is_file()]:
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    assert left < len(data) and not Path("b/tagmanifest-sha256.txt").exists()
+    hub.faults.clear()
+    hub.forget_requests()
+    stage("fetch", "m.yaml", "-o", "b")
+    asked = [
+        request.range for request in hub.requests(r"train\.jsonl$") if request.status in (200, 206)
+    ]
+    assert asked and all(asked) and len(rows("train")) == 200_000
+    assert not hub.requests(r"test\.jsonl$")
+    stage("verify", "b")
+
+
+def test_an_original_that_is_not_as_announced_is_refused(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, LINES)
+    manifest()
+    hub.faults.add(path=r"train-2\.jsonl$", corrupt_at=3)
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert (
+        "train-2.jsonl" in said
+        and "git-sha1" in said
+        and not Path("b/tagmanifest-sha256.txt").exists()
+    )
+
+
+@on_our_hub
+def test_rows_are_those_the_card_declares(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit(
+        "datasets", ID, {**LINES, "train-2.jsonl": b'{"t": "b", "n": 2}\n{"t": "b", "n": 2}\n'}
+    )
+    manifest()
+    assert "the card says 3" in stage("fetch", "m.yaml", "-o", "b", code=1).output
+
+
+def arrow(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def zst(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+FORMATS: dict[str, tuple[dict[str, bytes], dict[str, list[dict[str, Any]]]]] = {
+    "csv and tsv": (
+        {"a.csv": b"x,y\n1,a\n", "b.tsv": b"x\ty\n2\tb\n"},
+        {"train": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]},
+    ),
+    "json": ({"dev.json": b'[{"x": 1},\n {"x": 2}]'}, {"validation": [{"x": 1}, {"x": 2}]}),
+    "compressed": (
+        {
+            "train.jsonl.zst": zst(b'{"x": 1}\n{"x": 2}\n'),
+            "test.jsonl.gz": gzip.compress(b'{"x": 3}\n'),
+        },
+        {"train": [{"x": 1}, {"x": 2}], "test": [{"x": 3}]},
+    ),
+    "text": (
+        {"data/train.txt": b"one\ntwo\n", "LICENSE": b"x"},
+        {"train": [{"text": "one"}, {"text": "two"}]},
+    ),
+    "save_to_disk": (
+        {
+            "dataset_dict.json": b'{"splits": ["train"]}',
+            "train/data-00000-of-00001.arrow": arrow(pa.table({"x": [1, None]})),
+            "train/state.json": b'{"_fingerprint": "x"}',
+            "train/dataset_info.json": b"{}",
+        },
+        {"train": [{"x": 1}, {"x": None}]},
+    ),
+    "separator in the card": (
+        {
+            "README.md": card(
+                configs=[{"config_name": "default", "data_files": "*.csv", "sep": ";"}]
+            ),
+            "a.csv": b"x;y\n1;2,5\n",
+        },
+        {"train": [{"x": 1, "y": "2,5"}]},
+    ),
+    "images": (
+        {
+            "train/metadata.csv": b"file_name,n\n1.png,7\n",
+            "train/1.png": b"PNG",
+            "train/2%.png": b"PNG2",
+        },
+        {"train": [{"image": {"bytes": b"PNG", "path": "1.png"}, "n": 7}]},
+    ),
+    "one file in two splits": (
+        {
+            "README.md": card(
+                configs=[
+                    {
+                        "config_name": "default",
+                        "data_files": [
+                            {"split": "train", "path": "a.csv"},
+                            {"split": "all", "path": ["a.csv", "b.csv"]},
+                        ],
+                    }
+                ]
+            ),
+            "a.csv": b"x\n1\n",
+            "b.csv": b"x\n2\n",
+        },
+        {"train": [{"x": 1}], "all": [{"x": 1}, {"x": 2}]},
+    ),
+    "names equal but for case": (
+        {"train/a.csv": b"x\n1\n", "train/A.csv": b"x\n2\n"},
+        {"train": [{"x": 2}, {"x": 1}]},
+    ),
+}
+
+
+@on_our_hub
+def test_a_separator_that_no_card_names_is_named_by_the_manifest(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, {"a.csv": b"x;y\n1;2,5\n"})
+    manifest()
+    assert 'separator: ";"' in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    manifest(separator=";")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert rows("train") == [{"x": 1, "y": "2,5"}]
+    hub.commit("datasets", ID, {"a.jsonl": b'{"x": 1}\n'})
+    assert "is not made from CSV files" in stage("lock", "m.yaml", "--update", code=2).output
+
+
+@on_our_hub
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: str) -> None:
+    files, expected = FORMATS[name]
+    hub.commit("datasets", ID, files)
+    manifest()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert {
+        split: rows(split) for split in Bundle.open(Path("b")).asset("raw").configs["default"]
+    } == expected
+
+
+def class_label(*names: str) -> dict[str, Any]:
+    return {
+        "dtype": {
+            "class_label": {"names": {str(number): name for number, name in enumerate(names)}}
+        }
+    }
+
+
+FEELINGS = ("negative", "positive", "no idea")
+FEATURES = [
+    {"name": "text", "dtype": "string"},
+    {"name": "label", **class_label(*FEELINGS)},
+    {"name": "feeling", **class_label(*FEELINGS)},
+]
+MISFITS = [
+    {"name": "stars", **class_label("one", "two")},
+    {"name": "share", **class_label("a", "b")},
+    {"name": "gone", **class_label("a", "b")},
+    {"name": "tags", "sequence": class_label("a", "b")["dtype"]},
+]
+
+
+@on_our_hub
+@pytest.mark.parametrize("how", ["csv", "jsonl", "arrow"])
+def test_class_names_of_a_card_are_what_datasets_makes_of_them(
+    hub: TestHub, stage: Callable[..., Result], how: str
+) -> None:
+    import datasets
+
+    table = pa.table({"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None]})
+    table = table.append_column("feeling", [["positive", " no idea", "0", "negative"]])
+    files = {
+        "csv": b"text,label,feeling\na,1,positive\nb,0, no idea\nc,-1,0\nd,,negative\n",
+        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist()),
+        "arrow": arrow(table),
+    }
+    hub.commit(
+        "datasets",
+        ID,
+        {"README.md": card(dataset_info={"features": FEATURES}), f"train.{how}": files[how]},
+    )
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert (
+        "raw: default: `feeling` has the class names of the card: negative, positive, no idea"
+        in said
+    )
+    Path("repository").mkdir()
+    Path("repository/README.md").write_bytes(card(dataset_info={"features": FEATURES}))
+    Path("repository", f"train.{how}").write_bytes(files[how])
+    theirs = datasets.load_dataset("repository", cache_dir="cache", split="train")
+    ours = datasets.Dataset.from_parquet("b/data/datasets/raw/default/*.parquet", cache_dir="cache")
+    assert ours.features == theirs.features and ours[:] == theirs[:]
+    assert ours.features["label"].names == list(FEELINGS) and rows("train")[1]["feeling"] == 2
+
+
+@on_our_hub
+def test_class_names_that_rows_do_not_fit_are_reported_and_change_nothing(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    row = {"stars": 2, "share": 0.5, "tags": [1]}
+    readme = card(dataset_info={"features": MISFITS})
+    hub.commit("datasets", ID, {"README.md": readme, "train.jsonl": json.dumps(row).encode()})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    for column, why in {
+        "stars": "it holds 2, and the 2 names are one, two",
+        "share": "it is a column of double, not of whole numbers or text",
+        "gone": "there is no such column",
+        "tags": "they are of what is inside of a list or struct",
+    }.items():
+        assert f"the card's class names for `{column}` are ignored: {why}" in said
+    assert rows("train") == [row]
+
+
+@on_our_hub
+def test_folders_name_the_classes_of_images_whatever_the_card_says(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    readme = card(dataset_info={"features": [{"name": "label", **class_label("dog", "cat")}]})
+    hub.commit("datasets", ID, {"README.md": readme, "cat/1.png": b"PNG", "dog/2.png": b"PNG"})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b", "--no-offline-check").output
+    assert "`label` are ignored: its folders are cat, dog, and `datasets` uses the folders" in said
+    assert [row["label"] for row in rows("train")] == [0, 1]
+    served = (
+        Catalogue.of(Bundle.open(Path("b")))
+        .repositories["datasets", ID]
+        .versions[0]
+        .files["README.md"]
+    )
+    assert b"dog" not in bytes(served.content), "a client would call the cat a dog"
+
+
+TWO = card(
+    configs=[
+        {"config_name": "en", "data_files": "en/*.jsonl"},
+        {"config_name": "fr", "data_files": "fr/*.jsonl", "default": True},
+    ]
+)
+
+
+def test_configs_of_the_card_are_kept_apart(hub: TestHub, stage: Callable[..., Result]) -> None:
+    files = {
+        "README.md": TWO,
+        "en/train.jsonl": b'{"t": "yes"}\n',
+        "fr/train.jsonl": b'{"t": "oui"}\n',
+    }
+    hub.commit("datasets", ID, files)
+    for asked, said in ((None, "oui"), ("en", "yes")):
+        manifest(**({"config": asked} if asked else {}))
+        stage("fetch", "m.yaml", "-o", "b")
+        assert rows("train", asked or "fr") == [{"t": said}]
+    manifest(config="de")
+    said = stage("lock", "m.yaml", code=2).output
+    assert "no config `de`" in said and "en, fr" in said
+    Path("init.yaml").unlink(missing_ok=True)
+    stage("init", ID, "-o", "init.yaml")
+    assert (
+        "config: fr" in Path("init.yaml").read_text()
+        and "also: en" in Path("init.yaml").read_text()
+    )
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def test_parquet_goes_before_the_originals(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit("datasets", ID, {**LINES, "README.md": b""})
+    whole = {"default/train/0000.parquet": parquet([{"t": "converted"}])}
+    hub.commit("datasets", ID, whole, ref="refs/convert/parquet")
+    manifest()
+    assert "taken from refs/convert/parquet" in stage("fetch", "m.yaml", "-o", "b").output
+    assert rows("train") == [{"t": "converted"}]
+
+
+@on_our_hub
+@pytest.mark.parametrize("script", [{"raw.py": b"import datasets"}, {}])
+def test_the_only_config_the_hub_converted_is_meant_whatever_its_name(
+    hub: TestHub, stage: Callable[..., Result], script: dict[str, bytes]
+) -> None:
+    hub.commit("datasets", ID, {**script, "train.csv": b"t\noriginal\n"})
+    whole = {"plain_text/train/0000.parquet": parquet([{"t": "converted"}])}
+    hub.commit("datasets", ID, whole, ref="refs/convert/parquet")
+    manifest()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert rows("train", "plain_text") == [{"t": "converted"}]
+
+
+def test_what_the_hub_converted_in_part_is_made_whole_here(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, LINES)
+    part = {"default/partial-train/0000.parquet": parquet([{"t": "a part"}])}
+    hub.commit("datasets", ID, part, ref="refs/convert/parquet")
+    manifest()
+    stage("fetch", "m.yaml", "-o", "b")
+    assert len(rows("train")) == 3
+
+
+REFUSED: dict[str, tuple[dict[str, bytes], int, str]] = {
+    "a loading script": (
+        {"raw.py": b"import datasets", "data.csv": b"a\n1\n"},
+        3,
+        r"generated by its own code (raw.py)",
+    ),
+    "archives": ({"a.tar": b"", "b.tar": b""}, 2, "its files are WebDataset"),
+    "an option of the card": (
+        {
+            "README.md": card(
+                configs=[{"config_name": "default", "data_files": "a.csv", "header": 3}]
+            ),
+            "a.csv": b"a\n",
+        },
+        2,
+        "its card asks for `header: 3`",
+    ),
+    "nothing": ({"README.md": b"# empty"}, 2, "nor files that could be converted"),
+    "a shard is missing": (
+        {"data/train-00000-of-00002.jsonl": b"{}\n"},
+        2,
+        "has 1 of 2 files; number 1 is missing",
+    ),
+    "a split that leads out": (
+        {
+            "README.md": card(
+                configs=[
+                    {
+                        "config_name": "c",
+                        "data_files": [{"split": "../../../../evil", "path": "a.csv"}],
+                    }
+                ]
+            ),
+            "a.csv": b"a\n1\n",
+        },
+        3,
+        "cannot name a split",
+    ),
+    "a config that leads out": (
+        {
+            "README.md": card(configs=[{"config_name": "../../../evil", "data_files": "a.csv"}]),
+            "a.csv": b"a\n1\n",
+        },
+        3,
+        "`..`",
+    ),
+}
+
+
+@on_our_hub
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
+    hub: TestHub, stage: Callable[..., Result], name: str
+) -> None:
+    files, code, said = REFUSED[name]
+    hub.commit("datasets", ID, files)
+    manifest()
+    output = stage("lock", "m.yaml", code=code).output
+    assert said in output and "m.yaml:1" in output and not Path("m.lock").exists()
+
+
+@on_our_hub
+def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    evil = card(configs=[{"config_name": "a%", "data_files": "a.csv"}])
+    hub.commit("datasets", ID, {"README.md": evil, "a.csv": b"a\n1\n"})
+    manifest()
+    said = stage("lock", "m.yaml", code=3).output
+    assert (
+        "Choose another `config`" in said
+        and "with `path:`" in said
+        and "add it to `exclude`" not in said
+    )
+    documents = {
+        "LICENSE": b"MIT",
+        "License": b"MIT",
+        "NOTICE%.md": b"x",
+    }  # other configs cause no error
+    hub.commit("datasets", ID, {"a.csv": b"a\n1\n", "README.md": b"", **documents})
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("raw")
+    assert len({"LICENSE", "License"} & {file.origin for file in asset.files}) == 1
+    assert "NOTICE%.md" in {left.path for left in asset.left_out}
+
+
+@on_our_hub
+def test_rows_that_do_not_fit_together_are_named_by_file(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, {**LINES, "train-2.jsonl": b'{"t": ["b"]}\n'})
+    manifest()
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "train-2.jsonl" in said and not Path("b/tagmanifest-sha256.txt").exists()
+
+
+@on_our_hub
+@pytest.mark.parametrize("field", ["split", "config"])
+def test_a_lock_cannot_lead_what_is_made_out_of_the_bundle(
+    hub: TestHub, stage: Callable[..., Result], field: str
+) -> None:
+    hub.commit("datasets", ID, LINES)
+    manifest()
+    stage("lock", "m.yaml")
+    lock = json.loads(Path("m.lock").read_text())
+    asset = lock["assets"]["raw"]
+    if field == "split":
+        for ingredient in asset["made_from"]:
+            ingredient["split"] = "../../../../evil"
+    else:
+        asset["configs"] = {"../../../../evil": asset["configs"]["default"]}
+    Path("m.lock").write_text(json.dumps(lock))
+    stage("fetch", "m.yaml", "-o", "b", code=2 if field == "split" else 3)
+    assert not list(Path("..").rglob("*evil*"))

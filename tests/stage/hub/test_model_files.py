@@ -1,0 +1,413 @@
+"""A bundle gets the files that from_pretrained needs, in one weight format; on real listings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage.errors import PolicyError, UsageError
+from stage.hub.model_files import RemoteFile, locked_file, matches, select_by_patterns, select_model
+from stage.util.digests import Digest
+
+GIT, SHA = Digest("git-sha1", "a" * 40), Digest("lfs-sha256", "b" * 64)
+WHAT = "x.yaml:4: `bert`"
+
+
+def listing(paths: str) -> list[RemoteFile]:
+    return [RemoteFile(path, 1, GIT) for path in paths.split()]
+
+
+def selected(
+    paths: str, *exclude: str, tokenizer_only: bool = False
+) -> tuple[set[str], dict[str, str]]:
+    """The chosen paths, and path -> reason of the others; together they are the listing."""
+    taken, left_out = select_model(listing(paths), exclude, WHAT, tokenizer_only=tokenizer_only)
+    assert sorted([f.path for f in taken] + [o.path for o in left_out]) == sorted(paths.split())
+    return {file.path for file in taken}, {o.path: o.reason for o in left_out}
+
+
+# google-bert/bert-base-uncased
+BERT = """
+.gitattributes LICENSE README.md config.json flax_model.msgpack model.onnx model.safetensors
+pytorch_model.bin rust_model.ot tf_model.h5 tokenizer.json tokenizer_config.json vocab.txt
+coreml/fill-mask/float32_model.mlpackage/Manifest.json
+coreml/fill-mask/float32_model.mlpackage/Data/com.apple.CoreML/model.mlmodel
+coreml/fill-mask/float32_model.mlpackage/Data/com.apple.CoreML/weights/weight.bin
+"""
+# openai-community/gpt2
+GPT2 = """
+.gitattributes 64-8bits.tflite 64-fp16.tflite 64.tflite README.md config.json flax_model.msgpack
+generation_config.json merges.txt model.safetensors onnx/config.json onnx/decoder_model.onnx
+onnx/tokenizer.json pytorch_model.bin rust_model.ot tf_model.h5 tokenizer.json
+tokenizer_config.json vocab.json
+"""
+# meta-llama/Meta-Llama-3-8B-Instruct
+LLAMA = """
+.gitattributes LICENSE README.md USE_POLICY.md config.json generation_config.json
+model-00001-of-00004.safetensors model-00002-of-00004.safetensors model-00003-of-00004.safetensors
+model-00004-of-00004.safetensors model.safetensors.index.json special_tokens_map.json tokenizer.json
+tokenizer_config.json original/consolidated.00.pth original/params.json original/tokenizer.model
+"""
+# mistralai/Mistral-7B-Instruct-v0.3
+MISTRAL = """
+.gitattributes README.md config.json consolidated.safetensors generation_config.json
+model-00001-of-00002.safetensors model-00002-of-00002.safetensors model.safetensors.index.json
+params.json special_tokens_map.json tokenizer.json tokenizer.model tokenizer.model.v3
+tokenizer_config.json
+"""
+# sentence-transformers, with a Dense module and the exports of today
+SENTENCE = """
+.gitattributes 1_Pooling/config.json 2_Dense/config.json 2_Dense/model.safetensors
+2_Dense/pytorch_model.bin README.md config.json config_sentence_transformers.json data_config.json
+model.safetensors modules.json onnx/config.json onnx/model.onnx onnx/tokenizer.json
+openvino/openvino_model.bin openvino/openvino_model.xml pytorch_model.bin rust_model.ot
+sentence_bert_config.json special_tokens_map.json tf_model.h5 tokenizer.json tokenizer_config.json
+train_script.py vocab.txt
+"""
+# stabilityai/stable-diffusion-xl-base-1.0, shortened
+DIFFUSERS = """
+.gitattributes LICENSE.md README.md model_index.json sd_xl_base_1.0.safetensors
+sd_xl_base_1.0_0.9vae.safetensors sd_xl_offset_example-lora_1.0.safetensors comparison.png
+scheduler/scheduler_config.json text_encoder/config.json text_encoder/flax_model.msgpack
+text_encoder/model.fp16.safetensors text_encoder/model.onnx text_encoder/model.safetensors
+tokenizer/merges.txt tokenizer/special_tokens_map.json tokenizer/tokenizer_config.json
+tokenizer/vocab.json unet/config.json unet/diffusion_flax_model.msgpack
+unet/diffusion_pytorch_model.fp16.safetensors unet/diffusion_pytorch_model.safetensors
+unet/model.onnx vae/config.json vae/diffusion_pytorch_model.safetensors vae_decoder/config.json
+vae_decoder/model.onnx
+"""
+# a LoRA adapter of peft with a trainer's leftover files
+ADAPTER = """
+.gitattributes README.md adapter_config.json adapter_model.bin adapter_model.safetensors
+special_tokens_map.json tokenizer.json tokenizer_config.json training_args.bin
+checkpoint-500/adapter_model.safetensors checkpoint-500/optimizer.pt
+checkpoint-500/trainer_state.json runs/events.out.tfevents.1
+"""
+
+
+def test_bert_travels_in_one_of_its_six_formats() -> None:
+    taken, stay = selected(BERT)
+    text = {
+        "LICENSE",
+        "README.md",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+    assert taken == text | {"model.safetensors"}
+    assert stay["tf_model.h5"] == "TensorFlow weights" and stay["model.onnx"] == "an ONNX copy"
+    assert stay["pytorch_model.bin"] == "a pickle" and stay["rust_model.ot"] == "Rust weights"
+    assert (
+        stay["coreml/fill-mask/float32_model.mlpackage/Manifest.json"]
+        == "in a folder that from_pretrained does not read"
+    )
+
+
+def test_gpt2_travels_without_its_phone_copies() -> None:
+    taken, stay = selected(GPT2)
+    tokenizer = {"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
+    assert taken == tokenizer | {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert stay["64.tflite"] == "a TensorFlow Lite copy"
+
+
+def test_sharded_llama_travels_with_its_index_and_without_the_original() -> None:
+    taken, stay = selected(LLAMA)
+    assert {f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)} | {
+        "model.safetensors.index.json"
+    } <= taken
+    assert "USE_POLICY.md" in taken
+    assert set(stay) == {".gitattributes"} | {
+        path for path in LLAMA.split() if path.startswith("original/")
+    }
+
+
+def test_mistral_travels_without_its_consolidated_copy() -> None:
+    taken, stay = selected(MISTRAL)
+    assert set(stay) == {".gitattributes", "consolidated.safetensors", "tokenizer.model.v3"}
+    assert stay["consolidated.safetensors"] == "another copy of the weights"
+    assert {"tokenizer.model", "params.json"} <= taken
+
+
+def test_a_single_file_is_taken_before_shards_of_the_same_weights() -> None:
+    taken, stay = selected(
+        "config.json model.safetensors "
+        "model-00001-of-00001.safetensors model.safetensors.index.json"
+    )
+    assert taken == {"config.json", "model.safetensors"}
+    assert stay["model.safetensors.index.json"] == "an index of shards not taken"
+
+
+def test_sentence_transformers_travel_with_their_modules() -> None:
+    taken, stay = selected(SENTENCE)
+    assert {
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    } <= taken
+    assert {"config_sentence_transformers.json", "sentence_bert_config.json"} <= taken
+    assert not {path for path in taken if path.startswith(("onnx/", "openvino/"))}
+    assert stay["train_script.py"] == "code of the repository"
+
+
+def test_a_diffusers_pipeline_travels_with_its_parts_in_one_precision() -> None:
+    taken, stay = selected(DIFFUSERS)
+    weights = {path for path in taken if path.endswith(".safetensors")}
+    assert weights == {
+        "text_encoder/model.safetensors",
+        "unet/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+    }
+    assert {"model_index.json", "scheduler/scheduler_config.json", "tokenizer/merges.txt"} <= taken
+    assert stay["sd_xl_base_1.0.safetensors"] == "another copy of the weights"
+    assert stay["unet/diffusion_pytorch_model.fp16.safetensors"] == "another copy of the weights"
+
+
+def test_an_adapter_travels_without_checkpoints_and_leftover_trainer_files() -> None:
+    taken, stay = selected(ADAPTER)
+    tokenizer = {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
+    assert taken == tokenizer | {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert stay["training_args.bin"] == "a pickle"
+    assert stay["checkpoint-500/optimizer.pt"] == "in a folder that from_pretrained does not read"
+
+
+def test_weights_of_an_unusual_name_travel_where_there_are_no_others() -> None:
+    assert selected("config.json model.fp16.safetensors")[0] == {
+        "config.json",
+        "model.fp16.safetensors",
+    }
+
+
+def test_chat_templates_travel_from_their_folder() -> None:
+    taken, stay = selected(
+        "config.json model.safetensors chat_template.jinja "
+        "additional_chat_templates/tool_use.jinja x/y.jinja"
+    )
+    assert {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"} <= taken and set(
+        stay
+    ) == {"x/y.jinja"}
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        "config.json pytorch_model.bin",
+        "config.json pytorch_model-00001-of-00002.bin pytorch_model-00002-of-00002.bin "
+        "pytorch_model.bin.index.json",
+        "params.json consolidated.00.pth tokenizer.model",
+        "config.json model.ckpt",
+        "config.json tf_model.h5 pytorch_model.bin",
+        "modules.json config.json model.safetensors 2_Dense/config.json 2_Dense/pytorch_model.bin",
+        "model_index.json unet/config.json unet/diffusion_pytorch_model.safetensors "
+        "vae/config.json vae/diffusion_pytorch_model.bin",
+    ],
+)
+def test_a_part_whose_weights_are_pickles_alone_is_refused(paths: str) -> None:
+    with pytest.raises(PolicyError, match="weights are pickles") as refusal:
+        selected(paths)
+    assert refusal.value.exit_code == 3 and refusal.value.message.startswith(WHAT)
+    assert "exclude" in refusal.value.remedy and "safetensors" in refusal.value.remedy
+
+
+def test_pickles_may_be_left_to_train_from_scratch() -> None:
+    taken, stay = selected("config.json pytorch_model.bin tokenizer.json", "*.bin")
+    assert taken == {"config.json", "tokenizer.json"} and stay == {
+        "pytorch_model.bin": "excluded by the manifest"
+    }
+
+
+@pytest.mark.parametrize(
+    ("paths", "said", "way_out"),
+    [
+        ("config.json tf_model.h5", "TensorFlow weights", '"*.h5"'),
+        ("config.json flax_model.msgpack", "Flax weights", '"*.msgpack"'),
+        ("config.json llama.Q4_K_M.gguf llama.Q8_0.gguf", "a GGUF copy", '"*.gguf"'),
+    ],
+)
+def test_weights_that_from_pretrained_does_not_read_are_not_passed_over(
+    paths: str, said: str, way_out: str
+) -> None:
+    with pytest.raises(UsageError, match="no safetensors") as refusal:
+        selected(paths)
+    assert (
+        said in refusal.value.message
+        and way_out in refusal.value.remedy
+        and "include" in refusal.value.remedy
+    )
+    assert selected(paths, way_out.strip('"'))[0] == {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (
+            "config.json model-00001-of-00003.safetensors model-00003-of-00003.safetensors",
+            "lacks 1 of 3 weight files, number 2",
+        ),
+        (
+            "config.json model-00002-of-00002.safetensors model.safetensors.index.json",
+            "lacks 1 of 2",
+        ),
+        (
+            "config.json model.safetensors.index.json",
+            "an index of weight files, and none of the files",
+        ),
+        (
+            "model_index.json unet/config.json "
+            "unet/diffusion_pytorch_model-00001-of-00002.safetensors",
+            "lacks 1 of 2 weight files, number 2",
+        ),
+    ],
+)
+def test_a_missing_shard_is_noticed_on_the_laptop(paths: str, said: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        selected(paths)
+    assert said in refusal.value.message and refusal.value.message.startswith(WHAT)
+
+
+def test_a_repository_of_configuration_alone_travels() -> None:
+    assert selected("config.json tokenizer.json vocab.txt .gitattributes")[0] == {
+        "config.json",
+        "tokenizer.json",
+        "vocab.txt",
+    }
+
+
+@pytest.mark.parametrize("paths", [BERT, GPT2, LLAMA, MISTRAL, ADAPTER])
+def test_a_tokenizer_travels_without_weights(paths: str) -> None:
+    taken, _ = selected(paths, tokenizer_only=True)
+    assert "tokenizer.json" in taken and "tokenizer_config.json" in taken
+    assert not [
+        path
+        for path in taken
+        if path.endswith((".safetensors", ".bin", ".pth", ".h5", ".index.json"))
+    ]
+    assert "config.json" in taken or "adapter_config.json" in paths
+
+
+def test_patterns_take_what_they_say_and_nothing_else() -> None:
+    taken, stay = select_by_patterns(
+        listing(LLAMA), ["*.json", "LICENSE"], ["original/", "*_map.json"], WHAT
+    )
+    assert {file.path for file in taken} == {"LICENSE", "README.md", "USE_POLICY.md"} | {
+        path
+        for path in LLAMA.split()
+        if path.endswith(".json") and "/" not in path and "_map" not in path
+    }
+    reasons = {left.path: left.reason for left in stay}
+    assert reasons["original/params.json"] == "excluded by the manifest"
+    assert reasons[".gitattributes"] == "not in the manifest's `include`"
+
+
+def test_a_pattern_that_matches_nothing_is_named_with_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"`\*\.safetensor` matches none of its 13") as refusal:
+        select_by_patterns(listing(LLAMA)[:13], ["*.json", "*.safetensor"], [], WHAT)
+    assert "`LICENSE`" in refusal.value.remedy and refusal.value.remedy.endswith(" more")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("*", "pickle"), ("*.pth", "pickle"), ("modeling.py", "code")]
+)
+def test_a_pattern_does_not_let_pickles_and_code_in(pattern: str, said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        select_by_patterns(
+            listing("a.PTH modeling.py x/original.pth config.json"), [pattern], [], WHAT
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "expected"),
+    [
+        ("a/b/c.json", "*.json", True),
+        ("onnx/model.onnx", "onnx/", True),
+        ("onnx2/model.onnx", "onnx/", False),
+        ("Model.JSON", "*.json", False),
+        ("a[1].txt", "a[[]1].txt", True),
+        ("model-00001-of-00002.safetensors", "model-0000?-of-*", True),
+    ],
+)
+def test_patterns_match_as_on_the_hub(path: str, pattern: str, expected: bool) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    assert matches(path, pattern) is expected
+    assert bool(list(filter_repo_objects([path], allow_patterns=[pattern]))) is expected
+
+
+@given(
+    st.lists(
+        st.sampled_from([*BERT.split(), *LLAMA.split(), *DIFFUSERS.split(), *SENTENCE.split()]),
+        unique=True,
+    )
+)
+def test_any_listing_is_parted_in_two_or_refused_in_words(paths: list[str]) -> None:
+    try:
+        taken, stay = selected(" ".join(paths))
+    except (PolicyError, UsageError) as refusal:
+        assert refusal.message.startswith(WHAT) and refusal.remedy
+    else:
+        assert all(stay.values())
+        assert not [
+            path
+            for path in taken
+            if path.endswith((".bin", ".pth", ".py", ".h5", ".msgpack", ".onnx"))
+        ]
+
+
+def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
+    lfs = locked_file(
+        RemoteFile("x/model.safetensors", 5, SHA), "data/models/a/x/model.safetensors"
+    )
+    assert (lfs.sha256, lfs.upstream, lfs.origin, lfs.size) == (
+        "b" * 64,
+        SHA,
+        "x/model.safetensors",
+        5,
+    )
+    assert (
+        locked_file(RemoteFile("config.json", 5, GIT), "data/models/a/config.json").sha256 is None
+    )
+
+
+# a quantised model with exports, and with the authors' own format beside it
+COPIES = """
+config.json model.safetensors llama.Q4_K_M.gguf gguf/llama.Q8_0.gguf onnx/model.onnx
+onnx/model.onnx_data model.onnx original/consolidated.safetensors original/params.json
+original/tokenizer.model consolidated.safetensors
+"""
+
+
+def test_gguf_onnx_and_original_copies_stay_unless_asked_for() -> None:
+    taken, stay = selected(COPIES)
+    assert taken == {"config.json", "model.safetensors"}
+    assert stay["llama.Q4_K_M.gguf"] == "a GGUF copy" and stay["model.onnx"] == "an ONNX copy"
+    assert stay["consolidated.safetensors"] == "another copy of the weights"
+    assert {stay[path] for path in stay if "/" in path} == {
+        "in a folder that from_pretrained does not read"
+    }
+
+
+@pytest.mark.parametrize(
+    ("include", "expected"),
+    [
+        (["config.json", "*Q4*.gguf"], {"config.json", "llama.Q4_K_M.gguf"}),
+        (["onnx/"], {"onnx/model.onnx", "onnx/model.onnx_data"}),
+        (
+            ["original/"],
+            {
+                "original/consolidated.safetensors",
+                "original/params.json",
+                "original/tokenizer.model",
+            },
+        ),
+    ],
+)
+def test_a_copy_that_is_asked_for_travels_alone(include: list[str], expected: set[str]) -> None:
+    taken, _ = select_by_patterns(listing(COPIES), include, [], WHAT)
+    assert {file.path for file in taken} == expected

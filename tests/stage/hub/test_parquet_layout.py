@@ -1,0 +1,368 @@
+"""The split of each parquet file, compared with the `datasets` library itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, reject, settings
+from hypothesis import strategies as st
+
+from stage.errors import UsageError
+from stage.hub.parquet_layout import (
+    Layout,
+    check_shards_are_whole,
+    declared_rows,
+    default_config,
+    from_card,
+    from_conversion,
+    from_names,
+)
+
+# Salesforce/wikitext
+WIKITEXT = [
+    f"wikitext-{version}/{name}.parquet"
+    for version in ("103-raw-v1", "103-v1", "2-raw-v1", "2-v1")
+    for name in (
+        "test-00000-of-00001",
+        "train-00000-of-00002",
+        "train-00001-of-00002",
+        "validation-00000-of-00001",
+    )
+]
+WIKITEXT_CARD = [
+    {
+        "config_name": f"wikitext-{version}",
+        "data_files": [
+            {"split": split, "path": f"wikitext-{version}/{split}-*"}
+            for split in ("test", "train", "validation")
+        ],
+    }
+    for version in ("103-raw-v1", "103-v1", "2-raw-v1", "2-v1")
+]
+
+
+def library(folder: Path, paths: list[str], configs: Any = None) -> Layout:
+    """The `datasets` library's layout of a repository with these files and this card."""
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    if configs is not None:
+        (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    names = [None] if configs is None else datasets.get_dataset_config_names(str(folder))
+    layout: Layout = {}
+    for name in names:
+        try:
+            found = datasets.load_dataset_builder(str(folder), name).config
+        except EmptyDatasetError:
+            continue
+        layout[found.name] = {
+            str(split): [Path(str(file)).relative_to(folder.resolve()).as_posix() for file in files]
+            for split, files in found.data_files.items()
+        }
+    return layout
+
+
+@pytest.fixture(autouse=True)
+def offline_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants  # noqa: F401 - reads the variable once: tests that come later are not offline
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def unordered(layout: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, set[str]]]:
+    """The library orders shards by text, we by number; for zero-padded names it is the same."""
+    return {
+        config: {split: set(paths) for split, paths in splits.items()}
+        for config, splits in layout.items()
+    }
+
+
+def test_wikitext_is_read_from_its_card(tmp_path: Path) -> None:
+    layout = from_card(WIKITEXT_CARD, ["README.md", *WIKITEXT])
+    assert layout == library(tmp_path, WIKITEXT, WIKITEXT_CARD)
+    assert layout["wikitext-2-raw-v1"]["train"] == [
+        "wikitext-2-raw-v1/train-00000-of-00002.parquet",
+        "wikitext-2-raw-v1/train-00001-of-00002.parquet",
+    ]
+    assert default_config(WIKITEXT_CARD, layout) is None
+
+
+CARDS: list[tuple[Any, list[str]]] = [
+    (
+        [{"config_name": "default", "data_files": "data/*.parquet"}],
+        ["data/a.parquet", "data/b.parquet", "x.parquet"],
+    ),
+    (
+        [{"config_name": "c", "data_files": ["a.parquet", "b/*.parquet"]}],
+        ["a.parquet", "b/c.parquet", "c.parquet"],
+    ),
+    (
+        [
+            {
+                "config_name": "c",
+                "data_files": [{"split": "x_y", "path": ["1.parquet", "2.parquet"]}],
+            }
+        ],
+        ["1.parquet", "2.parquet"],
+    ),
+    (
+        [{"config_name": "c", "data_dir": "sub"}],
+        ["sub/train-00000-of-00001.parquet", "sub/dev.1.parquet", "other/a.parquet"],
+    ),
+    (
+        [{"config_name": "c", "data_dir": "sub", "data_files": "a*.parquet"}],
+        ["sub/a1.parquet", "sub/b.parquet", "a0.parquet"],
+    ),
+    (
+        [{"config_name": "c", "data_files": "**/*.parquet"}],
+        ["a.parquet", "x/b.parquet", "x/y/c.parquet"],
+    ),
+    ([{"config_name": "c", "data_files": "x/**"}], ["x/b.parquet", "x/y/c.parquet", "a.parquet"]),
+    (
+        [{"config_name": "c", "data_files": "[ab]-?.parquet"}],
+        ["a-1.parquet", "b-2.parquet", "c-3.parquet", "a-12.parquet"],
+    ),
+    (
+        [
+            {"config_name": "c", "data_files": "a.parquet"},
+            {"config_name": "d", "data_files": "d/*.parquet"},
+        ],
+        ["a.parquet", "d/1.parquet"],
+    ),
+    ([{"config_name": "c"}], ["train.parquet", "test.parquet"]),
+]
+
+
+@pytest.mark.parametrize(("configs", "paths"), CARDS, ids=[str(n) for n in range(len(CARDS))])
+def test_a_card_means_what_it_means_to_the_library(
+    tmp_path: Path, configs: Any, paths: list[str]
+) -> None:
+    assert unordered(from_card(configs, paths)) == unordered(library(tmp_path, paths, configs))
+
+
+@pytest.mark.parametrize(
+    ("paths", "splits"),
+    [
+        (
+            ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
+            {"train", "test"},
+        ),
+        (
+            ["data/train_sft-00000-of-00001.parquet", "data/test_gen-00000-of-00001.parquet"],
+            {"train_sft", "test_gen"},
+        ),
+        (["data/unsupervised-00000-of-00001-0123456789abcdef.parquet"], {"unsupervised"}),
+        (["train.parquet", "dev.parquet"], {"train", "validation"}),
+        (
+            ["my-training-set.parquet", "my_val_set.parquet", "evaluation.1.parquet"],
+            {"train", "validation", "test"},
+        ),
+        (["train0001.parquet", "train0002.parquet", "test0001.parquet"], {"train", "test"}),
+        (["data/train/a.parquet", "data/valid/test.parquet"], {"train", "validation"}),
+        (["a.parquet", "b.parquet"], {"train"}),
+        (["a.parquet", "test.parquet"], {"test"}),
+        (["contrained.parquet", "latest.parquet"], {"train"}),
+        (["Train.parquet"], {"train"}),
+    ],
+)
+def test_names_mean_what_they_mean_to_the_library(
+    tmp_path: Path, paths: list[str], splits: set[str]
+) -> None:
+    layout = from_names(paths)
+    assert set(layout["default"]) == splits
+    assert unordered(layout) == unordered(library(tmp_path, paths))
+
+
+words = st.sampled_from(
+    ["train", "training", "dev", "val", "test", "eval", "data", "a", "Test", "contest", "sft"]
+)
+separators = st.sampled_from(["-", "_", ".", " ", "0", "12", ""])
+tails = st.sampled_from(
+    ["", "-00000-of-00002", "-00001-of-00002", "-00000-of-00001-0123456789abcdef"]
+)
+stems = st.tuples(words, separators, words | st.just(""), tails).map("".join)
+folders = st.sampled_from(
+    ["", "data/", "data/train/", "data/x/", "train/", "my_test/", "train-x/", "data/.hidden/"]
+)
+repositories = st.lists(
+    st.builds(lambda folder, stem: f"{folder}{stem}.parquet", folders, stems),
+    min_size=1,
+    max_size=5,
+    unique=True,
+)
+
+
+@settings(max_examples=60, derandomize=True)
+@given(repositories)
+@example(["data/train-00000-of-00002.parquet", "data/b.parquet"])
+@example(["train/test.parquet", "test.parquet"])
+@example(["data/.hidden/train.parquet"])
+def test_any_names_mean_what_they_mean_to_the_library(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[str]
+) -> None:
+    try:
+        expected = library(tmp_path_factory.mktemp("repository"), paths)
+    except ValueError:  # such as data/train-x-00000-of-00001.parquet: not the name of a split
+        reject()
+    assert unordered(from_names(paths)) == unordered(expected)
+
+
+def test_folders_of_parquet_without_a_card_are_configs() -> None:
+    layout = from_names([*WIKITEXT, "README.md", "x.csv"])
+    assert list(layout) == [
+        "wikitext-103-raw-v1",
+        "wikitext-103-v1",
+        "wikitext-2-raw-v1",
+        "wikitext-2-v1",
+    ]
+    assert layout["wikitext-2-v1"]["validation"] == [
+        "wikitext-2-v1/validation-00000-of-00001.parquet"
+    ]
+    assert from_names(["en/unlabelled-00000-of-00001.parquet"]) == {
+        "en": {"unlabelled": ["en/unlabelled-00000-of-00001.parquet"]}
+    }
+
+
+def test_shards_are_in_the_order_of_their_numbers() -> None:
+    paths = [f"train-part-{number}.parquet" for number in (10, 2, 1, 0, 11)]
+    assert from_names(paths)["default"]["train"] == [
+        f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
+    ]
+    card = [{"config_name": "c", "data_files": [{"split": "train", "path": "*.parquet"}]}]
+    assert from_card(card, paths)["c"]["train"] == [
+        f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        None,
+        "text",
+        7,
+        {},
+        [7],
+        [{}],
+        [{"data_files": 7}],
+        [{"data_files": [{"path": 7}]}],
+        [{"data_files": [None]}],
+    ],
+)
+def test_a_card_that_makes_no_sense_declares_nothing_of_its_own(configs: Any) -> None:
+    paths = ["data/train-00000-of-00001.parquet"]
+    assert from_card(configs, paths) in ({}, {"default": {"train": paths}})
+
+
+def test_a_config_of_other_files_is_not_taken_for_parquet() -> None:
+    card = [
+        {"config_name": "raw", "data_files": "*.jsonl"},
+        {"config_name": "mixed", "data_files": "*"},
+    ]
+    assert from_card(card, ["a.jsonl", "b.parquet"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("configs", "names", "expected"),
+    [
+        (None, ["only"], "only"),
+        ([{"config_name": "b", "default": True}], ["a", "b"], "b"),
+        ([{"config_name": "gone", "default": True}], ["a", "b"], None),
+        ([{"config_name": "b", "default": "yes"}], ["a", "b"], None),
+        (None, ["a", "default"], "default"),
+        (None, ["a", "b"], None),
+        (None, [], None),
+    ],
+)
+def test_the_config_of_a_manifest_that_names_none(
+    configs: Any, names: list[str], expected: str | None
+) -> None:
+    assert default_config(configs, {name: {"train": ["x.parquet"]} for name in names}) == expected
+
+
+def test_the_hubs_own_conversion_is_read() -> None:
+    paths = [
+        ".gitattributes",
+        "plain/train/0000.parquet",
+        "plain/train/0001.parquet",
+        "plain/test/0000.parquet",
+    ]
+    assert from_conversion(
+        [*paths, "other/train/0010.parquet", "other/train/0009.parquet"], "w", None
+    ) == {
+        "plain": {
+            "test": ["plain/test/0000.parquet"],
+            "train": ["plain/train/0000.parquet", "plain/train/0001.parquet"],
+        },
+        "other": {"train": ["other/train/0009.parquet", "other/train/0010.parquet"]},
+    }
+
+
+def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
+    paths = ["big/partial-train/0000.parquet", "small/train/0000.parquet"]
+    for asked in ("big", None):
+        with pytest.raises(UsageError, match=r"the Hub converted only a part"):
+            from_conversion(paths, "w", asked)
+    assert list(from_conversion(paths, "w", "small")) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"splits": [{"name": "train", "num_examples": 7}]}, {"train": 7}),
+        (
+            [
+                {"config_name": "x", "splits": []},
+                {"config_name": "c", "splits": [{"name": "t", "num_examples": 1}]},
+            ],
+            {"t": 1},
+        ),
+        ({"config_name": "x", "splits": [{"name": "train", "num_examples": 7}]}, {}),
+        ({"splits": [{"name": "train", "num_examples": "7"}, {"num_examples": 1}, 3]}, {}),
+        ({"splits": None}, {}),
+        (None, {}),
+        ("text", {}),
+        ([], {}),
+    ],
+)
+def test_the_rows_a_card_declares(info: Any, expected: dict[str, int]) -> None:
+    assert declared_rows(info, "c") == expected
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (
+            ["d/train-00000-of-00003.parquet", "d/train-00002-of-00003.parquet"],
+            "d/train has 2 of 3 files; number 1",
+        ),
+        (["train-00001-of-00002-0123abcd.parquet"], "number 0 is missing"),
+    ],
+)
+def test_a_missing_shard_is_noticed_on_the_laptop(paths: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_shards_are_whole(paths, "w")
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [
+            "train-00000-of-00002.parquet",
+            "train-00001-of-00002.parquet",
+            "test-00000-of-00001.parquet",
+        ],
+        ["part-0.parquet", "part-7.parquet"],
+        ["a/0000.parquet"],
+        [],
+    ],
+)
+def test_whole_splits_pass(paths: list[str]) -> None:
+    check_shards_are_whole(paths, "w")

@@ -1,0 +1,580 @@
+"""`url:` and `convert:` in a manifest: fetched, pinned, resumed, unpacked, converted, repaired."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+
+from stage.bundle.bundle import Bundle
+from stage.fetch.plan import SPACE_FOR_TAGS
+from stage.util.files import human_size
+from tests.stage.convert.test_convert import cifar
+from tests.support.servers.web import Web, serve
+from tests.support.staging import run_here
+
+DATA = bytes(range(256)) * 12_000  # 3 MB
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serve() as started:
+        yield started
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `stage` in a folder of its own; no traceback whatever happens."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+    return run_here
+
+
+def manifest(**asset: Any) -> None:
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": {"x": asset}}))
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as opened:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            opened.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "message"),
+    [
+        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1:9; gave up after 3 attempts"),
+        (
+            "http://example.org/x",
+            {"http_proxy": "http://127.0.0.1:9"},
+            "cannot connect to the proxy 127.0.0.1:9 that the environment",
+        ),
+    ],
+    ids=["nobody", "no proxy"],
+)
+def test_where_nobody_answers_it_gives_up_soon(
+    tmp_path: Path, url: str, environment: dict[str, str], message: str
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"format: 1\nassets:\n  x:\n    url: {url}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "m.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "no_proxy": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 5
+        and message in done.stderr
+        and "gave up after 3 attempts" in done.stderr
+    )
+
+
+def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/data/a%20file.bin"] = DATA
+    manifest(url=web.url("/data/a%20file.bin?x=1").partition("?")[0])
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    (file,) = asset.files
+    assert file.path == "data/files/x/a file.bin" and Path("b", file.path).read_bytes() == DATA
+    assert (asset.made_from[0].size, asset.made_from[0].sha256) == (len(DATA), sha256(DATA))
+    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
+    stage("verify", "b")
+    stage("fetch", "m.yaml", "-o", "second")
+    assert Bundle.open(Path("second")).id == Bundle.open(Path("b")).id
+    web.files["/data/a%20file.bin"] = DATA[::-1]
+    said = stage("fetch", "m.yaml", "-o", "third", code=1).output
+    assert "sha256" in said and "--update" in said
+    stage("fetch", "m.yaml", "--update", "x", "-o", "b")
+    assert Path("b", file.path).read_bytes() == DATA[::-1]
+
+
+def test_a_corrected_file_at_an_address_is_taken_after_a_failed_conversion(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """The failed fetch had pinned the wrong file, and kept it in its workshop."""
+    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
+    manifest(url=web.url("/t.csv"), convert="csv")
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    web.files["/t.csv"] = b"a,b\n1,2\n1,33333\n"
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert asset.made_from[0].sha256 == sha256(web.files["/t.csv"])
+    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
+
+
+def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
+    assert not list(Path("c").rglob("f"))
+
+
+def test_another_file_than_pinned_is_not_fetched_twice(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """A file that was downloaded in two parts is: the second may be of another version."""
+    web.files["/f"] = DATA
+    web.probes = 0
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    stage("lock", "m.yaml")
+    web.requests.clear()
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert len(web.requests) == 1 and f"its sha256 is {sha256(DATA)}, not 000" in said
+    assert (
+        "--endpoint" not in said and "`sha256` into the manifest" in said and "--update x" in said
+    )
+    web.requests.clear()
+    web.cut = [1_000_000]
+    stage("fetch", "m.yaml", "-o", "b", code=1)
+    assert len(web.requests) == 3
+
+
+@pytest.mark.parametrize("left", [0, 1_000_000])
+def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
+    stage: Callable[..., Result], web: Web, left: int
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("lock", "m.yaml")
+    web.files["/f"] = DATA + b"more"
+    web.requests.clear()
+    if left:
+        folder = Path("b/workshop.partial/x/originals")
+        folder.mkdir(parents=True)
+        (folder / f"f.{sha256(DATA)[:12]}.partial").write_bytes(DATA[:left])
+        Path("b/fetch.partial").write_text("")
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert web.requests == [("/f", f"bytes={left}-" if left else None)]
+    assert (
+        f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said
+        and "--update x" in said
+    )
+    assert "listing" not in said and not list(Path("b").rglob("f.*"))
+
+
+@pytest.mark.parametrize(("path", "encoding"), [("/f.tar.gz", "x-gzip"), ("/F.TGZ", "gzip")])
+def test_a_gz_that_a_server_calls_encoded_comes_as_it_lies_there(
+    stage: Callable[..., Result], web: Web, path: str, encoding: str
+) -> None:
+    """Apache's AddEncoding and cloud stores do so. curl and wget keep these bytes too."""
+    packed = archive({"train.csv": b"a,b\n1,2\n" * 100})
+    web.files[path], web.encodings[path] = packed, encoding
+    manifest(url=web.url(path))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x", path[1:]).read_bytes() == packed
+    manifest(url=web.url(path), sha256=sha256(packed), unpack=True)
+    stage("fetch", "m.yaml", "-o", "unpacked")
+    assert Path("unpacked/data/files/x/train.csv").read_bytes() == b"a,b\n1,2\n" * 100
+
+
+def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f.csv"], web.encodings["/f.csv"] = gzip.compress(b"a,b\n1,2\n"), "gzip"
+    manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
+
+
+def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000, 500_000]
+    manifest(url=web.url("/f"))
+    stage("fetch", "m.yaml", "-o", "b")
+    ranges = [asked for _, asked in web.requests if asked]
+    assert len(ranges) == 2 and all(int(r.removeprefix("bytes=").rstrip("-")) > 0 for r in ranges)
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+
+
+def test_the_next_run_goes_on_where_the_last_one_was(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"))
+    stage("lock", "m.yaml")
+    left = Path("b/workshop.partial/x/originals")
+    left.mkdir(parents=True)
+    etag = f'"{sha256(DATA)[:16]}"'
+    name = sha256(f"{web.url('/f')}\n{len(DATA)}\n{etag}".encode())[:12]
+    (left / f"f.{name}.partial").write_bytes(DATA[:2_000_000])
+    Path("b/fetch.partial").write_text("")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert ("/f", "bytes=2000000-") in web.requests
+    assert Path("b/data/files/x/f").read_bytes() == DATA and not Path("b/workshop.partial").exists()
+
+
+def test_a_file_that_changes_between_two_answers_is_not_a_mixture(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000]
+    manifest(url=web.url("/f"))
+    new = DATA[::-1]
+    answers = iter([DATA, DATA, DATA])
+
+    class Changing(dict[str, bytes]):
+        def __getitem__(self, path: str) -> bytes:
+            return next(answers, new)
+
+    web.files = Changing(web.files)
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() in (DATA, new)
+
+
+@pytest.mark.parametrize("validator", [True, False])
+@pytest.mark.parametrize("length", ["chunked", "none"])
+def test_a_server_that_does_not_say_how_long_the_file_is(
+    stage: Callable[..., Result], web: Web, length: str, validator: bool
+) -> None:
+    web.files["/f"], web.length, web.validator = DATA, length, validator
+    web.cut = [1_000_000] if length == "chunked" else []
+    manifest(url=web.url("/f"))
+    if length == "none":
+        assert "sha256" in stage("fetch", "m.yaml", "-o", "b", code=5).output
+        manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+    stage("verify", "b")
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_lfs_pointer_at_an_address_is_called_that(
+    stage: Callable[..., Result], web: Web, pinned: bool
+) -> None:
+    """A sha256 in the manifest is of the file itself; alone it would only report another file."""
+    pointer = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n".encode()
+    )
+    web.files["/a/f.bin"] = pointer
+    manifest(url=web.url("/a/f.bin"), **({"sha256": "a" * 64} if pinned else {}))
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "gives a Git LFS pointer, not the file itself" in said and "git lfs pull" in said
+    assert not list(Path("b").rglob("*.bin*"))
+
+
+def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/there"], web.redirects["/here.bin"] = DATA, web.url("/there")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/a%20fil%C3%A9.bin?x=1%20"] = DATA
+    web.redirects["/here.bin"] = " /a filé.bin?x=1%20".encode().decode("latin-1")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+REFUSED = {
+    "ftp://me:secret@host/f.tar": (2, "name the file: path: f.tar"),
+    "ftp://me:secret@host": (2, "name the file: path: FILE"),
+    "FTP://host/pub/": (2, "name the file: path: FILE"),
+    "ftps://host/f.tar": (2, "ftp addresses are not fetched"),
+    "gopher://host/f": (2, "should begin with https:// or http://"),
+    "https://me:secret@host/f": (2, "password"),
+    "https://host/folder/": (2, "ends in `/`"),
+    "https://host/..": (3, "`..`"),
+    "https://host/%2e%2e": (3, "`..`"),
+    "https://host/a%2Fb%00": (3, "control"),
+    "https://host/50%25": (3, "%"),
+}
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_an_address_that_cannot_be_used(stage: Callable[..., Result], url: str) -> None:
+    code, said = REFUSED[url]
+    manifest(url=url)
+    output = stage("fetch", "m.yaml", "-o", "b", code=code).output
+    assert said in output and "secret" not in output
+
+
+def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: Web) -> None:
+    manifest(url=web.url("/nothing?token=secret"))
+    said = stage("lock", "m.yaml", code=2).output
+    assert "404" in said and "m.yaml:1" in said and "secret" not in said
+    web.redirects["/moved"] = web.url("/nothing")
+    manifest(url=web.url("/moved"))
+    assert "404" in stage("lock", "m.yaml", code=2).output
+
+
+def test_an_archive_is_unpacked_repaired_and_fetched_again(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/x.tar.gz"] = archive({"x/one.txt": b"one", "x/two.txt": b"two"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    stage("fetch", "m.yaml", "-o", "b")
+    bundle = Bundle.open(Path("b"))
+    asset = bundle.asset("x")
+    assert {f.origin: f.sha256 for f in asset.files} == {
+        "x/one.txt": sha256(b"one"),
+        "x/two.txt": sha256(b"two"),
+    }
+    assert asset.made_from[0].sha256 == sha256(web.files["/x.tar.gz"])
+    assert asset.made_from[0].size == len(web.files["/x.tar.gz"]) and not list(
+        Path("b").rglob("*.gz")
+    )
+    Path("b/data/files/x/x/one.txt").write_bytes(b"0ne")
+    stage("verify", "b", code=1)
+    stage("fetch", "m.yaml", "-o", "b")
+    stage("verify", "b")
+    assert Bundle.open(Path("b")).id == bundle.id
+    stage("fetch", "m.yaml", "-o", "c")
+    assert Bundle.open(Path("c")).id == bundle.id
+    assert (
+        json.loads(stage("show", "b", "--json").output)["assets"]["x"]["made_from"][0]["origin"]
+        == asset.source.location
+    )
+
+
+def test_an_archive_that_gives_other_files_than_locked(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/x.tar.gz"] = archive({"one": b"one"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    stage("fetch", "m.yaml", "-o", "b")
+    lock = json.loads(Path("m.lock").read_text())
+    lock["assets"]["x"]["files"][0]["sha256"] = sha256(b"other")
+    Path("m.lock").write_text(json.dumps(lock))
+    assert "made again" in stage("fetch", "m.yaml", "-o", "c", code=1).output
+    assert not Path("c/data/files/x/one").exists()
+
+
+def test_a_hostile_archive_leaves_no_bundle_and_nothing_outside(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/x.tar.gz"] = archive({"good": b"1", "../../../../../evil": b"2"})
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    assert "`..`" in stage("fetch", "m.yaml", "-o", "b", code=3).output
+    assert not Path("b/tagmanifest-sha256.txt").exists()
+    assert not [p for p in Path().rglob("*") if p.name in ("evil", "good")]
+    web.files["/x.tar.gz"] = archive({"good": b"1"})
+    stage("fetch", "m.yaml", "-o", "b", "--update")
+    stage("verify", "b")
+
+
+def test_unpacked_and_converted(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/cifar-10-python.tar.gz"] = archive(cifar())
+    manifest(url=web.url("/cifar-10-python.tar.gz"), unpack=True, convert="cifar")
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert asset.kind == "dataset" and {
+        s: split.rows for s, split in asset.configs["default"].items()
+    } == {
+        "train": 30,
+        "test": 6,
+    }
+    assert [f.made_by for f in asset.files] == ["cifar", "cifar"] and len(asset.made_from) == 1
+    stage("fetch", "m.yaml", "-o", "c")
+    assert Bundle.open(Path("c")).id == Bundle.open(Path("b")).id
+
+
+def test_a_csv_beside_the_manifest(stage: Callable[..., Result]) -> None:
+    Path("prompts.csv").write_text("User,Prompt\na,b\n")
+    manifest(path="prompts.csv", convert="csv")
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert "make" in plan and not Path("b").exists()
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    split = asset.configs["default"]["train"]
+    assert split.rows == 1 and [(c.name, c.type) for c in split.schema or ()] == [
+        ("User", "string"),
+        ("Prompt", "string"),
+    ]
+    assert asset.made_from[0].sha256 == sha256(b"User,Prompt\na,b\n")
+    assert pq.read_table(Path("b", split.shards[0])).to_pylist() == [{"User": "a", "Prompt": "b"}]
+    Path("b", split.shards[0]).unlink()
+    Path("prompts.csv").write_text("User,Prompt\na,c\n")
+    assert "changed since m.lock was written" in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    stage("fetch", "m.yaml", "-o", "b", "--update", "x")
+    assert pq.read_table(Path("b", split.shards[0])).column("Prompt").to_pylist() == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "said"),
+    [
+        ('"User";"Prompt"\na;"b, and c"\n', ";", "cut at ';' it is 2: User, Prompt"),
+        ("User\tPrompt\na\tb, and c\n", "\t", 'separator: "\\t"'),
+    ],
+    ids=["semicolons", "tabs"],
+)
+def test_a_csv_of_other_separators_is_refused_with_the_line_to_write(
+    stage: Callable[..., Result], text: str, separator: str, said: str
+) -> None:
+    Path("prompts.csv").write_text(text)
+    manifest(path="prompts.csv", convert="csv")
+    refusal = stage("lock", "m.yaml", code=2).output  # before anything is downloaded
+    assert (
+        said in refusal
+        and "separator: " in refusal
+        and "m.yaml:1" in refusal
+        and not Path("m.lock").exists()
+    )
+    manifest(path="prompts.csv", convert="csv", separator=separator)
+    assert (
+        "x: default/train: 1 row, 2 columns: User string, Prompt string"
+        in stage("fetch", "m.yaml", "-o", "b").output
+    )
+    (shard,) = Path("b").rglob("*.parquet")
+    assert pq.read_table(shard).to_pylist() == [{"User": "a", "Prompt": "b, and c"}]
+
+
+def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
+    Path("a.csv").write_text("It was a dark night\nand it rained\n")
+    manifest(path="a.csv", convert="csv")
+    said = stage("fetch", "m.yaml", "-o", "a").output
+    assert (
+        "warning: x: default/train: one column, called 'It was a dark night'" in said
+        and "`convert: text`" in said
+    )
+    Path("a.csv").write_text("It was a dark night\nand, of course, it rained\n")
+    assert (
+        "a row per line: convert: text"
+        in stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
+    )
+    Path("a.csv").write_text("User,Prompt\n")
+    said = stage("fetch", "m.yaml", "-o", "b", "--update", code=2).output
+    assert (
+        "not one row came out of 1 file" in said and not Path("b/tagmanifest-sha256.txt").exists()
+    )
+    Path("in").mkdir()
+    Path("in/train.csv").write_text("a,b\n1,2\n")
+    Path("in/test.csv").write_text("a,b\n")
+    manifest(path="in", convert="csv")
+    assert "warning: x: default/test: has no row" in stage("fetch", "m.yaml", "-o", "c").output
+
+
+def test_what_a_conversion_does_not_read_is_not_counted_and_may_change(
+    stage: Callable[..., Result],
+) -> None:
+    Path("in").mkdir()
+    Path("in/train.csv").write_text("a,b\n1,2\n")
+    Path("in/notes.md").write_text("mine")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert [i.origin for i in asset.made_from] == ["train.csv"]
+    assert [(left.path, left.reason) for left in asset.left_out] == [
+        ("notes.md", "not read by `convert: csv`")
+    ]
+    assert "from 1 file, 8 B" in stage("show", "b").output
+    Path("in/notes.md").write_text("changed")
+    stage("fetch", "m.yaml", "-o", "b", "--locked")
+
+
+def test_a_dry_run_counts_what_a_fetch_counts(
+    stage: Callable[..., Result], web: Web, tmp_path: Path
+) -> None:
+    """An archive and its files both need space; only the archive is downloaded."""
+    inside = {"a": os.urandom(2_000_000), "b": os.urandom(1_000_000)}
+    web.files["/x.tar.gz"] = archive(inside)
+    packed = len(web.files["/x.tar.gz"])
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert "would fetch 1 file, 3 MB\n" in plan and "b: what is made here for `x`" in plan
+    assert (
+        f"space: {human_size(packed + SPACE_FOR_TAGS)} needed at least" in plan
+        and not Path("b").exists()
+    )
+    stage("fetch", "m.yaml", "-o", "b")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert (
+        "would fetch 1 file, 3 MB, and make 2 files, 3 MB, here" in plan
+        and "c: 2 files, 3 MB\n" in plan
+    )
+    needed = packed + 3_000_000 + SPACE_FOR_TAGS
+    assert f"space: {human_size(needed)} needed, " in plan
+    with pytest.MonkeyPatch.context() as disk:
+        disk.setattr("stage.util.files.free_space", lambda folder: needed - 1)
+        for options in (["--dry-run"], []):
+            assert "are missing" in stage("fetch", "m.yaml", "-o", "c", *options, code=5).output
+        disk.setattr("stage.util.files.free_space", lambda folder: needed)
+        stage("fetch", "m.yaml", "-o", "c")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert "would fetch 0 files, 0 B\n" in plan and "space: 0 B needed" in plan
+
+
+def test_another_bundle_in_the_folder_is_refused_with_one_to_take(
+    stage: Callable[..., Result], tmp_path: Path
+) -> None:
+    Path("f.txt").write_text("1")
+    manifest(path="f.txt")
+    stage("fetch", "m.yaml", "-o", "b")
+    Path("n.yaml").write_text(Path("m.yaml").read_text().replace('"name": "m"', '"name": "other"'))
+    for options in ([], ["--dry-run"]):
+        said = stage("fetch", "n.yaml", "-o", "b", *options, code=2).output
+        assert "b: another bundle is here: `m`" in said and "stage fetch n.yaml -o other" in said
+    assert not Path("n.lock").exists()
+    stage("verify", "b")
+    stage("fetch", "n.yaml", "-o", "other")
+    assert Bundle.open(Path("other")).lock.name == "other"
+
+
+def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:
+    folder = Path("in")
+    folder.mkdir()
+    (folder / "train.csv").write_text("a\n1\n")
+    (folder / "test.csv").write_text("a\n2\n")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(path="in", convert="csv", exclude=["test*"])
+    stage("fetch", "m.yaml", "-o", "b")
+    assert [p.name for p in Path("b").rglob("*.parquet")] == ["train-00000-of-00001.parquet"]
+    manifest(path="in")
+    stage("fetch", "m.yaml", "-o", "b")
+    stage("verify", "b")
+    assert sorted(p.name for p in Path("b/data").rglob("*") if p.is_file()) == [
+        "test.csv",
+        "train.csv",
+    ]
+
+
+def test_parquet_bytes_name_the_library_that_made_them(stage: Callable[..., Result]) -> None:
+    """The reason why a digest holds for a single version of pyarrow."""
+    Path("x.csv").write_text("a\n1\n")
+    manifest(path="x.csv", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    (shard,) = Path("b").rglob("*.parquet")
+    assert pa.__version__ in pq.ParquetFile(shard).metadata.created_by
+
+
+def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(
+    stage: Callable[..., Result],
+) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("a")
+    manifest(path="notes")
+    stage("lock", "m.yaml")
+    Path("notes/b.txt").write_text("b")
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "b.txt is new since m.lock was written" in said and "--update x" in said
+    Path("notes/b.txt").unlink()
+    Path("notes/a.txt").rename("notes/c.txt")
+    assert (
+        "a.txt is gone since m.lock was written"
+        in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    )

@@ -1,0 +1,143 @@
+"""Licences: read from cards, rejected before any download, or stated by the user."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stage.lock.licences import not_allowed, stated, states_nothing
+from tests.support.staging import MODEL, Laptop, dataset_files
+
+
+@pytest.mark.parametrize(
+    ("card", "name", "statement"),
+    [
+        (["apache-2.0"], None, "apache-2.0"),
+        (["mit", "cc-by-4.0"], None, "mit, cc-by-4.0"),
+        (["other"], "deepseek", "other (deepseek)"),
+        (["other"], "one, or  another", "other (one or another)"),
+        (["other"], None, "other"),
+        (["mit"], "deepseek", "mit"),
+        ([""], None, None),
+        ([], "deepseek", None),
+    ],
+)
+def test_what_a_card_states(card: list[str], name: str | None, statement: str | None) -> None:
+    assert stated(card, name) == statement
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed", "refused"),
+    [
+        ("apache-2.0", ["Apache-2.0"], []),
+        ("mit", ["apache-2.0"], ["mit"]),
+        ("mit", ["mit-0"], ["mit"]),
+        ("mit, gpl-3.0", ["mit"], ["gpl-3.0"]),
+        ("other (DeepSeek)", ["deepseek"], []),
+        ("other (DeepSeek)", ["other (deepseek)"], []),
+        ("other (deepseek)", ["other"], []),
+        ("other", ["deepseek"], ["other"]),
+        ("deepseek", ["other"], ["deepseek"]),
+        (None, ["mit"], ["unknown"]),
+        (None, ["mit", "unknown"], []),
+        ("unknown", ["Unknown"], []),
+    ],
+)
+def test_what_a_policy_allows(
+    statement: str | None, allowed: list[str], refused: list[str]
+) -> None:
+    assert not_allowed(statement, allowed) == refused
+
+
+def test_a_person_may_state_a_licence_only_where_nobody_does() -> None:
+    assert states_nothing(None) and states_nothing("unknown") and states_nothing("other (x)")
+    assert not states_nothing("mit") and not states_nothing("mit, other")
+
+
+MANIFEST = f"""\
+format: 1
+policy: {{licences: [mit, CC0-1.0]}}
+assets:
+  tiny-bert:
+    model: {MODEL}
+    include: ["config.json"]
+  lines:
+    dataset: acme/lines
+  mine:
+    path: mine.txt
+"""
+
+
+@pytest.fixture
+def licensed(laptop: Laptop) -> Laptop:
+    (laptop.folder / "mine.txt").write_text("mine")
+    laptop.hub.commit(
+        "models", MODEL, {"README.md": b"---\nlicense: llama3.1\n---\n", "config.json": b"{}"}
+    )
+    laptop.write(MANIFEST)
+    return laptop
+
+
+def test_every_refusal_is_told_at_once_before_anything_comes(licensed: Laptop) -> None:
+    words = licensed.refused(3)
+    assert "tiny.yaml:4: `tiny-bert`: llama3.1;" in words
+    assert "tiny.yaml:9: `mine`: unknown (none is stated)." in words
+    assert "`lines`" not in words.split("error:")[1]  # CC0-1.0, however it is spelled
+    asked = {request.path.rpartition("/")[2] for request in licensed.hub.requests("/resolve/")}
+    assert asked <= {"config.json"}  # read to know the model
+    assert not (licensed.folder / "tiny.lock").exists() and not licensed.bundle.exists()
+
+
+def test_a_lock_made_without_a_policy_is_held_to_it(licensed: Laptop) -> None:
+    licensed.write(MANIFEST.replace("policy: {licences: [mit, CC0-1.0]}\n", ""))
+    licensed.fetched()
+    licensed.write(MANIFEST)
+    done = licensed.fetch("bundle", "--locked")
+    assert done.returncode == 3 and "`tiny-bert`: llama3.1" in done.stderr
+
+
+def test_what_states_none_is_taken_with_a_statement_or_as_unknown(licensed: Laptop) -> None:
+    allowed = MANIFEST.replace("mit,", "mit, llama3.1,")
+    licensed.write(allowed.replace("path: mine.txt", "path: mine.txt\n    licence: MIT"))
+    licensed.fetched()
+    shown = licensed.stage("show", "bundle").stdout
+    assert "licence  MIT (as the manifest says)" in shown and "licence  llama3.1\n" in shown
+    assert (
+        json.loads(licensed.stage("show", "bundle", "--json").stdout)["assets"]["mine"]["licence"]
+        == "MIT"
+    )
+    licensed.write(allowed.replace("CC0-1.0", "CC0-1.0, unknown"))
+    licensed.fetched()
+
+
+def test_a_statement_does_not_outdo_the_repositorys(licensed: Laptop) -> None:
+    licensed.write(MANIFEST.replace('include: ["config.json"]', "licence: mit"))
+    words = licensed.refused(2)
+    assert "tiny.yaml:6" in words and f"{MODEL} states the licence llama3.1, not mit" in words
+
+
+def test_a_licence_with_a_name_of_its_own_is_allowed_by_that_name(licensed: Laptop) -> None:
+    card = b"---\nlicense: other\nlicense_name: deepseek\nlicense_link: LICENSE\n---\n"
+    licensed.hub.commit("models", MODEL, {"README.md": card, "config.json": b"{}"})
+    manifest = MANIFEST[: MANIFEST.index("  lines:")]
+    licensed.write(manifest)
+    assert "`tiny-bert`: other (deepseek)." in licensed.refused(3)
+    licensed.write(manifest.replace("mit,", "DeepSeek,"))
+    licensed.fetched()
+
+
+def test_a_policy_that_names_no_licence_is_a_mistake(licensed: Laptop) -> None:
+    licensed.write(MANIFEST.replace("[mit, CC0-1.0]", "[]"))
+    assert "names no licence" in licensed.refused(2)
+
+
+def test_a_datasets_licence_files_travel(licensed: Laptop) -> None:
+    files = {**dataset_files(), "LICENSE.txt": b"terms", "NOTICE": b"so", "docs/LICENSE": b"no"}
+    licensed.hub.commit("datasets", "acme/lines", files)
+    licensed.write(
+        "format: 1\nassets:\n" + MANIFEST[MANIFEST.index("  lines:") : MANIFEST.index("  mine:")]
+    )
+    licensed.fetched()
+    names = {path.name for path in (licensed.bundle / "data/datasets/lines").iterdir()}
+    assert names == {"plain", "CARD.md", "LICENSE.txt", "NOTICE"}

@@ -1,0 +1,384 @@
+"""A lock has the same text on every machine, reads back as it was, and each field is checked."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.errors import PolicyError, UsageError
+from stage.lock.read import read_lock
+from stage.lock.write import Lockfile
+from stage.util.digests import sha256_of_bytes
+from tests.stage.locks import (
+    COMMIT,
+    canonical,
+    document,
+    every_kind,
+    fetched_and_made,
+    in_format_1,
+    locks,
+)
+
+GOLDEN_ID_1 = "d6263835fd734f93846e238eec9cc894044cfa4cd043f1df7256b1713d7c308b"
+GOLDEN_ID_2 = "4d73b0b28de9858aa26e409ed5cae8bb11b1179686e5c3f7cd1d98e2c8da4228"
+
+
+def read(parsed: object) -> Lockfile:
+    return read_lock(json.dumps(parsed).encode(), "x.lock")
+
+
+@given(locks())
+def test_what_is_written_reads_back(lock: Lockfile) -> None:
+    again = read_lock(lock.to_json(), "x.lock")
+    assert again == canonical(lock)
+    assert again.to_json() == lock.to_json() and again.id == lock.id
+
+
+@given(locks())
+def test_the_text_is_plain_indented_json(lock: Lockfile) -> None:
+    """Any reader can check whether a lock is in its canonical text."""
+    text = lock.to_json()
+    assert (
+        json.dumps(json.loads(text), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    ).encode() == text
+
+
+@given(locks(), st.randoms())
+def test_the_text_does_not_depend_on_any_order(lock: Lockfile, chance: random.Random) -> None:
+    assets = [
+        replace(
+            asset, files=_shuffled(asset.files, chance), left_out=_shuffled(asset.left_out, chance)
+        )
+        for asset in _shuffled(tuple(lock.assets.values()), chance)
+    ]
+    shuffled = Lockfile(lock.name, {asset.name: asset for asset in assets}, lock.format)
+    assert shuffled.to_json() == lock.to_json()
+
+
+def _shuffled(items: tuple[Any, ...], chance: random.Random) -> tuple[Any, ...]:
+    return tuple(chance.sample(items, len(items)))
+
+
+def test_the_text_never_changes_between_versions() -> None:
+    """Bundle ids depend on it: a change here needs a new format number."""
+    for lock, golden in ((in_format_1(every_kind()), GOLDEN_ID_1), (every_kind(), GOLDEN_ID_2)):
+        text = lock.to_json()
+        assert text.startswith(b'{\n "assets": {\n  "bert": {\n   "aliases": [\n    "acme/bert"\n')
+        assert text.endswith(b' "format": %d,\n "name": "every-kind"\n}\n' % lock.format)
+        assert lock.id == sha256_of_bytes(text) == golden
+
+
+def test_the_id_covers_the_block_list_of_every_large_file_and_of_no_other() -> None:
+    entries = {file["path"]: file for file in document()["assets"]["bert"]["files"]}
+    assert len(entries["data/models/bert/model.safetensors"]["blocks"]) == 64
+    assert "blocks" not in entries["data/models/bert/config.json"]
+    assert b"blocks" not in in_format_1(every_kind()).to_json()
+
+
+def test_a_lock_without_the_digest_of_a_block_list_is_incomplete_and_says_so() -> None:
+    """As `stage lock` writes it: the size of a file is known before its digest."""
+    model = every_kind().assets["bert"]
+    lock = every_kind().with_asset(
+        replace(model, files=tuple(replace(f, blocks=None) for f in model.files))
+    )
+    assert not lock.is_complete and b'"blocks": null' in lock.to_json()
+    assert read_lock(lock.to_json(), "x.lock") == canonical(lock)
+    assert in_format_1(every_kind()).is_complete, "format 1 has no such digests"
+
+
+def test_blocks_that_no_lock_of_that_format_has_are_not_taken_over() -> None:
+    """Else they would not be written, but would be read."""
+    first = document(in_format_1(every_kind()))
+    for entry in first["assets"]["bert"]["files"]:
+        entry["blocks"] = "e" * 64
+    assert read(first) == canonical(in_format_1(every_kind()))
+    second = document()
+    second["assets"]["bert"]["files"][0]["blocks"] = "e" * 64  # config.json: a small one
+    assert read(second) == canonical(every_kind())
+
+
+def test_a_lock_is_complete_when_every_digest_row_count_and_schema_is_known() -> None:
+    lock = every_kind()
+    assert lock.is_complete
+    dataset, model = lock.assets["lines"], lock.assets["bert"]
+    split = dataset.configs["plain"]["train"]
+    for missing in (
+        replace(model, files=(replace(model.files[0], sha256=None), *model.files[1:])),
+        replace(dataset, configs={"plain": {"train": replace(split, rows=None)}}),
+        replace(dataset, configs={"plain": {"train": replace(split, schema=None)}}),
+    ):
+        assert not lock.with_asset(missing).is_complete
+    assert lock.with_asset(
+        replace(dataset, configs={"plain": {"train": replace(split, rows=0)}})
+    ).is_complete
+
+
+def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place in a JSON document."""
+    yield place
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*place, key))
+
+
+def edited(place: tuple[str | int, ...], edit: Callable[[Any, Any], None]) -> Any:
+    """The document with `edit(container, key)` done at a place."""
+    wrapped = [copy.deepcopy(document())]
+    container: Any = wrapped
+    key: str | int = 0
+    for step in place:
+        container, key = container[key], step
+    edit(container, key)
+    return wrapped[0] if wrapped else None
+
+
+PLACES = list(places(document()))
+TYPED = [
+    place for place in PLACES if "request" not in place[:-1]
+]  # a request is compared, never obeyed
+
+
+@pytest.mark.parametrize("place", TYPED, ids=lambda place: ".".join(map(str, place)) or "document")
+def test_a_field_of_the_wrong_type_is_refused_in_words(place: tuple[str | int, ...]) -> None:
+    right = edited(place, lambda container, key: None)
+    for step in place:
+        right = right[step]
+    always_wrong: list[Any] = [-1, True, 1.5, {"\ud800": 1}, "\ud800"]
+    wrongs = [7, "text", [], [3], {}, {"a": 1}]
+    for wrong in always_wrong + [wrong for wrong in wrongs if type(wrong) is not type(right)]:
+        if right is None and isinstance(wrong, str) and wrong == "text":
+            continue  # a licence that is not stated might have been
+
+        def put(container: Any, key: Any, wrong: Any = wrong) -> None:
+            container[key] = wrong
+
+        with pytest.raises((UsageError, PolicyError)) as refusal:
+            read(edited(place, put))
+        assert refusal.value.message.startswith("x.lock: ") and refusal.value.message.isprintable()
+
+
+REQUIRED = [
+    place
+    for place in PLACES
+    if place
+    and isinstance(place[-1], str)
+    and place[-1]
+    not in {
+        "aliases",
+        "licence",
+        "requested_revision",
+        "parquet_commit",
+        "upstream",
+        "declared_rows",
+    }
+    and place[-1] not in {"sha256", "blocks", "rows", "schema", "lfs-sha256", "git-sha1"}
+    and "request" not in place[:-1]
+    and place[:-1]
+    not in {("assets",), ("assets", "lines", "configs"), ("assets", "lines", "configs", "plain")}
+    and place[:-1] != ("assets", "lines", "configs", "other")
+    and place != ("assets", "notes", "source", "commit")
+]
+
+
+@pytest.mark.parametrize("place", REQUIRED, ids=lambda place: ".".join(map(str, place)))
+def test_a_missing_field_is_named(place: tuple[str | int, ...]) -> None:
+    def remove(container: Any, key: Any) -> None:
+        del container[key]
+
+    with pytest.raises(UsageError) as refusal:
+        read(edited(place, remove))
+    assert str(place[-1]) in refusal.value.message
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["../x", "a/b"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), junk), min_size=1, max_size=3))
+def test_a_lock_edited_at_random_is_read_or_refused_but_never_breaks_us(
+    edits: list[tuple[Any, Any]],
+) -> None:
+    parsed = document()
+    for place, value in edits:
+        container: Any = parsed
+        try:
+            for step in place[:-1]:
+                container = container[step]
+            container[place[-1] if place else "name"] = value
+        except (TypeError, KeyError, IndexError):
+            continue  # an earlier edit took the place away
+    try:
+        lock = read(parsed)
+    except (UsageError, PolicyError):
+        return
+    _is_safe(lock)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_lock_with_flipped_bytes_is_read_or_refused_but_never_breaks_us(
+    data: st.DataObject,
+) -> None:
+    text = bytearray(every_kind().to_json())
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(text) - 1))
+        text[position] = data.draw(st.integers(0, 255))
+    del text[data.draw(st.integers(1, len(text)) | st.just(len(text))) :]
+    try:
+        lock = read_lock(bytes(text), "x.lock")
+    except (UsageError, PolicyError):
+        return
+    _is_safe(lock)
+
+
+def _is_safe(lock: Lockfile) -> None:
+    """Every lock that was read has these properties."""
+    assert read_lock(lock.to_json(), "again").to_json() == lock.to_json()
+    for asset in lock.assets.values():
+        for file in asset.files:
+            assert file.path.startswith(asset.folder + "/") and ".." not in file.path.split("/")
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60) | junk.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_not_a_lock(data: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^x\.lock: "):
+        read_lock(data, "x.lock")
+
+
+@pytest.mark.parametrize("depth", [40, 500, 900, 960, 980, 990, 1000, 5000, 200_000])
+def test_endless_nesting_is_refused(depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    text = json.dumps(document()).replace('{"path": "./notes"}', nested)
+    with pytest.raises(UsageError, match=r"nested too deeply|not JSON"):
+        read_lock(text.encode(), "x.lock")
+
+
+@pytest.mark.parametrize("version", [3, 99, 0, -1, True, 1.0, "1", None, [1]])
+def test_another_format_is_said_to_need_another_version(version: object) -> None:
+    with pytest.raises(
+        UsageError, match="this version of airlift reads format 1 and format 2"
+    ) as refusal:
+        read({**document(), "format": version})
+    assert "newer airlift" in refusal.value.remedy
+
+
+def test_a_newer_format_is_recognised_whatever_else_changed() -> None:
+    with pytest.raises(UsageError, match="format 3; this version"):
+        read({"format": 3, "packages": []})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../outside",
+        "data/models/bert/../../../outside",
+        "data/models/other/config.json",
+        "data/models/bert",
+        "data/models/bertx/config.json",
+        "stage.lock",
+        "data/models/bert/a\nb",
+        "data/models/bert/x.partial",
+        "data/models/bert/",
+        "",
+    ],
+)
+def test_a_file_outside_its_asset_is_refused(path: str) -> None:
+    parsed = document()
+    parsed["assets"]["bert"]["files"][0]["path"] = path
+    with pytest.raises(PolicyError) as refusal:
+        read(parsed)
+    assert refusal.value.exit_code == 3 and refusal.value.message.isprintable()
+
+
+def test_files_that_one_disk_cannot_hold_are_refused() -> None:
+    parsed = document()
+    parsed["assets"]["bert"]["files"].append({**parsed["assets"]["bert"]["files"][0]})
+    with pytest.raises(PolicyError, match="same file"):
+        read(parsed)
+    parsed["assets"]["bert"]["files"][-1]["path"] = "data/models/bert/CONFIG.json"
+    with pytest.raises(PolicyError, match="same file"):
+        read(parsed)
+
+
+def test_an_asset_with_a_name_that_cannot_be_is_refused() -> None:
+    parsed = document()
+    parsed["assets"]["../x"] = parsed["assets"].pop("tok")
+    with pytest.raises(PolicyError, match="asset name"):
+        read(parsed)
+
+
+def test_a_shard_that_is_no_file_of_the_lock_is_refused() -> None:
+    parsed = document()
+    parsed["assets"]["lines"]["configs"]["plain"]["train"]["shards"][0] = (
+        "data/datasets/lines/plain/gone.parquet"
+    )
+    with pytest.raises(
+        UsageError, match=r"configs\.plain\.train\.shards` names data/datasets/lines/plain/gone"
+    ):
+        read(parsed)
+
+
+def test_twenty_thousand_files_are_read() -> None:
+    lock = every_kind()
+    asset = lock.assets["tok"]
+    file = asset.files[0]
+    many = tuple(replace(file, path=f"data/models/tok/{i // 100}/{i}.json") for i in range(20_000))
+    lock = lock.with_asset(replace(asset, files=many))
+    assert len(read_lock(lock.to_json(), "x.lock").files) == 20_000 + 6
+
+
+def test_what_is_brought_and_made_is_read_back() -> None:
+    assert (
+        read(document(fetched_and_made())) == fetched_and_made() and fetched_and_made().is_complete
+    )
+
+
+@pytest.mark.parametrize(
+    ("asset", "key", "value", "said"),
+    [
+        ("lora", "base", "acme/base", "a mapping"),
+        ("lora", "base", {"repository": "acme/base"}, "base.revision` is missing"),
+        ("base", "base_of", "lora", "a list"),
+        ("base", "base_of", [7], "should be text"),
+        ("lora", "code", [{"repository": "r", "commit": "main", "files": []}], "a commit"),
+        ("lora", "code", [{"repository": "r", "commit": COMMIT}], "files` is missing"),
+        ("lora", "code", ["x"], "a mapping"),
+        (
+            "raw",
+            "made_from",
+            [{"origin": "a", "split": "../../x", "convert": "csv"}],
+            "cannot name a split",
+        ),
+        ("raw", "made_from", [{"origin": "a", "split": "train"}], "convert` is missing"),
+        ("raw", "made_from", [{"origin": "a", "separator": ";"}], "split` is missing"),
+    ],
+)
+def test_what_a_lock_says_of_what_is_brought_and_made_is_checked(
+    asset: str, key: str, value: Any, said: str
+) -> None:
+    parsed = document(fetched_and_made())
+    parsed["assets"][asset][key] = value
+    with pytest.raises(UsageError, match=said) as refusal:
+        read(parsed)
+    assert f"assets.{asset}" in refusal.value.message

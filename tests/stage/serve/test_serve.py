@@ -1,0 +1,422 @@
+"""A bundle served to the real, unmodified clients."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.lib.demo.repositories import DATASET, dataset_files
+from scripts.lib.hub.loopback_hub import LoopbackHub
+from stage.bundle.bundle import Bundle
+from stage.lock.model import LockedAsset, LockedFile, Source
+from stage.lock.write import Lockfile
+from stage.serve import hub, packages
+from stage.serve.answers import FileBody, Request
+from stage.serve.card import card_of
+from stage.serve.catalogue import Catalogue
+from stage.serve.server import BundleServer
+from tests.support.training.models import tiny_model_files
+
+MODEL = "acme/tiny-bert"
+MANIFEST = f"""\
+format: 1
+name: served
+assets:
+  bert: {{model: {MODEL}}}
+  reference: {{dataset: {DATASET}, config: chapters, splits: [train]}}
+  prompts: {{path: prompts.csv, convert: csv}}
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle from a Hub: a model, one split of a dataset, and a table converted to parquet."""
+    laptop = tmp_path_factory.mktemp("laptop")
+    (laptop / "served.yaml").write_text(MANIFEST)
+    (laptop / "prompts.csv").write_text("User,Prompt\nann,draw a cat\nbob,a dog\n")
+    files = {
+        **tiny_model_files(tmp_path_factory.mktemp("bert"), "bert"),
+        "pytorch_model.bin": b"pickle",
+    }
+    with LoopbackHub(laptop / "hub") as source:
+        source.repositories.commit("models", MODEL, files)
+        source.repositories.commit("datasets", DATASET, dataset_files())
+        command = [
+            sys.executable,
+            "-m",
+            "stage",
+            "fetch",
+            "served.yaml",
+            "-o",
+            "bundle",
+            "--endpoint",
+            source.endpoint,
+        ]
+        done = subprocess.run(command, cwd=laptop, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return laptop / "bundle"
+
+
+@contextmanager
+def serving(bundle: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of `stage serve`, started as a user starts it."""
+    command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            match = re.search(r"at (http://\S+),", first)
+            assert match, first + (
+                process.stderr.read() if process.stderr and process.poll() is not None else ""
+            )
+            yield match[1], process
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def served(bundle: Path) -> Iterator[str]:
+    with serving(bundle) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def client(served: str, tmp_path: Path) -> Callable[[str], Any]:
+    """Runs a user's script with only HF_ENDPOINT set; returns the JSON that it prints last."""
+
+    def run(script: str) -> Any:
+        kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
+        environment = {
+            **kept,
+            "HOME": str(tmp_path),
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_ENDPOINT": served,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_script_with_hub_names_runs_unchanged(client: Callable[[str], Any], bundle: Path) -> None:
+    found = client(f"""
+import json
+from datasets import load_dataset
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("{MODEL}")
+model = AutoModelForMaskedLM.from_pretrained("{MODEL}", use_safetensors=True)
+rows = load_dataset("{DATASET}", "chapters")
+prompts = load_dataset("bundle/prompts", split="train")
+lengths = {{k: len(v) for k, v in rows.items()}}
+print(json.dumps([len(tokenizer), model.num_parameters(), lengths, prompts[1]]))
+""")
+    lock = Bundle.open(bundle).lock
+    assert found[0] == 1024 and found[1] > 100_000
+    assert found[2] == {"train": lock.assets["reference"].configs["chapters"]["train"].rows}
+    assert found[3] == {"User": "bob", "Prompt": "a dog"}
+
+
+def test_a_snapshot_has_the_bytes_and_the_commit_of_the_bundle(
+    client: Callable[[str], Any], bundle: Path
+) -> None:
+    found = client(f"""
+import hashlib, json, pathlib
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+folder = pathlib.Path(snapshot_download("{MODEL}"))
+info = HfApi().model_info("{MODEL}", files_metadata=True)
+entries = HfApi().list_repo_tree("{MODEL}", recursive=True)
+tree = {{e.path: e.size for e in entries if hasattr(e, "size")}}
+assert HfApi().file_exists("{MODEL}", "config.json")
+assert not HfApi().file_exists("{MODEL}", "nothing.json")
+part = hf_hub_download("{DATASET}", "README.md", repo_type="dataset")
+files = [p for p in folder.rglob("*") if p.is_file()]
+digests = {{
+    p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files
+}}
+print(json.dumps([info.sha, folder.name, tree, digests]))
+""")
+    asset = Bundle.open(bundle).lock.assets["bert"]
+    sha, folder, tree, digests = found
+    assert sha == folder == asset.source.commit
+    assert digests == {file.origin: file.sha256 for file in asset.files}
+    assert {name: tree[name] for name in digests} == {
+        file.origin: file.size for file in asset.files
+    }
+
+
+def test_missing_files_are_an_error_for_the_client_and_one_line_for_the_user(
+    bundle: Path, tmp_path: Path
+) -> None:
+    script = f"""
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import RevisionNotFoundError
+for wrong, names in (
+    (RepositoryNotFoundError, ("acme/other", "config.json", None)),
+    (RepositoryNotFoundError, ("acme/other", "config.json", None)),
+    (EntryNotFoundError, ("{MODEL}", "pytorch_model.bin", None)),
+    (RevisionNotFoundError, ("{MODEL}", "config.json", "v9")),
+):
+    try:
+        hf_hub_download(names[0], names[1], revision=names[2])
+    except wrong:
+        continue
+    raise SystemExit(f"{{names}}: not refused")
+"""
+    with serving(bundle) as (address, process):
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HOME": str(tmp_path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        process.terminate()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (
+        said.count(
+            "asked for, not here: model acme/other: not in this bundle; add it to the manifest"
+        )
+        == 1
+    )
+    assert "pytorch_model.bin is not in this bundle: left out, " in said
+    assert "revision v9 is not in this bundle" in said
+
+
+def ask(address: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=30
+        ) as response:
+            return response.status, dict(response.headers), response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), error.read()
+
+
+def test_files_come_whole_in_part_or_not_at_all(served: str, bundle: Path) -> None:
+    data = (bundle / "data/models/bert/model.safetensors").read_bytes()
+    url = f"{served}/{MODEL}/resolve/main/model.safetensors"
+    assert ask(url)[2] == data
+    status, headers, body = ask(url, Range="bytes=100-199")
+    assert (status, headers["Content-Range"], body) == (
+        206,
+        f"bytes 100-199/{len(data)}",
+        data[100:200],
+    )
+    assert ask(url, Range=f"bytes={len(data) - 5}-")[2] == data[-5:]
+    assert ask(url, Range="bytes=-5")[2] == data[-5:]
+    assert ask(url, Range="bytes=7-3")[0] == 200
+    status, headers, _ = ask(url, Range=f"bytes={len(data)}-")
+    assert (status, headers["Content-Range"]) == (416, f"bytes */{len(data)}")
+
+
+def test_a_stage_on_another_machine_fetches_the_same_model_from_it(
+    served: str, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "m.yaml").write_text(
+        f"format: 1\nname: again\nassets:\n  bert: {{model: {MODEL}}}\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "stage",
+        "fetch",
+        "m.yaml",
+        "-o",
+        "b",
+        "--endpoint",
+        served,
+        "--no-offline-check",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    mine, theirs = (Bundle.open(folder).lock.assets["bert"] for folder in (tmp_path / "b", bundle))
+    assert mine.files == theirs.files and mine.source == theirs.source
+
+
+def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", bundle, copy], check=True)
+    config = copy / "data/models/bert/config.json"
+    with serving(copy) as (address, _):
+        config.write_bytes(config.read_bytes() + b" ")  # while it is served
+        status, _, body = ask(f"{address}/{MODEL}/resolve/main/config.json")
+        assert status == 500 and b"stage verify" in body
+    command = [sys.executable, "-m", "stage", "serve", str(copy), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "config.json" in done.stderr and "stage verify" in done.stderr
+
+
+def test_a_port_that_is_taken_says_how_to_get_another(bundle: Path, served: str) -> None:
+    port = served.rpartition(":")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "serve", str(bundle), "--port", port],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "--port 0" in done.stderr
+
+
+PLACES = ["/", "/api/models/", f"/{MODEL}/resolve/main/", "/packages/", "/conda/"]
+
+
+@given(st.text("abz/.%\\0 -_", max_size=40), st.sampled_from(PLACES))
+def test_no_address_leads_out_of_the_bundle(environment: Catalogue, path: str, start: str) -> None:
+    question = Request("GET", start + path)
+    for answer in (hub.answer(question, environment), packages.answer(question, environment)):
+        if answer is not None and isinstance(answer.body, FileBody):
+            assert (
+                answer.body.path.is_relative_to(environment.root / "data")
+                and ".." not in answer.body.path.parts
+            )
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    """An environment with one wheel and a channel with one subfolder."""
+    root = tmp_path_factory.mktemp("packages")
+    folder = "data/envs/train"
+    wheel = root / folder / "wheels" / "Tiny_Thing-1.0-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    info = "tiny_thing-1.0.dist-info"
+    contents = {
+        "tiny_thing.py": "answer = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: Tiny.Thing\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in contents.items():
+            archive.writestr(name, text)
+    repodata = root / folder / "channel" / "conda-forge" / "noarch" / "repodata.json"
+    repodata.parent.mkdir(parents=True)
+    repodata.write_text('{"packages": {}}')
+    files = tuple(_locked(path, root) for path in (wheel, repodata))
+    asset = LockedAsset(
+        "train", "environment", {"environment": "e.yml"}, Source("path", "e.yml"), files
+    )
+    return Catalogue.of(Bundle(root, Lockfile("x", {"train": asset}), "0" * 64))
+
+
+def _locked(path: Path, root: Path) -> LockedFile:
+    data = path.read_bytes()
+    name = path.relative_to(root).as_posix()
+    return LockedFile(name, len(data), hashlib.sha256(data).hexdigest(), None, name)
+
+
+def test_pip_installs_from_it_and_it_has_a_channel(environment: Catalogue, tmp_path: Path) -> None:
+    said: list[str] = []
+    with BundleServer(environment, "127.0.0.1", 0, said.append) as server:
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
+        index = f"{server.address}/simple/"
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--target",
+            str(tmp_path / "here"),
+            "--no-cache-dir",
+        ]
+        command += ["--index-url", index, "tiny-thing"]
+        command.append("--disable-pip-version-check")
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+        environ = {**plain, "PIP_CONFIG_FILE": os.devnull}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "here" / "tiny_thing.py").read_text() == "answer = 42\n"
+        assert json.loads(
+            ask(f"{server.address}/conda/train/conda-forge/noarch/repodata.json")[2]
+        ) == {"packages": {}}
+        assert ask(f"{index}absent/")[0] == 404
+        page = ask(index, Accept="application/vnd.pypi.simple.v1+json")[2]
+        assert json.loads(page)["projects"] == [{"name": "tiny-thing"}]
+        server.shutdown()
+    assert said == ["asked for, not here: package absent: in no environment here"]
+    assert packages.channels(environment) == ["/conda/train/conda-forge"] and packages.has_index(
+        environment
+    )
+
+
+def test_a_card_names_just_what_travelled() -> None:
+    published = """---
+license: cc0-1.0
+configs:
+- config_name: a
+  default: true
+  data_files: [{split: train, path: a/train-*}, {split: test, path: a/test-*}]
+- config_name: b
+  data_files: b/*
+dataset_info:
+- config_name: a
+  features: [{name: text, dtype: string}]
+  splits: [{name: train, num_examples: 3}, {name: test, num_examples: 1}]
+  download_size: 7
+- config_name: b
+  splits: [{name: train, num_examples: 3}]
+---
+# Words
+"""
+    card = card_of(published, {"a": {"train": ["a/train-0.parquet"]}}).decode()
+    assert card.endswith("---\n# Words\n")
+    import yaml
+
+    assert yaml.safe_load(card.split("---\n")[1]) == {
+        "license": "cc0-1.0",
+        "configs": [
+            {
+                "default": True,
+                "config_name": "a",
+                "data_files": [{"split": "train", "path": ["a/train-0.parquet"]}],
+            }
+        ],
+        "dataset_info": [
+            {
+                "config_name": "a",
+                "features": [{"name": "text", "dtype": "string"}],
+                "splits": [{"name": "train", "num_examples": 3}],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# no front matter\n", "---\n: broken [\n---\nwords\n", "---\n- a list\n---\n"]
+)
+def test_any_card_will_do(text: str) -> None:
+    card = card_of(text, {"default": {"train": ["x.parquet"]}}).decode()
+    assert card.startswith("---\nconfigs:\n") and "x.parquet" in card

@@ -1,0 +1,227 @@
+"""The public Python API: `stage` and `runner`, as scripts and type checkers see them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runner
+import stage
+from tests.stage.bundles import make_bundle
+
+ROOT = Path(__file__).parents[2]
+# Libraries that are slow to import, and the core of stage itself.
+HEAVY = {"pyarrow", "huggingface_hub", "urllib3", "yaml", "click", "torch", "transformers"}
+
+
+def in_a_new_process(code: str, *arguments: object, folder: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "AIRLIFT_STORE": "none"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["stage", "runner"])
+def test_an_import_loads_nothing_heavy_and_is_fast(package: str) -> None:
+    code = f"""
+import json, sys, time
+before = set(sys.modules)
+began = time.process_time()
+import {package}
+took = time.process_time() - began
+print(json.dumps([took, sorted(set(sys.modules) - before)]))
+"""
+    took, modules = json.loads(in_a_new_process(code))
+    assert took < 0.1
+    assert not HEAVY & set(modules)
+    assert {name for name in modules if name.split(".")[0] in ("stage", "runner")} <= {
+        package,
+        f"{package}.version",
+    }
+
+
+STEPS = {
+    "attribute": "import stage; assert stage.verify(path, quiet=True).ok",
+    "from": "from stage import verify; assert verify(path, 'fast').ok",
+    "submodule": "import stage.verify.payload; assert stage.verify.payload.units",
+    "same names": "import stage.verify.verify, stage.fetch.fetch; assert callable(stage.fetch)",
+    "from the submodule": "from stage.verify.verify import verify as v; assert v is not None",
+    "bundle": "import stage; assert stage.open_bundle(path)['bert'].path.is_dir()",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("api") / "bundle"
+    make_bundle(root, big=False)
+    return root
+
+
+def test_functions_and_packages_of_one_name_work_in_any_order(bundle: Path) -> None:
+    """Importing a module of the package `stage.verify` must not replace the function."""
+    code = f"""
+import itertools, sys
+path = sys.argv[1]
+steps = {STEPS!r}
+for first, second in itertools.permutations(steps, 2):
+    for name in [n for n in sys.modules if n.split(".")[0] == "stage"]:
+        del sys.modules[name]
+    for name in (first, second, "attribute", "from"):
+        exec(steps[name], {{"path": path}})
+    print(first, second)
+"""
+    pairs = in_a_new_process(code, bundle).splitlines()
+    assert len(pairs) == len(list(itertools.permutations(STEPS, 2)))
+
+
+def test_every_public_name_is_there(bundle: Path) -> None:
+    for package in (stage, runner):
+        assert set(package.__all__) <= set(dir(package))
+        for name in package.__all__:
+            assert getattr(package, name) is getattr(package, name)
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            package.nonsense  # noqa: B018
+    exec("from stage import *; from runner import *", {})
+
+
+def test_a_bundle_gives_its_assets_by_name(bundle: Path) -> None:
+    opened = stage.open_bundle(bundle)
+    assert "bert" in opened
+    assert [opened[name].name for name in opened] == list(opened.lock.assets)
+    asset = opened["bert"]
+    assert (asset.kind, asset.path) == ("model", bundle / "data/models/bert")
+    assert asset.size == sum(f.stat().st_size for f in asset.path.rglob("*") if f.is_file())
+    with pytest.raises(stage.StageError, match="no asset named `bret`") as caught:
+        opened["bret"]
+    assert "Did you mean `bert`" in str(caught.value)
+
+
+def test_damage_is_a_finding_and_a_wrong_argument_is_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "bundle"
+    made = make_bundle(root, big=False)
+    weights = root / "data/models/bert/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert stage.verify(root, "fast").ok
+    report = stage.verify(root, quiet=True)
+    assert [finding.problem for finding in report.findings] == ["mismatched"]
+    assert stage.verify(root, "fast", bundle_id=f"sha256:{made.id}").ok
+    assert stage.verify(root, "fast", bundle_id="0" * 64).is_another
+    for wrong in ({"level": "ful"}, {"bundle_id": "1234"}):
+        with pytest.raises(stage.StageError) as caught:
+            stage.verify(root, **wrong)  # type: ignore[arg-type]
+        assert caught.value.exit_code == 2
+    with pytest.raises(stage.StageError, match="no such folder"):
+        stage.verify(tmp_path / "none")
+
+
+def laptop_without_a_hub(folder: Path) -> None:
+    """A manifest of local files only, and a run file."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "bert", "vocab_size": 5}')
+    (folder / "lines.csv").write_text("text\nhello\nworld\n")
+    (folder / "manifest.yaml").write_text(
+        "format: 1\nname: api\nassets:\n  bert: {path: model}\n"
+        "  lines: {path: lines.csv, convert: csv}\n"
+    )
+    (folder / "run.yaml").write_text(
+        "format: 1\ntask: masked-lm\nmodel: {asset: bert, init: scratch}\n"
+        "dataset: {asset: lines, train: train, text: text}\nsteps: 2\n"
+    )
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/python-api.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    laptop_without_a_hub(tmp_path)
+    printed = in_a_new_process(example, folder=tmp_path)
+    assert "bert files bundle/data/files/bert" in printed
+    assert "lines dataset bundle/data/datasets/lines" in printed
+    assert printed.endswith("bundle/data/files/bert\n")
+
+
+def test_the_documentation_names_all_that_is_public() -> None:
+    text = (ROOT / "docs/python-api.md").read_text()
+    for package in (stage, runner):
+        missing = [n for n in package.__all__ if n != "__version__" and f"{n}" not in text]
+        assert not missing
+
+
+def test_resolve_gives_the_lock_that_fetch_follows_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRLIFT_STORE", "none")
+    laptop_without_a_hub(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    manifest = stage.Manifest.load(tmp_path / "manifest.yaml")
+    lock = stage.resolve(manifest, quiet=True)
+    assert list(lock.assets) == ["bert", "lines"]
+    plan = stage.fetch(manifest, tmp_path / "bundle", dry_run=True, quiet=True)
+    assert plan.dry_run and plan.bundle_id is None
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(stage.StageError, match="--locked"):
+        stage.resolve(manifest, locked=True, quiet=True)
+
+
+USER_SCRIPT = """
+from pathlib import Path
+
+import runner
+import stage
+import stage.verify.report
+from stage import fetch, verify
+
+stage.verify.report
+
+
+def main(path: Path) -> Path:
+    outcome: stage.FetchOutcome = stage.fetch("manifest.yaml", path, jobs=2)
+    fetch(stage.Manifest.load("manifest.yaml"), str(path), locked=True)
+    report: stage.VerificationReport = stage.verify(path)
+    if not verify(path, "fast").ok or not report.ok:
+        raise SystemExit(outcome.bundle_id)
+    lock: stage.Lockfile = stage.resolve("manifest.yaml")
+    bundle: stage.Bundle = stage.open_bundle(path)
+    run: runner.RunConfig = runner.load_run("run.yaml", ["steps=3"])
+    inputs: runner.Inputs = runner.resolve_inputs(run, bundle.root)
+    print(stage.__version__, lock.id, list(bundle), inputs.model.path)
+    asset: stage.BundleAsset = bundle["bert"]
+    return asset.path
+"""
+
+
+def test_a_strict_type_checker_accepts_a_script_and_finds_its_mistakes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    wrong = "\n".join(["stage.verify(1)", "stage.fetch('a.yaml')", "stage.nonsense", ""])
+    script.write_text(USER_SCRIPT + wrong)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent"]
+    done = subprocess.run(
+        [*command, "--cache-dir", tmp_path / "cache", script],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    first = len(USER_SCRIPT.splitlines()) + 1
+    found = re.findall(r"^script\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout, re.MULTILINE)
+    assert found == [
+        (str(first), "arg-type"),
+        (str(first + 1), "call-arg"),
+        (str(first + 2), "attr-defined"),
+    ], done.stdout + done.stderr

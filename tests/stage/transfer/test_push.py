@@ -1,0 +1,606 @@
+"""`stage push` over a real sshd: complete, interrupted, damaged, and with each remote verifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.errors import IncompleteError, UsageError
+from stage.transfer.push import PushOutcome
+from stage.transfer.remedies import suggest_repairs
+from stage.transfer.remote import PushTarget, RemoteShell
+from stage.transfer.remote_bundle import inspect_remote, verify_remote
+from stage.verify.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+from tests.support.servers.sshd import Sshd
+
+CONFIG = "data/models/bert/config.json"
+WEIGHTS = "data/models/bert/model.safetensors"
+TAGS = "tagmanifest-sha256.txt"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    (tmp_path / "laptop").mkdir()
+    return make_bundle(tmp_path / "laptop" / "bundle", big=False).root
+
+
+@pytest.fixture
+def big_bundle(tmp_path: Path) -> Path:
+    """With a file of 65 MiB."""
+    (tmp_path / "big").mkdir()
+    return make_bundle(tmp_path / "big" / "bundle").root
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The /usr/bin of a login node; each test chooses its programs."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "tail", "rsync"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("ssh") / "d", programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def tools(programs: Path) -> Iterator[Path]:
+    """The remote programs for verifying; each test begins with `stage` and sha256sum."""
+    stage = programs / "stage"
+    ours = shlex.quote(str(Path(__file__).parents[3]))
+    stage.write_text(f'#!/bin/sh\nPYTHONPATH={ours} exec {sys.executable} -m stage "$@"\n')
+    stage.chmod(0o755)
+    (programs / "sha256sum").symlink_to(shutil.which("sha256sum") or "")
+    yield programs
+    for name in ("stage", "sha256sum", "python3"):
+        (programs / name).unlink(missing_ok=True)
+
+
+def push(
+    sshd: Sshd, bundle: Path, folder: Path | str, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Pushes as a user does."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "stage",
+            "push",
+            bundle,
+            f"{sshd.host}:{folder}",
+            "--ssh",
+            sshd.ssh,
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def flip(file: Path, at: int = 3) -> None:
+    """One bit, with size and time as they were."""
+    status = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte[0] ^ 1]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok
+    assert "sound there, every byte (by stage)" in done.stdout
+    assert f"bundle id {verify(bundle).bundle_id}" in done.stdout
+    assert f"runner check RUN --bundle {shlex.quote(str(there))}" in done.stdout
+    assert not (tmp_path / "laptop" / "bundle.report.json").exists()
+    again = push(sshd, bundle, there, "--json", "--report", str(tmp_path / "r.json"))
+    assert again.returncode == 0 and json.loads(again.stdout)["report"]["ok"]
+    assert json.loads((tmp_path / "r.json").read_text())["level"] == "full"
+
+
+def login_node(programs: Path, folder: Path) -> RemoteShell:
+    """A shell with a Python on its PATH. Not by ssh: a user's ~/.bashrc would change the PATH."""
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python3").chmod(0o755)
+    return RemoteShell(
+        PushTarget("cluster", str(folder)), ("env", f"PATH={programs}", "sh", "-s"), ""
+    )
+
+
+def test_a_stage_there_that_is_too_old_for_the_bundle_leaves_it_to_the_bundles_script(
+    bundle: Path, tools: Path
+) -> None:
+    """The cluster's airlift is often older than the laptop's."""
+    (tools / "stage").write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\n'
+        "echo 'error: stage.lock: format 2; this version of airlift reads format 1.' >&2; exit 2\n"
+    )
+    place = login_node(tools, bundle)
+    facts = inspect_remote(place, bundle)
+    assert facts.verifiers == ("stage", "stage-verify.py")
+    verifier, report = verify_remote(place, facts.verifiers)
+    assert (
+        verifier == "stage-verify.py" and report["ok"] and report["proof"]["payload"] == "bundle id"
+    )
+
+
+def test_a_script_that_is_not_ours_is_never_started_there(
+    bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """Whoever made the bundle could have written any program into it."""
+    (tools / "stage").unlink()
+    place = login_node(tools, bundle)
+    assert inspect_remote(place, bundle).verifiers == ("stage-verify.py",)
+    script, ran = bundle / "stage-verify.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w'); print('{{\"ok\": true, \"findings\": []}}')\n")
+    facts = inspect_remote(place, bundle)
+    assert facts.verifiers == ()
+    with pytest.raises(IncompleteError, match="NOT VERIFIED"):
+        verify_remote(place, facts.verifiers)
+    assert not ran.exists()
+
+
+def test_a_file_that_is_read_only_here_is_writable_there(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    """The store makes shared files read-only; a later push may have to append to the copy."""
+    (bundle / WEIGHTS).chmod(0o444)
+    assert push(sshd, bundle, tmp_path / "there").returncode == 0
+    assert (tmp_path / "there" / WEIGHTS).stat().st_mode & 0o600 == 0o600
+
+
+def test_a_damaged_file_there_is_repaired_by_a_rerun(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    flip(there / WEIGHTS, 30_000)
+    flip(there / "stage.lock")
+    flip(there / TAGS)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "sending again with checksums" in done.stderr and "repaired" in done.stdout
+    assert verify(there).ok
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "damaged"])
+def test_a_transfer_goes_on_inside_a_file_that_was_cut_short(
+    sshd: Sshd, bundle: Path, tmp_path: Path, sound: bool
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    for name in (TAGS, CONFIG):
+        (there / name).unlink()
+    with open(there / WEIGHTS, "r+b") as file:
+        file.truncate(100_000)
+    if not sound:
+        flip(there / WEIGHTS, 30_000)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "part of a bundle is there" in done.stderr
+    assert verify(there).ok
+
+
+def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path
+) -> None:
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    pids = tmp_path / "pids"
+    (slow / "rsync").write_text(
+        f"#!/bin/sh\necho $$ >>{pids}\n"
+        f'exec {shutil.which("rsync")} "$@" $(test "$1" = --version || echo --bwlimit=8m)\n'
+    )
+    (slow / "rsync").chmod(0o755)
+    there = tmp_path / "there"
+    command = [
+        sys.executable,
+        "-m",
+        "stage",
+        "push",
+        big_bundle,
+        f"{sshd.host}:{there}",
+        "--ssh",
+        sshd.ssh,
+    ]
+    environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
+    pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
+    os.kill(int(pids.read_text().split()[-1]), signal.SIGTERM)
+    _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 5 and "Run the same command again" in err
+    assert 4_000_000 < (there / BIG).stat().st_size < 60_000_000
+    assert not (there / TAGS).exists()
+    assert push(sshd, big_bundle, there).returncode == 0
+    assert verify(there).ok
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("did not happen")
+
+
+def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
+    sshd: Sshd, bundle: Path, big_bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, big_bundle, there).returncode == 0
+    smaller = bundle.rename(bundle.with_name("smaller"))
+    done = push(sshd, smaller, there)
+    assert done.returncode == 1, done.stderr
+    assert f"{BIG}: extra" in done.stderr and "--delete" in done.stderr
+    report = json.loads((tmp_path / "laptop" / "smaller.report.json").read_text())
+    assert {finding["problem"] for finding in report["findings"]} == {"extra"}
+    (there / "data/files/mine").mkdir(parents=True)
+    (there / "data/files/mine/note|1.txt").write_text("mine")
+    done = push(sshd, smaller, there, "--delete", "--json")
+    assert done.returncode == 0, done.stderr
+    removed = json.loads(done.stdout)["removed"]
+    assert {BIG, "data/files/mine/", "data/files/mine/note|1.txt"} < set(removed) and (
+        smaller / WEIGHTS
+    ).exists()
+    assert not [path for path in removed if (smaller / path).exists() or (there / path).exists()]
+    assert verify(there).bundle_id == verify(smaller).bundle_id
+
+
+def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    first, second = (
+        make_bundle(tmp_path / name, big=False, files={"data/files/notes/a": text}).root
+        for name, text in (("first", b"one"), ("second", b"two"))
+    )
+    for path in (*first.rglob("*"), *second.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    there = tmp_path / "there"
+    assert push(sshd, first, there).returncode == 0
+    done = push(sshd, second, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id
+
+
+def test_somebody_elses_folder_is_not_written_into(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "home"
+    there.mkdir()
+    (there / "thesis.tex").write_text("years")
+    done = push(sshd, bundle, there, "--delete")
+    assert done.returncode == 2 and "not a bundle" in done.stderr
+    assert [p.name for p in there.iterdir()] == ["thesis.tex"]
+    done = push(sshd, bundle, there / "thesis.tex")
+    assert done.returncode == 2 and "is a file" in done.stderr
+
+
+@pytest.mark.parametrize("has_sha256sum", [True, False], ids=["coreutils", "nothing"])
+def test_a_copy_that_nothing_there_can_verify_is_called_not_verified_with_the_command_to_run(
+    sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path, has_sha256sum: bool
+) -> None:
+    (tools / "stage").unlink()
+    if not has_sha256sum:
+        (tools / "sha256sum").unlink()
+    there = tmp_path / "there is space"
+    done = push(sshd, bundle, there)
+    assert done.returncode == 5 and "NOT VERIFIED" in done.stderr, done.stderr
+    assert "sound" not in done.stdout + done.stderr.partition("all files are sent")[2]
+    early = done.stderr.index("will not be verified")
+    assert early < done.stderr.index("all files are sent")
+    assert verify(there).ok
+    if not has_sha256sum:
+        return
+    (line,) = [line for line in done.stderr.splitlines() if "sha256sum -c" in line]
+    command = line.partition("they are right: ")[2]
+    checked = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stdout) == (0, ""), checked
+    flip(there / WEIGHTS, 1000)
+    checked = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 1 and f"{WEIGHTS}: FAILED" in checked.stdout
+
+
+def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """A disk that damages what it is given, twice: a block of a large file, and a small file."""
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    stage = (tools / "stage").read_text()
+    for name in ("dd", "test"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    spoil = "printf X | dd of='{}' bs=1 seek={} conv=notrunc 2>/dev/null"
+    spoiled = [spoil.format(there / BIG, 20_000_000), spoil.format(there / CONFIG, 1)]
+    (tools / "stage").write_text(
+        stage.replace(
+            "PYTHONPATH=", f"if test $1 = verify; then {'; '.join(spoiled)}; fi\nPYTHONPATH="
+        )
+    )
+    bundle_id = verify(big_bundle).bundle_id
+    done = push(sshd, big_bundle, there)
+    assert done.returncode == 1 and "Sent twice and still damaged" in done.stderr, done.stderr
+    (tools / "stage").write_text(stage)
+    (tools / "dd").unlink()
+    commands = [
+        line.strip()
+        for line in done.stderr.splitlines()
+        if line.strip().startswith(("stage ", "rsync ", "ssh "))
+    ]
+    assert len(commands) == 3
+    for command in commands:
+        subprocess.run(
+            ["bash", "-c", f'stage() {{ {sys.executable} -m stage "$@"; }}; {command}'],
+            check=True,
+            timeout=60,
+        )
+    report = verify(there)
+    assert report.ok and report.bundle_id == bundle_id
+    carried = sum(
+        path.stat().st_size
+        for path in (there.with_name("bundle.patch") / "data").rglob("*")
+        if path.is_file()
+    )
+    assert carried < 17 * 2**20
+
+
+def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:
+    findings = [{"path": "a", "problem": "extra"}, {"path": "b", "problem": "mismatched"}]
+    outcome = PushOutcome(
+        PushTarget("me@hpc", "my bundle"), "id", "stage-verify.py", 0, {"findings": findings}
+    )
+    lines = suggest_repairs(outcome, Path("b"), Path("b.report.json"), "ssh -p 2222")
+    assert lines[1:] == [
+        "stage patch b --report b.report.json -o b.patch",
+        "rsync -rts -e 'ssh -p 2222' b.patch/ 'me@hpc:my bundle.patch/'",
+        "and on me@hpc, which has no `stage` on its PATH now: "
+        "stage apply 'my bundle' 'my bundle.patch'",
+        "Files are there that the bundle does not have. To remove them: "
+        "stage push b 'me@hpc:my bundle' --ssh 'ssh -p 2222' --delete",
+    ]
+
+
+def test_no_connection_is_exit_5_with_the_command_to_try(sshd: Sshd, bundle: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "stage",
+        "push",
+        bundle,
+        "127.0.0.1:b",
+        "--ssh",
+        "ssh -F none -p 1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (
+        done.returncode == 5 and "no connection" in done.stderr and "127.0.0.1 true" in done.stderr
+    )
+
+
+def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
+    there = tmp_path / "disk" / "bundle"
+    there.parent.mkdir()
+    command = [sys.executable, "-m", "stage", "push", bundle, there]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok
+    flip(there / WEIGHTS, 1)
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert verify(there).ok
+    inside = subprocess.run(
+        [*command[:-1], bundle / "copy"], capture_output=True, text=True, timeout=60
+    )
+    assert inside.returncode == 2 and "lies inside" in inside.stderr
+
+
+def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"]
+    (bundle / CONFIG).write_bytes(b"{")
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
+    (bundle / TAGS).unlink()
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
+    assert not (tmp_path / "there").exists()
+
+
+def push_here(bundle: Path, there: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
+    """To a folder on this machine."""
+    command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path: Path) -> None:
+    """A bit flipped here, under another time: rsync would take it for the newer file."""
+    there = tmp_path / "there"
+    assert push_here(bundle, there).returncode == 0
+    before, id = (there / WEIGHTS).read_bytes(), verify(bundle).bundle_id
+    flip(bundle / WEIGHTS, 30_000)
+    later = (bundle / WEIGHTS).stat().st_mtime + 10  # rsync compares whole seconds
+    os.utime(bundle / WEIGHTS, (later, later))
+    done = push_here(bundle, there)
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
+    assert "Nothing was sent" in done.stderr and "stage fetch MANIFEST -o" in done.stderr
+    assert (there / WEIGHTS).read_bytes() == before
+    assert verify(there).ok and verify(there).bundle_id == id
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, there)
+    assert (
+        done.returncode == 0
+        and "read 1 file (200 kB) in 0 s that will replace files there" in done.stderr
+    )
+
+
+def test_damage_that_was_sent_is_told_as_damage_here(bundle: Path, tmp_path: Path) -> None:
+    """A resumed push reads here only files that replace others. The disk there is not to blame."""
+    there = tmp_path / "there"
+    assert push_here(bundle, there).returncode == 0
+    (there / TAGS).unlink()
+    (there / WEIGHTS).unlink()
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, there)
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
+    assert "Sent twice" not in done.stderr and "has that damage too" in done.stderr
+
+
+def test_damage_here_is_found_before_a_first_push_sends_anything_and_a_receipt_spares_the_reading(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, tmp_path / "there")
+    assert (
+        done.returncode == 1
+        and f"damaged here: {WEIGHTS}" in done.stderr
+        and "Nothing was sent" in done.stderr
+    )
+    assert not (tmp_path / "there").exists()
+    flip(bundle / WEIGHTS, 30_000)
+    time.sleep(
+        max(0, (bundle / WEIGHTS).stat().st_ctime + 2.1 - time.time())
+    )  # a receipt wants files at rest
+    done = push_here(bundle, tmp_path / "there")
+    assert done.returncode == 0 and "read here first: not verified here" in done.stderr, done.stderr
+    done = push_here(bundle, tmp_path / "elsewhere")
+    assert done.returncode == 0 and "not touched since: not read again here" in done.stderr, (
+        done.stderr
+    )
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, tmp_path / "third")
+    assert (
+        done.returncode == 1
+        and "Nothing was sent" in done.stderr
+        and not (tmp_path / "third").exists()
+    )
+
+
+@pytest.mark.parametrize("by_ssh", [True, False], ids=["ssh", "here"])
+def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_stays_sound(
+    sshd: Sshd, tmp_path: Path, by_ssh: bool
+) -> None:
+    """Bundles that share a store, a `cp -al` snapshot: to append would write into all of them."""
+    shared, alone = "data/files/notes/- *[w]? '$ ü.bin", "data/files/notes/alone.bin"
+    read_only = "data/files/notes/read-only.bin"
+    there, new = tmp_path / "there", tmp_path / "new"
+    make_bundle(
+        there, big=False, files={path: path.encode() * 1000 for path in (shared, alone, read_only)}
+    )
+    snapshot = tmp_path / "snapshot"
+    shutil.copytree(there, snapshot, copy_function=os.link)
+    make_bundle(new, big=False, files=dict.fromkeys((shared, alone, read_only), b"more" * 20_000))
+    for folder, at in (
+        (snapshot, 1_500_000_000),
+        (new, 1_600_000_000),
+    ):  # rsync compares whole seconds
+        for file in folder.rglob("*"):
+            os.utime(file, (at, at))
+    for path in (alone, read_only):
+        shutil.copy(there / path, tmp_path / "x")
+        (tmp_path / "x").rename(there / path)
+    (there / read_only).chmod(0o444)
+    inodes = {path: (there / path).stat().st_ino for path in (shared, alone, read_only)}
+    before = verify(snapshot).bundle_id
+    done = push(sshd, new, there) if by_ssh else push_here(new, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(snapshot).ok and verify(snapshot).bundle_id == before
+    assert verify(there).ok and verify(there).bundle_id == verify(new).bundle_id
+    assert [path for path in inodes if (there / path).stat().st_ino == inodes[path]] == [alone]
+    assert "never written into" in done.stderr and "read-only.bin" in done.stderr
+
+
+def test_a_bundle_with_a_colon_in_its_name_is_no_other_machine(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    bundle.rename("run-12:00")
+    done = push_here(Path("run-12:00"), "./disk 12:00/a:b")
+    assert done.returncode == 0, done.stderr
+    assert verify(Path("disk 12:00/a:b")).ok
+
+
+def test_another_bundle_there_is_refused_with_a_folder_to_take(
+    bundle: Path, tmp_path: Path
+) -> None:
+    there, other = tmp_path / "there", tmp_path / "laptop" / "other"
+    make_bundle(other, big=False, name="other = 2")
+    assert push_here(bundle, there).returncode == 0
+    done = push_here(other, there, "--delete")
+    assert done.returncode == 2 and "another bundle is there: `made`" in done.stderr, done.stderr
+    assert verify(there).ok and verify(there).bundle_id == verify(bundle).bundle_id
+    (line,) = [
+        line for line in done.stderr.splitlines() if "-> Give it a folder of its own" in line
+    ]
+    beside = shlex.split(line.partition("stage push ")[2].partition("   (")[0])[1]
+    assert push_here(other, Path(beside)).returncode == 0 and verify(Path(beside)).ok
+    (there / TAGS).unlink()
+    assert push_here(other, there).returncode == 2
+
+
+def test_an_rsync_that_cannot_is_told_with_the_remedy(bundle: Path, tmp_path: Path) -> None:
+    """macOS 15 brings openrsync."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
+    (programs / "rsync").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 2 and "openrsync" in done.stderr and "brew install rsync" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "folder"),
+    [
+        ("cluster:bundle", "cluster", "bundle"),
+        ("me@cluster:/scratch/me/b/", "me@cluster", "/scratch/me/b"),
+        ("cluster:~/b", "cluster", "b"),
+        ("[::1]:b", "[::1]", "b"),
+        ("./a:b", None, "./a:b"),
+        ("/mnt/disk", None, "/mnt/disk"),
+    ],
+)
+def test_where_a_target_is(text: str, host: str | None, folder: str) -> None:
+    assert PushTarget.parse(text) == PushTarget(host, folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host::module",
+        "rsync://host/m",
+        "-oProxyCommand=x:b",
+        "host:",
+        "host:~you/b",
+        "a\nb:c",
+        "me@cluster",
+    ],
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(UsageError):
+        PushTarget.parse(text)

@@ -1,0 +1,342 @@
+"""Signatures with real keys, a real ssh-keygen and a real ssh-agent: good and bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.cli import main
+from tests.stage.bundles import make_bundle
+
+SIGNATURE = "tagmanifest-sha256.txt.sig"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `stage`; returns exit code, stdout, stderr. No agent unless a test starts one."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main.main([str(a) for a in arguments], prog_name="stage")
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "bundle", big=False).root
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the private keys `alice` and `mallory`, and their `.pub`s."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("alice", "mallory"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name],
+            check=True,
+        )
+    return folder
+
+
+@pytest.fixture
+def signers(keys: Path, tmp_path: Path) -> Path:
+    """Only alice is trusted."""
+    file = tmp_path / "signers"
+    file.write_text(f"# the lab\nalice@lab {(keys / 'alice.pub').read_text()}")
+    return file
+
+
+@pytest.fixture
+def signed(bundle: Path, keys: Path, run: Run) -> Path:
+    code, out, err = run("sign", bundle, "--key", keys / "alice")
+    assert code == 0, err
+    assert f"{SIGNATURE}: signed with SHA256:" in out
+    return bundle
+
+
+def test_a_signed_bundle_verifies_and_names_its_signer(
+    signed: Path, signers: Path, run: Run
+) -> None:
+    code, out, _ = run("verify", signed, "--signers", signers)
+    assert code == 0
+    assert "signed by alice@lab (SHA256:" in out
+    assert run("verify", signed)[0] == 0  # the signature is no extra file to who asks for none
+
+
+def test_verify_says_the_signer_in_its_report(signed: Path, signers: Path, run: Run) -> None:
+    code, out, _ = run("verify", signed, "--signers", signers, "--json")
+    assert code == 0
+    signature = json.loads(out)["signature"]
+    assert signature["ok"] is True and signature["identity"] == "alice@lab"
+
+
+def test_show_tells_who_signed(signed: Path, bundle: Path, signers: Path, run: Run) -> None:
+    assert "signed with SHA256:" in run("show", signed)[1]
+    assert "signed by alice@lab (SHA256:" in run("show", signed, "--signers", signers)[1]
+    document = json.loads(run("show", signed, "--signers", signers, "--json")[1])
+    assert document["signer"]["identity"] == "alice@lab"
+    (signed / SIGNATURE).unlink()
+    assert ", not signed" in run("show", signed)[1]
+    code, _, err = run("show", signed, "--signers", signers)
+    assert code == 4 and "not signed" in err
+
+
+def test_the_signature_is_one_that_ssh_keygen_alone_accepts(signed: Path, signers: Path) -> None:
+    command = [
+        "ssh-keygen",
+        "-Y",
+        "verify",
+        "-f",
+        signers,
+        "-I",
+        "alice@lab",
+        "-n",
+        "airlift-bundle",
+    ]
+    with open(signed / "tagmanifest-sha256.txt", "rb") as manifest:
+        subprocess.run(
+            [*command, "-s", signed / SIGNATURE], stdin=manifest, check=True, capture_output=True
+        )
+
+
+def _verified(run: Run, bundle: Path, signers: Path, code: int) -> tuple[str, str]:
+    got, out, err = run("verify", bundle, "--signers", signers)
+    assert got == code, err
+    return out, err
+
+
+def test_a_missing_signature_is_said_so(bundle: Path, signers: Path, run: Run) -> None:
+    assert f"not signed: there is no {SIGNATURE}" in _verified(run, bundle, signers, 4)[1]
+
+
+def test_a_changed_lock_is_not_the_signed_one(signed: Path, signers: Path, run: Run) -> None:
+    lock = signed / "stage.lock"
+    lock.write_bytes(lock.read_bytes().replace(b'"mit"', b'"gpl"'))
+    assert "changed since alice@lab (SHA256:" in (err := _verified(run, signed, signers, 4)[1])
+    assert "stage.lock" in err
+
+
+def test_a_changed_manifest_is_not_the_signed_one(signed: Path, signers: Path, run: Run) -> None:
+    manifest = signed / "manifest-sha256.txt"
+    manifest.write_bytes(manifest.read_bytes().replace(b"a", b"b", 1))
+    err = _verified(run, signed, signers, 4)[1]
+    assert "changed since alice@lab" in err and "manifest-sha256.txt" in err
+
+
+def test_a_changed_tag_manifest_is_not_the_signed_one(
+    signed: Path, signers: Path, run: Run
+) -> None:
+    tags = signed / "tagmanifest-sha256.txt"
+    tags.write_bytes(tags.read_bytes().replace(b"stage.lock", b"stage.lack"))
+    assert (
+        "tagmanifest-sha256.txt: not the one that SHA256:" in _verified(run, signed, signers, 4)[1]
+    )
+
+
+def test_a_bundle_made_anew_with_the_old_signature_is_refused(
+    signed: Path, signers: Path, tmp_path: Path, run: Run
+) -> None:
+    other = make_bundle(tmp_path / "other", big=False, facts=[("Airlift-Host", "mallory")]).root
+    shutil.copy(signed / SIGNATURE, other)
+    out, err = _verified(run, other, signers, 4)
+    assert "sound" in out  # the bytes are; whose they are is another question
+    assert "not the signature of this bundle" in err
+
+
+@pytest.mark.parametrize("damage", ["cut", "armour", "empty", "letters"])
+def test_a_damaged_signature_is_told_from_a_wrong_one(
+    signed: Path, signers: Path, damage: str, run: Run
+) -> None:
+    file = signed / SIGNATURE
+    text = file.read_bytes()
+    half = len(text) // 2
+    file.write_bytes(
+        {
+            "cut": text[:half],
+            "armour": text.replace(b"BEGIN", b"BEGUN"),
+            "empty": b"",
+            "letters": text[:60] + b"!!" + text[62:],
+        }[damage]
+    )
+    assert f"{SIGNATURE}: damaged" in _verified(run, signed, signers, 4)[1]
+
+
+def test_every_flipped_bit_of_a_signature_is_refused(signed: Path, signers: Path, run: Run) -> None:
+    file = signed / SIGNATURE
+    text = file.read_bytes()
+    for at in range(3, len(text) - 1, 23):
+        file.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        if file.read_bytes().split() != text.split():  # a line end more or less is the same armour
+            _, err = _verified(run, signed, signers, 4)
+            assert SIGNATURE in err
+
+
+def test_an_untrusted_signer_is_named_by_key(
+    bundle: Path, keys: Path, signers: Path, run: Run
+) -> None:
+    assert run("sign", bundle, "--key", keys / "mallory")[0] == 0
+    err = _verified(run, bundle, signers, 4)[1]
+    assert "signed by SHA256:" in err and "does not list" in err
+
+
+@pytest.mark.parametrize("limit", ['namespaces="git"', 'valid-before="20200101"'])
+def test_a_key_listed_for_something_else_is_a_wrong_key(
+    signed: Path, keys: Path, signers: Path, limit: str, run: Run
+) -> None:
+    signers.write_text(f"alice@lab {limit} {(keys / 'alice.pub').read_text()}")
+    assert "a wrong key" in _verified(run, signed, signers, 4)[1]
+
+
+def test_a_signature_for_another_use_is_refused(
+    bundle: Path, keys: Path, signers: Path, run: Run
+) -> None:
+    subprocess.run(
+        [
+            "ssh-keygen",
+            "-q",
+            "-Y",
+            "sign",
+            "-f",
+            keys / "alice",
+            "-n",
+            "git",
+            bundle / "tagmanifest-sha256.txt",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    assert "a signature for `git`" in _verified(run, bundle, signers, 4)[1]
+
+
+def test_damage_of_the_payload_alone_stays_exit_1_beside_a_good_signature(
+    signed: Path, signers: Path, run: Run
+) -> None:
+    (signed / "data/models/bert/config.json").write_bytes(b"{}")
+    out, err = _verified(run, signed, signers, 1)
+    assert "config.json" in out and "1 finding" in err and "sign" not in err
+    assert "signed by alice@lab (SHA256:" in out and "the signature is good; what is damaged" in out
+
+
+def test_a_bad_signature_and_damage_are_both_said(signed: Path, signers: Path, run: Run) -> None:
+    (signed / "data/models/bert/config.json").write_bytes(b"{}")
+    (signed / SIGNATURE).unlink()
+    out, err = _verified(run, signed, signers, 4)
+    assert "config.json" in out and "1 finding" in err and "not signed" in err
+
+
+def test_no_file_of_signers_is_wrong_usage(signed: Path, tmp_path: Path, run: Run) -> None:
+    assert "there is no such file of signers" in _verified(run, signed, tmp_path / "nobody", 2)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("alice.pub", "a public key"), ("alice", "a private key"), ("empty", "empty")],
+)
+def test_what_is_no_file_of_signers_is_called_what_it_is_with_the_line_that_makes_one(
+    signed: Path, keys: Path, tmp_path: Path, run: Run, name: str, what: str
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    code, _, err = run(
+        "verify", signed, "--signers", (tmp_path if name == "empty" else keys) / name
+    )
+    assert code == 2 and f"{name}: {what}" in err and "not a file of signers" in err
+    if name == "empty":
+        err = err.replace("KEY.pub", str(keys / "alice.pub"))
+    line = err.partition("Make one: ")[2].partition("   (")[0]
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert run("verify", signed, "--signers", tmp_path / "signers")[0] == 0
+
+
+def test_what_is_damaged_is_not_signed(bundle: Path, keys: Path, run: Run) -> None:
+    manifest = bundle / "manifest-sha256.txt"
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    code, _, err = run("sign", bundle, "--key", keys / "alice")
+    assert code == 1 and "not signed" in err and not (bundle / SIGNATURE).exists()
+
+
+def test_signing_again_replaces_the_signature(
+    signed: Path, keys: Path, signers: Path, run: Run
+) -> None:
+    before = (signed / SIGNATURE).read_bytes()
+    assert run("sign", signed, "--key", keys / "mallory")[0] == 0
+    assert (signed / SIGNATURE).read_bytes() != before
+    assert not list(signed.glob("*.partial"))
+
+
+def test_a_file_that_is_no_key_signs_nothing(
+    bundle: Path, keys: Path, tmp_path: Path, run: Run
+) -> None:
+    for key in (tmp_path / "absent", bundle / "bagit.txt"):
+        code, _, err = run("sign", bundle, "--key", key)
+        assert code == 2 and str(key) in err and not (bundle / SIGNATURE).exists()
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run) -> Iterator[None]:
+    """A real ssh-agent, empty."""
+    said = subprocess.run(["ssh-agent", "-s"], check=True, capture_output=True, text=True).stdout
+    values = dict(
+        part.split("=") for part in said.replace("\n", "").split(";") if part.startswith("SSH_")
+    )
+    monkeypatch.setenv("SSH_AUTH_SOCK", values["SSH_AUTH_SOCK"])
+    try:
+        yield
+    finally:
+        subprocess.run(
+            ["ssh-agent", "-k"], env={**os.environ, **values}, check=True, capture_output=True
+        )
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_key_in_the_agent_signs(
+    bundle: Path, keys: Path, signers: Path, tmp_path: Path, run: Run
+) -> None:
+    public = shutil.copy(keys / "alice.pub", tmp_path / "only.pub")
+    code, _, err = run("sign", bundle, "--key", public)
+    assert code == 2 and "Put its private half into the agent" in err
+    subprocess.run(["ssh-add", "-q", keys / "alice"], check=True, capture_output=True)
+    assert run("sign", bundle, "--key", public)[0] == 0
+    assert "signed by alice@lab" in _verified(run, bundle, signers, 0)[0]
+
+
+def test_without_ssh_keygen_the_remedy_is_said(
+    signed: Path,
+    keys: Path,
+    signers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+) -> None:
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    monkeypatch.setenv("PATH", str(empty))
+    for command in (
+        ("sign", signed, "--key", keys / "alice"),
+        ("verify", signed, "--signers", signers),
+    ):
+        code, _, err = run(*command)
+        assert code == 2 and "ssh-keygen" in err and "Install OpenSSH" in err
+
+
+def test_an_ssh_keygen_that_knows_no_signatures_is_said_to_be_too_old(
+    bundle: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    old = tmp_path / "ssh-keygen"  # what OpenSSH 8.0 says
+    old.write_text(
+        "#!/bin/sh\necho 'unknown option -- Y' >&2\necho 'usage: ssh-keygen [-q] ...' >&2\nexit 1\n"
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code, _, err = run("sign", bundle, "--key", keys / "alice")
+    assert code == 2 and "too old" in err and "8.2" in err
