@@ -1,45 +1,80 @@
-"""The runner's door to `stage`: faults a user can meet, and the reading of YAML with line numbers.
+"""The errors of `runner`, and the parts of `stage` that `runner` uses.
 
-Together with `inputs`, the only room of `runner` that imports `stage`.
+Only this module and `inputs` import `stage`.
 """
 
 from __future__ import annotations
 
+import errno
+import sys
+
 from stage import __version__
-from stage.disk import age_in_words, human_count, human_size, sync_folder, write_atomically
-from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError, as_shown
-from stage.fence import wall
-from stage.terminal import Group
-from stage.yamlfile import Lines, check_keys, load_yaml_with_lines, read_value
+from stage.cli.base import Group
+from stage.errors import (
+    DamageError,
+    IncompleteError,
+    PolicyError,
+    StageError,
+    UsageError,
+    as_shown,
+    says_no_memory,
+    shortage,
+)
+from stage.installation import install_command
+from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
+from stage.util.sandbox import close_network, isolated
+from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines, read_value
 
 __all__ = [
+    "FULL_DISK",
     "CommandGroup",
     "DamageError",
     "IncompleteError",
     "Lines",
     "LostPeerError",
+    "NeverMetError",
     "PolicyError",
     "StageError",
     "UsageError",
     "__version__",
-    "age_in_words",
     "as_shown",
     "check_keys",
+    "close_network",
+    "format_age",
     "human_count",
     "human_size",
+    "install_command",
+    "isolated",
     "load_yaml_with_lines",
     "read_value",
+    "says_no_memory",
+    "shortage",
     "sync_folder",
-    "wall",
     "write_atomically",
 ]
 
 
-class CommandGroup(Group):
-    """The commands of `runner`: what fills the disk is a run, not the store of bundles."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""The system errors of a full disk or quota: for these it helps to free space."""
 
-    make_room = "Make room there (older runs, checkpoints), or choose another --output"
+
+class CommandGroup(Group):
+    """The command group of `runner`: here a run fills the disk, not the store of bundles."""
+
+    program = "runner"
+    free_space = "Free space there (older runs, checkpoints), or choose another --output"
 
 
 class LostPeerError(IncompleteError):
-    """This rank only lost another one: whoever looks for the cause looks there."""
+    """This rank lost the connection to another rank, where the cause is."""
+
+
+class NeverMetError(StageError):
+    """This rank could never connect to another rank. Running it again does not help."""
+
+    exit_code = 1
+
+
+def say(text: str) -> None:
+    """Prints a line on stderr."""
+    print(f"runner: {text}", file=sys.stderr, flush=True)

@@ -1,27 +1,43 @@
-"""Asset names -> local paths: the one place where `runner` looks into a bundle.
+"""Asset names -> local paths: the only module of `runner` that reads a bundle.
 
-A run file names assets; out come folders and files on this disk, with the digests that say exactly which they are.
-Nothing of the payload is read here; `verification` tells whether somebody read it all and found it sound.
+A run file names assets; this module returns their folders and files on this disk, with their
+digests. It reads no payload. `verification` reports whether `stage verify` found the bundle sound,
+and rejects a bundle that is known to be damaged.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.config import RunConfig
-from runner.data.columns import check_columns, place_of
-from runner.data_config import DatasetConfig
-from runner.errors import DamageError, UsageError
-from stage.asset import LockedAsset
-from stage.bundle import Bundle
-from stage.receipts import find as find_receipt
-from stage.receipts import state_folder
+from runner.config.columns import check_columns, place_of
+from runner.config.data import DatasetConfig
+from runner.config.run_config import RunConfig
+from runner.errors import DamageError, StageError, UsageError
+from stage.bundle.bundle import Bundle, holds_bundle
+from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
+from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
+from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
+from stage.verify.advice import suggest_fixes
+from stage.verify.receipt import find as find_receipt
+from stage.verify.receipt import find_damage, state_folder
+from stage.verify.report import BY_ID, VerificationReport
+from stage.verify.verify import verify
+
+FILES_NAMED = 5  # at most so many damaged files are named in a message
+
+
+class ClosedError(UsageError):
+    """A file of the bundle is there, and this user has no right to read it."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +45,11 @@ class ModelInput:
     """A model's folder, loadable with `from_pretrained`.
 
     Attributes:
-        digests: file name -> sha256 of every file in it.
+        source: a repository of the Hub, a path or an address.
+        commit: the commit of the repository, or None.
+        digests: file name -> sha256, for each file in the folder.
         settings: its config.json.
-        preprocessing: its preprocessor_config.json, which models of images have; empty without one.
+        preprocessing: its preprocessor_config.json, which models of images have; else empty.
         licence: as its source states it.
     """
 
@@ -46,13 +64,17 @@ class ModelInput:
 
     @property
     def tokenizer_digests(self) -> dict[str, str]:
-        """sha256 of everything that is not weights: what a tokenizer can depend on."""
-        return {name: digest for name, digest in self.digests.items() if not name.endswith(".safetensors")}
+        """File name -> sha256 of all files but weights: a tokenizer can depend on each of them."""
+        return {
+            name: digest
+            for name, digest in self.digests.items()
+            if not name.endswith(".safetensors")
+        }
 
 
 @dataclass(frozen=True)
 class SplitInput:
-    """The parquet files of one split in order; `columns` is name -> Arrow type."""
+    """The parquet files of one split, in order; `columns` is name -> Arrow type."""
 
     name: str
     files: tuple[Path, ...]
@@ -66,8 +88,9 @@ class DatasetInput:
     """One dataset of a run.
 
     Attributes:
-        settings: what the run file says of it.
-        source, commit: as of a model: a repository of the Hub at a commit, or a path or an address and None.
+        settings: its settings in the run file.
+        source: a repository of the Hub, a path or an address.
+        commit: the commit of the repository, or None.
         licence: as its source states it.
     """
 
@@ -83,11 +106,12 @@ class DatasetInput:
 
 @dataclass(frozen=True)
 class EnvironmentInput:
-    """An environment's folder in the bundle: its image and what unpacks it.
+    """An environment's folder in the bundle: its image and the scripts that unpack it.
 
     Attributes:
-        tree: digest of all its files, the same in every prefix.
-        size: bytes on disk once unpacked; `files`: how many files that is.
+        tree: the digest of all its files, the same in every prefix.
+        size: bytes on disk when unpacked.
+        files: the number of files when unpacked.
     """
 
     asset: str
@@ -99,7 +123,7 @@ class EnvironmentInput:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, resolved; `environment` is None where the run file names none."""
+    """The resolved inputs of a run; `environment` is None if the run file names none."""
 
     bundle: Path
     bundle_id: str
@@ -109,23 +133,45 @@ class Inputs:
 
 
 class Verification(NamedTuple):
-    """Whether `stage verify` vouches for a bundle as it lies here now; and what to say of it."""
+    """Whether a receipt of `stage verify` is valid for a bundle now, and a text on it."""
 
     holds: bool
-    words: str
+    text: str
 
 
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
-    """Finds a run's model and datasets in a bundle.
+    """Finds a run's model, datasets and environment in a bundle.
 
     Raises:
-        UsageError: not a finished bundle, no such asset, config, split or column; says what there is.
-        DamageError: the bundle's lock is damaged.
+        UsageError: not a complete bundle; or no such asset, config, split or column. Names the
+            existing ones.
+        DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
+            asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
     bundle = Bundle.open(bundle_path)
+    if config.bundle.id not in (None, bundle.id):
+        raise DamageError(
+            f"{config.path}: `bundle.id` asks for {config.bundle.id}; {bundle_path} is another "
+            f"bundle: {bundle.id}.",
+            "Give the folder of the bundle that is asked for with --bundle. If this one is meant, "
+            f"write its id: bundle: {{id: {bundle.id}}}",
+        )
+    try:
+        return _resolve(config, bundle)
+    except ClosedError:
+        raise
+    except UsageError:
+        # A damaged bundle can look like a run file that does not fit. Damage is the first cause.
+        check_known_damage(bundle_path, os.environ)
+        check_names_and_sizes(bundle_path)
+        raise
+
+
+def _resolve(config: RunConfig, bundle: Bundle) -> Inputs:
     numbers = [None] if config.dataset is not None else range(len(config.sources))
     datasets = [
-        _dataset(config, bundle, s, place_of(config.path, n)) for s, n in zip(config.sources, numbers, strict=True)
+        _dataset(config, bundle, s, place_of(config.path, n))
+        for s, n in zip(config.sources, numbers, strict=True)
     ]
     return Inputs(
         bundle=bundle.root.resolve(),
@@ -136,34 +182,37 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     )
 
 
-def refuse_inside(folder: Path, bundle: Path) -> None:
-    """Refuses to write into a bundle: with a file more, nobody's `stage verify` finds it sound.
+def check_not_inside(folder: Path, bundle: Path) -> None:
+    """Checks that a folder is outside the bundle: an extra file would make `stage verify` fail.
 
     Args:
-        folder: to be written; need not be there yet.
+        folder: the folder to be written; it need not exist.
 
     Raises:
         UsageError: it is the bundle, or inside it.
     """
     if folder.resolve().is_relative_to(bundle.resolve()):
         raise UsageError(
-            f"{folder}: inside the bundle {bundle}, which would be spoilt by it.",
+            f"{folder}: inside the bundle {bundle}; extra files there would damage the bundle.",
             "Give an --output outside the bundle.",
         )
 
 
 def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
-    """The environment that the run file names; None: it names none.
+    """Finds the environment that the run file names; None: it names none.
 
     Raises:
-        UsageError: no such asset, or no environment.
-        DamageError: its description is damaged.
+        UsageError: no such asset, or it is not an environment.
+        DamageError: its env.json is damaged.
     """
     if config.environment is None:
         return None
     asset = bundle.asset(config.environment.asset)
     if asset.kind != "environment":
-        raise UsageError(f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, not an environment.")
+        raise UsageError(
+            f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, "
+            "not an environment."
+        )
     folder = bundle.asset_path(asset.name).resolve()
     try:
         facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
@@ -174,58 +223,157 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
             size=int(facts["size"]),
             files=int(facts["files"]) + int(facts["modules"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        raise unreadable(folder / "env.json", error.strerror or str(error)) from None
+    except (ValueError, KeyError, TypeError):
         raise DamageError(
             f"{folder / 'env.json'}: not what `stage fetch` wrote.", f"stage verify {bundle.root}"
         ) from None
 
 
-def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
-    """What this user's receipts say of a bundle. Looks at the `stat` of every payload file; reads none."""
+def verification(bundle: Path, environ: Mapping[str, str], *, pinned: bool = False) -> Verification:
+    """Reports whether a bundle is verified. Calls `stat` once per payload file; reads none.
+
+    Without a valid receipt it compares names and sizes, as `stage verify --fast` does.
+
+    Args:
+        pinned: the run file names the bundle by its id. Then a verification by block lists does not
+            count if the id does not cover them (lock format 1).
+
+    Raises:
+        DamageError: a verification found damage, or names or sizes differ from the lock.
+    """
+    check_known_damage(bundle, environ)
     receipt = find_receipt(state_folder(environ), bundle)
     if isinstance(receipt, str):
-        return Verification(False, receipt)
-    return Verification(True, f"{receipt.in_words(time.time())}, unchanged since")
+        check_names_and_sizes(bundle)
+        return Verification(False, f"{receipt}; names and sizes are right")
+    text = f"{receipt.describe(time.time())}, unchanged since"
+    if pinned and receipt.proof != BY_ID and not Bundle.open(bundle).lock.proves_blocks:
+        return Verification(
+            False, f"{text}, but by block lists that `bundle.id` does not cover (lock format 1)"
+        )
+    return Verification(True, text)
+
+
+def check_known_damage(bundle: Path, environ: Mapping[str, str]) -> None:
+    """Checks that this user's last verification found no damage that is still there.
+
+    Raises:
+        DamageError: it did; names the damaged files and what to do.
+    """
+    known = find_damage(state_folder(environ), bundle)
+    if known is not None:
+        raise _damage(bundle, known.report, known.describe(time.time()), known.written)
+
+
+def check_names_and_sizes(bundle: Path) -> None:
+    """Compares names, kinds and sizes with the lock, as `stage verify --fast`. Reads no payload.
+
+    Raises:
+        DamageError: they differ; names the damaged files and what to do.
+    """
+    report = verify(bundle, "fast")
+    if not report.ok:
+        raise _damage(bundle, report, "by its names and sizes", None)
+
+
+def _damage(
+    bundle: Path, report: VerificationReport, how: str, written: Path | None
+) -> DamageError:
+    named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
+    if more := len(report.findings) - len(named):
+        named.append(f"and {more} more")
+    advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
+    return DamageError(f"{bundle}: damaged ({how}): {', '.join(named)}.", " ".join(advice))
+
+
+def unreadable(path: Path, why: str) -> StageError:
+    """The error of a file in a bundle that cannot be read: damage, or a right that is missing.
+
+    Args:
+        why: the message of the operating system or of the library.
+    """
+    if why == os.strerror(errno.EACCES):
+        return ClosedError(
+            f"{path}: you may not read it ({why}); it is not damaged.",
+            f"`namei -l {path}` shows which right is missing; its owner can add it: chmod a+rX",
+        )
+    bundle = next((folder for folder in (path, *path.parents) if holds_bundle(folder)), path.parent)
+    return DamageError(
+        f"{path}: cannot be read: {why}.",
+        f"stage verify {bundle} finds what is damaged, and says what fixes it.",
+    )
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
     asset = bundle.asset(config.model.asset)
     folder = bundle.asset_path(asset.name).resolve()
     if asset.kind != "model" and not (asset.kind == "files" and (folder / "config.json").is_file()):
-        what = "is plain files without a config.json" if asset.kind == "files" else f"is a {asset.kind}"
+        what = f"is a {asset.kind}"
+        if asset.kind == "files":
+            what = "is plain files without a config.json"
         raise UsageError(
             f"{config.path}: `model.asset: {asset.name}` {what}, not a model.",
-            "Name an asset that was staged with `model:`, or with `path:` from a folder that `save_pretrained` wrote.",
+            "Name an asset that was staged with `model:`, or with `path:` from a folder that "
+            "`save_pretrained` wrote.",
         )
     preprocessing = folder / "preprocessor_config.json"
+    digests = {
+        file.path.removeprefix(f"{asset.folder}/"): file.sha256 or "" for file in asset.files
+    }
     return ModelInput(
         asset=asset.name,
         path=folder,
         source=asset.source.location,
         commit=asset.source.commit,
-        digests={file.path.removeprefix(f"{asset.folder}/"): file.sha256 or "" for file in asset.files},
-        settings=_settings(folder / "config.json", bundle),
-        preprocessing=_settings(preprocessing, bundle) if preprocessing.exists() else {},
+        digests=digests,
+        settings=_settings(folder / "config.json", bundle, digests),
+        preprocessing=_settings(preprocessing, bundle, digests)
+        if preprocessing.name in digests
+        else {},
         licence=asset.licence,
     )
 
 
-def _settings(path: Path, bundle: Bundle) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _settings(path: Path, bundle: Bundle, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Reads a JSON file of a model and checks its digest.
+
+    Args:
+        digests: file name -> sha256 of the model's folder, from the lock.
+    """
+    if path.name not in digests:
         raise UsageError(
-            f"{path}: the model has no config.json, so nothing can load it.",
-            f"If the bundle should have it: stage verify {bundle.root}",
-        ) from None
+            f"{path}: the model has no {path.name}, so nothing can load it.",
+            f"Stage a model that has one: see `stage show {bundle.root}`.",
+        )
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    if sha256(data).hexdigest() != digests[path.name]:
+        raise DamageError(
+            f"{path}: damaged: its bytes are not those that were fetched.",
+            f"stage verify {bundle.root}",
+        )
+    try:
+        settings = json.loads(data)
     except ValueError:
-        raise UsageError(f"{path}: not JSON.", f"stage verify {bundle.root}") from None
+        raise UsageError(f"{path}: not JSON.", _CORRECT_IT) from None
     if not isinstance(settings, dict):
-        raise UsageError(f"{path}: not a model's config.", f"stage verify {bundle.root}")
+        raise UsageError(f"{path}: not a model's config.", _CORRECT_IT)
     return settings
 
 
-def _dataset(config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Callable[[str], str]) -> DatasetInput:
+_CORRECT_IT = (
+    "Its bytes are those that were fetched: correct the file at its source, then "
+    "stage fetch MANIFEST --update ASSET -o BUNDLE."
+)
+
+
+def _dataset(
+    config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Callable[[str], str]
+) -> DatasetInput:
     asset = bundle.asset(wanted.asset)
     if asset.kind != "dataset":
         raise UsageError(f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.")
@@ -234,7 +382,8 @@ def _dataset(config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Ca
     def split(which: str) -> SplitInput:
         if which not in splits:
             raise UsageError(
-                f"{config.path}: dataset `{asset.name}` ({name}) has no split `{which}` in this bundle.",
+                f"{config.path}: dataset `{asset.name}` ({name}) has no split `{which}` in this "
+                "bundle.",
                 f"It has: {', '.join(splits)}.",
             )
         columns = {column.name: column.type for column in splits[which].schema}
@@ -256,20 +405,28 @@ def _dataset(config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Ca
     )
 
 
-def _dataset_config(config: RunConfig, wanted: DatasetConfig, asset: LockedAsset) -> tuple[str, Mapping[str, Any]]:
+def _dataset_config(
+    config: RunConfig, wanted: DatasetConfig, asset: LockedAsset
+) -> tuple[str, Mapping[str, Any]]:
     have = ", ".join(asset.configs)
     if wanted.config == "auto":
         if len(asset.configs) != 1:
             raise UsageError(
-                f"{config.path}: dataset `{asset.name}` has several configs.", f"Set dataset.config: {have}"
+                f"{config.path}: dataset `{asset.name}` has several configs.",
+                f"Set dataset.config: {have}",
             )
         return next(iter(asset.configs.items()))
     if wanted.config not in asset.configs:
-        raise UsageError(f"{config.path}: dataset `{asset.name}` has no config `{wanted.config}`.", f"It has: {have}")
+        raise UsageError(
+            f"{config.path}: dataset `{asset.name}` has no config `{wanted.config}`.",
+            f"It has: {have}",
+        )
     return wanted.config, asset.configs[wanted.config]
 
 
-def _split(bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: Mapping[str, str]) -> SplitInput:
+def _split(
+    bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: Mapping[str, str]
+) -> SplitInput:
     digests = {file.path: file.sha256 or "" for file in asset.files}
     return SplitInput(
         name=name,
@@ -282,13 +439,14 @@ def _split(bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: 
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A repository of a bundle as clients of the Hub know it.
+    """A repository of a bundle, as clients of the Hub see it.
 
     Attributes:
         kind: `models` or `datasets`.
-        id: `org/name`, or an old name without organisation that leads there.
+        id: `org/name`, or an old name of it without an organisation.
         refs: branch or tag -> commit.
-        snapshots: commit -> path in the repository -> where it lies, or its bytes where it was written for clients.
+        snapshots: commit -> path in the repository -> the file's path on this disk, or its bytes if
+            it was generated.
     """
 
     kind: str
@@ -298,20 +456,42 @@ class HubRepository:
 
 
 def hub_repositories(bundle_path: Path) -> tuple[str, list[HubRepository]]:
-    """A bundle's id, and its models and datasets by every name the Hub's clients may use for them.
+    """A bundle's id, and its models and datasets under each name that clients may use.
 
     Raises:
-        UsageError: not a finished bundle.
+        UsageError: not a complete bundle.
         DamageError: the bundle's lock is damaged.
     """
     bundle = Bundle.open(bundle_path.resolve())
     found = Catalogue.of(bundle).repositories
-    return bundle.id, [_hub_repository(kind, name, served) for (kind, name), served in found.items()]
+    return bundle.id, [
+        _hub_repository(kind, name, served) for (kind, name), served in found.items()
+    ]
 
 
 def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
     refs = {DEFAULT_REVISION: served.versions[0].commit}
     for version in reversed(served.versions):
-        refs |= {revision: version.commit for revision in version.revisions if revision != version.commit}
-    snapshots = {v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions}
+        refs |= {
+            revision: version.commit for revision in version.revisions if revision != version.commit
+        }
+    snapshots = {
+        v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions
+    }
     return HubRepository(kind, name, refs, snapshots)
+
+
+def environments(bundle: Path) -> list[Path]:
+    """The folders of the environments in a bundle."""
+    opened = Bundle.open(bundle)
+    assets = opened.lock.assets.values()
+    return [opened.asset_path(a.name) for a in assets if a.kind == "environment"]
+
+
+def running_tree(prefix: Path = Path(sys.prefix)) -> str | None:
+    """The tree digest of the environment at `prefix`; None: it is not from a bundle."""
+    description = prefix / ".airlift" / "env.json"
+    try:
+        return str(json.loads(description.read_text(encoding="utf-8"))["tree"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

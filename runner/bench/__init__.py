@@ -1,6 +1,8 @@
-"""`runner bench`: the largest micro batch that fits, and how fast it is, for each way to spread the model.
+"""`runner bench`: the largest micro batch that fits and its speed, for each way to spread the
+model.
 
-A run file -> `strategies` (what is tried) -> `search` (which micro batch next; pure) -> `trial` (one try: real ranks
-that make real steps, in processes of their own, so that running out of memory ends the try and nothing else) ->
-`table` (text, Markdown, SVG). The same command is bench, launcher of one trial, and rank, as `runner train` is.
+A run file -> `strategies` (what is compared) -> `search` (which micro batch is next; pure) ->
+`trial` (one try: real ranks and real steps in their own processes, so that running out of memory
+ends only the trial) -> `table` (text, Markdown, SVG). As with `runner train`, one command is the
+bench, the launcher of a trial, and a rank.
 """

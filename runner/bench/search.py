@@ -1,7 +1,7 @@
 """Which micro batch to try next. Pure.
 
-Doubling until one does not fit, then halving the gap until it is an eighth of what fits: a trial costs the start of all
-ranks, and the last few per cent are worth less than that.
+The size doubles until one does not fit. Then the gap is halved until it is an eighth of the size
+that fits: each trial costs the start of all ranks, and the last few per cent are worth less.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ class Trial:
     """One try.
 
     Attributes:
-        words: why it did not fit, for people.
+        strategy: its name.
+        micro: samples per micro batch.
+        outcome: how it ended.
+        words: why it did not fit, as text for people.
+        world_size: the number of ranks.
         tokens_per_s, samples_per_s, step_s: medians over the measured steps, of all ranks together.
         memory_gib: the most of any rank.
+        mfu: model FLOPs utilization, 0 to 1; None where unknown.
+        note: text for the table.
     """
 
     strategy: str
@@ -37,8 +43,14 @@ class Trial:
 
 
 @dataclass
-class Found:
-    """What was found of one strategy: every trial, in the order of trying."""
+class SearchResult:
+    """The result of one strategy.
+
+    Attributes:
+        strategy: its name.
+        trials: every trial, in the order of trying.
+        refused: why it was not tried; empty if it was.
+    """
 
     strategy: str
     trials: list[Trial] = field(default_factory=list)
@@ -46,36 +58,47 @@ class Found:
 
     @property
     def best(self) -> Trial | None:
-        """The largest that fits."""
-        return max((t for t in self.trials if t.outcome == "fits"), key=lambda t: t.micro, default=None)
+        """The trial with the largest micro batch that fits."""
+        return max(
+            (t for t in self.trials if t.outcome == "fits"), key=lambda t: t.micro, default=None
+        )
 
     @property
     def fastest(self) -> Trial | None:
-        """The one with the most samples a second, which need not be the largest."""
-        return max((t for t in self.trials if t.outcome == "fits"), key=lambda t: t.samples_per_s, default=None)
+        """The trial with the most samples per second. It is not always the largest."""
+        return max(
+            (t for t in self.trials if t.outcome == "fits"),
+            key=lambda t: t.samples_per_s,
+            default=None,
+        )
 
     @property
     def end(self) -> str:
-        """Why the search went no further."""
+        """Why the search ended."""
         stopped = [t for t in self.trials if t.outcome != "fits"]
         if self.refused:
             return self.refused
-        return f"micro {stopped[-1].micro}: {stopped[-1].words or stopped[-1].outcome}" if stopped else ""
+        return (
+            f"micro {stopped[-1].micro}: {stopped[-1].words or stopped[-1].outcome}"
+            if stopped
+            else ""
+        )
 
 
-def search(strategy: str, most: int, try_one: Callable[[int], Trial]) -> Found:
+def search(strategy: str, most: int, try_one: Callable[[int], Trial]) -> SearchResult:
     """Tries micro batches of one strategy.
 
     Args:
-        most: no larger one is tried.
+        strategy: its name.
+        most: the largest micro batch to try.
         try_one: makes one trial.
     """
-    found = Found(strategy)
+    found = SearchResult(strategy)
     fits, too_large, micro = 0, most + 1, 1
     while fits < micro < too_large:
         trial = try_one(micro)
         found.trials.append(trial)
-        if trial.outcome == "failed":  # a larger one would fail the same way
+        if trial.outcome == "failed":  # a larger one would fail too
             break
         if trial.outcome == "fits":
             fits = micro
@@ -86,7 +109,7 @@ def search(strategy: str, most: int, try_one: Callable[[int], Trial]) -> Found:
 
 
 def next_micro(fits: int, too_large: int, most: int) -> int:
-    """The next to try; `fits` where it is known well enough."""
+    """The next size to try; `fits` where it is known well enough."""
     if too_large > most:
         return min(max(1, fits * 2), most)
     gap = too_large - fits

@@ -1,4 +1,4 @@
-"""The ways to spread a model that are compared: the one list of them."""
+"""The ways to spread a model that are compared."""
 
 from __future__ import annotations
 
@@ -18,29 +18,42 @@ STRATEGIES = {
     "zero3-offload": "{name: deepspeed, zero: 3, offload: cpu}",
     "fsdp-full-offload": "{name: fsdp, sharding: full, offload: cpu}",
 }
-"""Name -> what the run file's `engine:` becomes."""
+"""Name -> the value of the run file's `engine:`."""
 
 BY_DEFAULT = tuple(name for name in STRATEGIES if not name.endswith("-offload"))
-"""Offloading is for what does not fit otherwise, and slow to try."""
+"""Without offload, which is slow and only for models that do not fit otherwise."""
 
 
 def chosen(text: str | None) -> tuple[str, ...]:
-    """The strategies of `--strategies a,b`; those without offload where it is not given.
+    """The strategies of `--strategies a,b`; by default those without offload.
 
     Raises:
-        UsageError: one that is none; names those there are.
+        UsageError: a name is not a strategy, or there is none. The message lists all strategies.
     """
     if text is None:
         return BY_DEFAULT
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if unknown := [name for name in names if name not in STRATEGIES]:
-        raise UsageError(f"--strategies {unknown[0]}: no such strategy.", f"There are: {', '.join(STRATEGIES)}.")
+        raise UsageError(
+            f"--strategies {unknown[0]}: no such strategy.", f"There are: {', '.join(STRATEGIES)}."
+        )
     if not names:
         raise UsageError("--strategies names none.", f"There are: {', '.join(STRATEGIES)}.")
     return names
 
 
 def overrides(strategy: str, micro: int, world_size: int, theirs: Sequence[str]) -> list[str]:
-    """The `--set` texts of one trial: theirs, then the strategy and a step of one micro batch a rank."""
-    ours = (f"engine={STRATEGIES[strategy]}", f"batch.micro={micro}", f"batch.global={micro * world_size}")
+    """The `--set` texts of one trial: the user's, then the strategy with one micro batch per rank.
+
+    Args:
+        strategy: its name.
+        micro: samples per micro batch.
+        world_size: the number of ranks.
+        theirs: the user's `--set` texts.
+    """
+    ours = (
+        f"engine={STRATEGIES[strategy]}",
+        f"batch.micro={micro}",
+        f"batch.global={micro * world_size}",
+    )
     return [*theirs, *ours]

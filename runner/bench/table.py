@@ -1,40 +1,45 @@
-"""What a bench found, for people: text, Markdown, SVG. Pure."""
+"""The results of a bench as text, Markdown and SVG. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from runner.bench.search import Found, Trial
+from runner.bench.search import SearchResult, Trial
 
 HEADINGS = (
     "strategy",
     "largest micro batch",
-    "a step",
+    "per step",
     "tokens/s",
     "samples/s",
-    "an epoch",
-    "GiB a rank",
+    "per epoch",
+    "GiB per rank",
     "the search ended at",
 )
 
 
-def rows(found: Sequence[Found], num_sequences: int) -> list[tuple[str, ...]]:
-    """A row a strategy.
+def rows(found: Sequence[SearchResult], num_sequences: int) -> list[tuple[str, ...]]:
+    """One row per strategy, under `HEADINGS`.
 
     Args:
-        num_sequences: of one epoch.
+        found: the results.
+        num_sequences: sequences per epoch.
     """
     return [_row(one, num_sequences) for one in found]
 
 
-def _row(one: Found, num_sequences: int) -> tuple[str, ...]:
+def _row(one: SearchResult, num_sequences: int) -> tuple[str, ...]:
     best = one.best
     if best is None:
         return (one.strategy, "none" if one.trials else "", "", "", "", "", "", one.end)
     note = f"{best.note}; " if best.note else ""
     fastest = one.fastest
-    if fastest is not None and fastest.micro != best.micro and fastest.samples_per_s > 1.05 * best.samples_per_s:
+    if (
+        fastest is not None
+        and fastest.micro != best.micro
+        and fastest.samples_per_s > 1.05 * best.samples_per_s
+    ):
         note += f"micro {fastest.micro} is faster: {fastest.samples_per_s:.3g} samples/s; "
     return (
         one.strategy,
@@ -44,7 +49,7 @@ def _row(one: Found, num_sequences: int) -> tuple[str, ...]:
         f"{best.samples_per_s:.3g}",
         duration(num_sequences / best.samples_per_s),
         f"{best.memory_gib:.2f}",
-        (note + (one.end or "the largest that was asked for")),
+        (note + (one.end or "the largest that --largest allows")),
     )
 
 
@@ -58,15 +63,18 @@ def duration(seconds: float) -> str:
 
 
 def text(table: Sequence[Sequence[str]]) -> str:
-    """In columns, for a terminal."""
+    """The table in columns, for a terminal."""
     lines = [HEADINGS, *table]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    padded = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     return "\n".join(padded)
 
 
 def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
-    """For a README or a report."""
+    """The table in Markdown, for a README or a report."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *table]
     body = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
     return f"# {title}\n\n{body}\n"
@@ -75,24 +83,31 @@ def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
 WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 150, 220, 56
 
 
-def svg(title: str, found: Sequence[Found]) -> str:
-    """A bar a strategy: samples a second at its largest micro batch. Light and dark by the reader's setting."""
+def svg(title: str, found: Sequence[SearchResult]) -> str:
+    """One bar per strategy: samples per second at its largest micro batch.
+
+    Light and dark follow the reader's setting.
+    """
     best = [(one.strategy, one.best) for one in found]
     most = max((trial.samples_per_s for _, trial in best if trial is not None), default=1.0)
     height = TOP + ROW * len(best) + 12
     bars = "".join(_bar(index, name, trial, most) for index, (name, trial) in enumerate(best))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>'
         f'<text class="title" x="12" y="24">{escape(title)}</text>'
-        f'<text class="dim" x="12" y="43">samples a second at the largest micro batch that fits</text>{bars}</svg>\n'
+        '<text class="dim" x="12" y="43">'
+        f"samples per second at the largest micro batch that fits</text>{bars}</svg>\n"
     )
 
 
 _STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#1d2126}.title{font-weight:600;font-size:15px}.dim{fill:#5d6672}"
-    ".paper{fill:#fdfdfc}.bar{fill:#1f6feb}@media(prefers-color-scheme:dark){text{fill:#e4e7eb}.dim{fill:#9aa4b0}"
+    "text{font:13px system-ui,sans-serif;fill:#1d2126}"
+    ".title{font-weight:600;font-size:15px}.dim{fill:#5d6672}"
+    ".paper{fill:#fdfdfc}.bar{fill:#1f6feb}"
+    "@media(prefers-color-scheme:dark){text{fill:#e4e7eb}.dim{fill:#9aa4b0}"
     ".paper{fill:#15181c}.bar{fill:#6ea8fe}}"
 )
 
@@ -105,6 +120,7 @@ def _bar(index: int, name: str, trial: Trial | None, most: float) -> str:
     width = max(2.0, (WIDTH - LEFT - RIGHT) * trial.samples_per_s / most)
     said = f"{trial.samples_per_s:.3g}/s, micro {trial.micro}, {trial.memory_gib:.1f} GiB"
     return (
-        f'{label}<rect class="bar" x="{LEFT}" y="{y + 4}" width="{width:.1f}" height="{ROW - 12}" rx="3"/>'
+        f'{label}<rect class="bar" x="{LEFT}" y="{y + 4}" width="{width:.1f}" '
+        f'height="{ROW - 12}" rx="3"/>'
         f'<text class="dim" x="{LEFT + width + 8:.1f}" y="{y + 19}">{said}</text>'
     )

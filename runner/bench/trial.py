@@ -1,4 +1,4 @@
-"""One trial: ranks in processes of their own, and what became of them."""
+"""One trial: ranks in their own processes, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from runner import launch, offline
-from runner.batch import end_ranks
+from runner import offline
 from runner.bench.search import Outcome, Trial
 from runner.bench.strategies import overrides
+from runner.disks import use_local_caches
 from runner.errors import StageError, UsageError
-from runner.launch import runner_command
-from runner.ranks import die_with_parent
-from runner.slurm import SlurmJobEnvironment
-from runner.train import Run, take_place
+from runner.launch.local import run_local
+from runner.launch.rank import become_rank, end_rank
+from runner.launch.srun import end_ranks, run_batch
+from runner.launch.train import Run
+from runner.ranks import environment as ranks_environment
+from runner.ranks.environment import runner_command
+from runner.ranks.processes import die_with_parent
+from runner.slurm.environment import SlurmJobEnvironment
 
 TRIAL_FLAG = "AIRLIFT_TRIAL"
-"""Set to 1 in the launcher of one trial, which is `runner bench` again, and in its ranks."""
+"""Set to 1 in the launcher of a trial, which is `runner bench` too, and in its ranks."""
 
 RESULT = "trial.json"
-"""As `runner.training.measure` names it, which only ranks import."""
+"""The same name as in `runner.bench.worker`, which only ranks import."""
 
 _NO_MEMORY = (
     "by SIGKILL",
@@ -35,6 +39,10 @@ _NO_MEMORY = (
     "MemoryError",
     "can't allocate memory",
     "Cannot allocate memory",
+    # stage.errors.shortage prints these in place of a MemoryError. Under a memory limit, a thread
+    # cannot start because there is no memory for its stack.
+    "There is not enough memory",
+    "No more threads can be started",
 )
 
 LAST_WORDS = 12  # lines of a failed trial's log in which its error is looked for
@@ -45,9 +53,14 @@ class Bench:
     """What all trials share.
 
     Attributes:
-        folder: holds one run folder a trial.
+        run_file: the run file.
+        bundle: the folder of the bundle.
+        theirs: the user's `--set` texts.
+        folder: holds one run folder per trial.
+        world_size: the number of ranks.
+        processes: ranks on this machine; None in a Slurm job.
         steps: of each trial; the first is not counted.
-        memory_gib: for each rank; None: what is there.
+        memory_gib: per rank; None: what is there.
         limit_s: a trial that takes longer is ended.
     """
 
@@ -78,7 +91,7 @@ class Bench:
 
 
 def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
-    """Makes one trial, and waits for its end."""
+    """Makes one trial and waits for its end."""
     folder = bench.trial_folder(strategy, micro)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -103,72 +116,109 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
     return judge(strategy, micro, code, _result(folder), log, bench.limit_s)
 
 
-def judge(strategy: str, micro: int, code: int | None, result: Mapping[str, Any], log: Path, limit_s: float) -> Trial:
-    """What a trial's end means.
+def judge(
+    strategy: str,
+    micro: int,
+    code: int | None,
+    result: Mapping[str, Any],
+    log: Path,
+    limit_s: float,
+) -> Trial:
+    """Makes a `Trial` from how a trial ended.
 
     Args:
-        code: its launcher's; None: it was ended after `limit_s` seconds.
+        strategy: its name.
+        micro: samples per micro batch.
+        code: the exit code of its launcher; None: it was ended after `limit_s` seconds.
         result: its `trial.json`; empty where a rank was killed before it could write one.
+        log: of its launcher.
+        limit_s: the most seconds it could take.
     """
     if result.get("outcome") == "fits" and code == 0:
-        measures = {key: result[key] for key in Trial.__dataclass_fields__ if key in result and key != "outcome"}
+        measures = {
+            key: result[key]
+            for key in Trial.__dataclass_fields__
+            if key in result and key != "outcome"
+        }
         return Trial(strategy, micro, "fits", **measures)
     if result.get("outcome") == "out of memory":
         return Trial(strategy, micro, "out of memory", "out of memory")
     if code is None:
-        return Trial(strategy, micro, "too slow", f"no {limit_s:.0f} s were enough")
+        return Trial(strategy, micro, "too slow", f"not done after {limit_s:.0f} s")
     # C++ and the kernel end a process that finds no memory before it can write anything.
-    if any(words in _tail(path) for path in (log, *log.parent.glob("logs/rank-*.log")) for words in _NO_MEMORY):
-        return Trial(strategy, micro, "out of memory", "ended, for lack of memory")
+    if any(
+        words in _tail(path)
+        for path in (log, *log.parent.glob("logs/rank-*.log"))
+        for words in _NO_MEMORY
+    ):
+        return Trial(strategy, micro, "out of memory", "ended because memory ran out")
     said = _last_words(log)
     outcome: Outcome = "failed"
     return Trial(strategy, micro, outcome, f"{said or f'exit code {code}'} (see {log})")
 
 
-def launch_trial(run: Run, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]) -> int:
-    """The launcher of one trial: starts the ranks and waits. Returns the exit code.
+def launch_trial(
+    run: Run, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]
+) -> int:
+    """Starts the ranks of one trial and waits.
 
     Args:
-        arguments: what this command was called with; the ranks are called the same way.
+        run: the trial's run.
+        arguments: those of this command; the ranks are started with the same.
+        processes: ranks on this machine; None in a Slurm job.
+        environ: the environment variables.
+
+    Returns:
+        The exit code.
     """
     offline.set_variables(os.environ)
-    offline.set_cache_folders(os.environ)
+    use_local_caches(os.environ)
     run.folder.make()
     run.write_config()
     argv = runner_command(*arguments)
-    if launch.role(environ, processes) == "batch":
-        return launch.run_batch(argv, run.folder.root)
-    return launch.run_local(argv, processes or 1, run.folder.root)
+    if ranks_environment.role(environ, processes) == "batch":
+        return run_batch(argv, run.folder.root)
+    return run_local(argv, processes or 1, run.folder.root)
 
 
-def be_a_rank(run: Run, steps: int, memory_gib: float | None, environ: Mapping[str, str]) -> int:
-    """A rank of one trial. Returns the exit code."""
+def be_a_rank(
+    run: Run, steps: int, memory_gib: float | None, environ: Mapping[str, str]
+) -> NoReturn:
+    """Runs one rank of a trial, and ends the process."""
     offline.set_variables(os.environ)
-    place, vitals = take_place(run.folder, environ)
-    from runner.training.measure import measure
+    place, heartbeat = become_rank(run.folder, environ)
+    from runner.bench.worker import measure
 
     try:
-        measure(run.config, run.inputs, run.folder, place, vitals, steps=steps, memory_gib=memory_gib)
+        measure(
+            run.config, run.inputs, run.folder, place, heartbeat, steps=steps, memory_gib=memory_gib
+        )
     except StageError as error:
         # As in `runner train`: other ranks may wait for this one.
-        vitals.fail(f"error: {error}", error.exit_code, consequence=False)
+        heartbeat.fail(f"error: {error}", error.exit_code, consequence=False)
         os._exit(error.exit_code)
-    return 0
+    end_rank(0)
 
 
 def refusal(bench: Bench, strategy: str) -> str | None:
-    """Why this version or this run file cannot do a strategy at all, in words; None: it can be tried."""
+    """Why this version or run file does not support a strategy; None if it does."""
     try:
-        Run.load(bench.run_file, bench.bundle, None, overrides(strategy, 1, bench.world_size, bench.theirs))
+        Run.load(
+            bench.run_file,
+            bench.bundle,
+            None,
+            overrides(strategy, 1, bench.world_size, bench.theirs),
+        )
     except UsageError as error:
         return error.message
     return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher that still runs; its ranks die with it, on other nodes too.
+    """Ends a launcher that still runs. Its ranks end with it, on other nodes too.
 
-    It alone: srun, in the same group, ends the ranks when it sees that its launcher is gone, and could not if killed.
+    Only the launcher is killed. srun is in the same group: it ends the ranks when its launcher is
+    gone, and could not do so if it were killed too.
     """
     if process.poll() is None:
         process.kill()
@@ -187,8 +237,8 @@ def _result(folder: Path) -> dict[str, Any]:
 
 def _last_words(log: Path) -> str:
     tail = [line.strip() for line in _tail(log).splitlines() if line.strip()][-LAST_WORDS:]
-    told = [line for line in tail if "rror" in line or "SIG" in line or "Out Of Memory" in line]
-    return (told or tail or [""])[-1][:200]
+    errors = [line for line in tail if "rror" in line or "SIG" in line or "Out Of Memory" in line]
+    return (errors or tail or [""])[-1][:200]
 
 
 def _tail(path: Path) -> str:

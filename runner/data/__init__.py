@@ -1,1 +1,1 @@
-"""From text to tokens, once, outside the ranks; and the memory-mapped store that the ranks read."""
+"""Datasets -> memory-mapped stores of tokens or pixels, prepared once and read by all ranks."""

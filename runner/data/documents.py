@@ -1,18 +1,20 @@
-"""Text columns -> documents of token ids, for masked-lm and causal-lm; and documents -> sequences.
+"""Text columns -> documents of token ids (masked-lm, causal-lm) -> sequences.
 
-`joined`: documents follow each other, the separator between them, and the stream is cut into full sequences (RoBERTa,
-arXiv:1907.11692, 4.2, FULL-SENTENCES): on short lines several times more text a step than padding each. `separate` and
-`alone`: each document keeps its own frame; what is longer than a sequence goes on in further ones.
+`joined`: documents follow each other with a separator between them, and the stream is cut into full
+sequences (RoBERTa, arXiv:1907.11692, 4.2, FULL-SENTENCES). With short lines, a step then reads
+several times more text than with padding. `separate` and `alone`: each document keeps its own
+frame. A document that is longer than a sequence continues in further sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.data.recipe import Recipe
-from runner.data.table import columns
-from runner.data.tokenizing import Frame, whole
+from runner.data.table import columns, read_ahead
+from runner.data.tokenizing import Frame, fast_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,36 +23,79 @@ if TYPE_CHECKING:
 
 
 class Document(NamedTuple):
-    """A document that fits into a sequence. `learned`: which tokens, where not all are."""
+    """A document that fits into a sequence.
+
+    Attributes:
+        ids: token ids, shape (length,).
+        learned: which tokens the model learns, shape (length,); None: all.
+    """
 
     ids: NDArray[np.int64]
     learned: NDArray[np.bool_] | None = None
 
 
-def token_ids(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[list[int]]]:
-    """Ids of the texts that hold anything, without special tokens, in the order of the files, many at a time."""
-    fast, name = whole(tokenizer), recipe.dataset.text
+def token_ids(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    empty: Callable[[int], None] = lambda number: None,
+) -> Iterator[list[list[int]]]:
+    """Yields lists of documents, each as token ids without special tokens, in the files' order.
+
+    Args:
+        recipe: what to read.
+        tokenizer: of the model.
+        empty: called with the number of omitted texts: null, blank, or without any token.
+    """
+    fast = fast_tokenizer(tokenizer)
+    for number, encoded in read_ahead(_encoded(recipe, tokenizer, fast)):
+        documents = encoded if fast is None else [encoding.ids for encoding in encoded]
+        kept = [ids for ids in documents if ids]
+        empty(number - len(kept))
+        yield kept
+
+
+def _encoded(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fast: Any
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yields the number of rows read, and their texts' encodings, or ids without a fast tokenizer.
+
+    A fast tokenizer lets other threads of Python work meanwhile.
+    """
+    name = recipe.dataset.text
     for rows in columns(recipe.split, [name], recipe.limit):
         texts = [text for text in rows[name] if text and not text.isspace()]
         if fast is not None:
-            documents = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+            encoded = fast.encode_batch_fast(texts, add_special_tokens=False)
+        elif texts:
+            encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         else:
-            documents = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-        yield [ids for ids in documents if ids]
+            encoded = []
+        yield len(rows[name]), encoded
 
 
 def framed(ids: list[int], frame: Frame, longest: int) -> Iterator[Document]:
-    """A document in its own frame, `before text after`; in pieces where it is longer than a sequence."""
+    """Puts a document into its own frame, `before text after`.
+
+    Args:
+        ids: token ids of the document.
+        frame: ids before and after.
+        longest: the most tokens in a sequence, with the frame.
+
+    Yields:
+        The document; or its pieces, if it is longer than a sequence.
+    """
     import numpy as np
 
     after = frame.after or [frame.separator]
     body = longest - len(frame.before) - len(after)
     for begin in range(0, len(ids), body):
-        yield Document(np.array([*frame.before, *ids[begin : begin + body], *after], dtype=np.int64))
+        yield Document(
+            np.array([*frame.before, *ids[begin : begin + body], *after], dtype=np.int64)
+        )
 
 
 class Joiner:
-    """Cuts a stream of documents into full sequences; the tail that fills none is left in `pending`."""
+    """Cuts a stream of documents into full sequences. The incomplete tail remains in `pending`."""
 
     def __init__(self, frame: Frame, longest: int, dtype: np.dtype[Any]) -> None:
         import numpy as np
@@ -60,16 +105,18 @@ class Joiner:
         self.pending = np.empty(0, dtype=dtype)
 
     def add(self, documents: list[list[int]]) -> NDArray[Any]:
-        """The sequences that these documents fill up: shape (number, longest)."""
+        """Adds documents; returns the sequences that are full now, shape (number, longest)."""
         import numpy as np
 
-        added = (np.array([*ids, self._frame.separator], dtype=self._dtype) for ids in documents)
-        self.pending = np.concatenate([self.pending, *added])
+        end = (self._frame.separator,)
+        ids = chain.from_iterable(chain.from_iterable((ids, end) for ids in documents))
+        number = sum(map(len, documents)) + len(documents)
+        self.pending = np.concatenate([self.pending, np.fromiter(ids, self._dtype, number)])
         number = len(self.pending) // self._body
         rows = self.pending[: number * self._body].reshape(number, self._body)
         self.pending = self.pending[number * self._body :]
-        sides = (
-            np.tile(np.array(ids, dtype=self._dtype), (number, 1)) for ids in (self._frame.before, self._frame.after)
+        first, last = (
+            np.tile(np.array(ids, dtype=self._dtype), (number, 1))
+            for ids in (self._frame.before, self._frame.after)
         )
-        first, last = sides
         return np.concatenate([first, rows, last], axis=1)

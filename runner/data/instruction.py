@@ -1,22 +1,28 @@
-"""Instruction data -> token ids, and which of them are learned.
+"""Turns instruction data into token ids, and marks which of them are learned.
 
-A row becomes one text, with the places of the response in it; the text is tokenised whole, as it will be when the model
-is used, and a token is learned if it holds any of the response. `Writer.of` says how a row becomes a text: by the
-columns of a `format`, by the chat template of the tokenizer, or prompt, newline, response.
+A row becomes one text with the positions of the response in it. The text is tokenised as a whole,
+as it will be when the model is used. A token is learned if it holds a part of the response.
+`Writer.of`
+decides how a row becomes a text: by the columns of a `format`, by the chat template of the
+tokenizer, or as prompt, newline, response.
+
+A row whose response is empty is omitted, even if a template or a format writes an end after it. A
+model that learns only that end learns to say nothing.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.config.data import DatasetConfig
 from runner.data.documents import Document
 from runner.data.recipe import Recipe
 from runner.data.table import columns
-from runner.data.tokenizing import frame, whole
-from runner.data_config import DatasetConfig
+from runner.data.tokenizing import fast_tokenizer, frame
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,9 +30,13 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 
+# Keys of an assistant's message that are an answer without a text in `content`.
+ANSWERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+INVISIBLE = r"[\s\u200b-\u200d\u2060\ufeff]"  # white space, and zero-width characters
+
 
 class Sample(NamedTuple):
-    """A text, and the places in it (characters, begin and end) that are the response."""
+    """A text, and the spans in it (characters: begin, end) that are the response."""
 
     text: str
     response: list[Span]
@@ -34,56 +44,104 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Writer:
-    """How rows become texts.
+    """Turns rows into texts.
 
     Attributes:
-        write: values of the columns -> a sample; None: one of them is missing.
-        with_ends: whether begin and end of text are added, as they are not written out.
-        words: what is done, for printing.
+        write: values of the columns -> a sample; None: a value is missing or the response is empty.
+        with_ends: whether begin-of-text and end-of-text tokens are added; `write` does not write
+            them.
+        description: how rows are written, for printing.
     """
 
     write: Callable[[dict[str, Any]], Sample | None]
     with_ends: bool
-    words: str
+    description: str
 
     @staticmethod
     def of(dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase) -> Writer:
-        """Chooses.
+        """Chooses how the rows of a dataset are written.
 
         Raises:
-            UsageError: messages, and a tokenizer without chat template.
+            UsageError: the dataset has messages, and the tokenizer has no chat template.
         """
+        is_blank = _blank(tokenizer)
         if dataset.format is not None:
             text = dataset.format
-            return Writer(lambda row: by_format(text, row), True, "by the format; the response is its last column")
+            return Writer(
+                lambda row: by_format(text, row, is_blank),
+                True,
+                "by the format; the response is its last column",
+            )
         if dataset.messages is not None:
             if not tokenizer.chat_template:
                 raise UsageError(
-                    f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat template.",
-                    "Stage the model's chat_template.jinja too, or give `format` or `prompt` and `response`.",
+                    f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat "
+                    "template.",
+                    "Stage the model's chat_template.jinja too, or give `format` or `prompt` and "
+                    "`response`.",
                 )
             name = dataset.messages
-            chat = _by_template(tokenizer, dataset)
+            chat = _by_template(tokenizer, dataset, is_blank)
             return Writer(lambda row: chat(row[name]), False, "by the model's chat template")
         prompt, response = str(dataset.prompt), str(dataset.response)
         if tokenizer.chat_template:
-            chat = _by_template(tokenizer, dataset)
+            chat = _by_template(tokenizer, dataset, is_blank)
             return Writer(
-                lambda row: chat(_as_messages(row[prompt], row[response])), False, "by the model's chat template"
+                lambda row: chat(_as_messages(row[prompt], row[response])),
+                False,
+                "by the model's chat template",
             )
         both = f"{{{_escaped(prompt)}}}\n{{{_escaped(response)}}}"
-        words = "prompt, newline, response: the tokenizer has no chat template"
-        return Writer(lambda row: by_format(both, row), True, words)
+        description = "prompt, newline, response: the tokenizer has no chat template"
+        return Writer(lambda row: by_format(both, row, is_blank), True, description)
 
 
 def _escaped(name: str) -> str:
     if {"{", "}", "!", ":"} & set(name):
-        raise UsageError(f"dataset: the column `{name}` cannot be put into a text.", "Rename the column.")
+        raise UsageError(
+            f"dataset: the column `{name}` cannot be put into a text.", "Rename the column."
+        )
     return name
 
 
-def by_format(text: str, row: dict[str, Any]) -> Sample | None:
-    """A format with its columns filled in; the response is what the last one brings, and what follows it."""
+def _blank(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bool]:
+    """Returns a test whether a text has only white space and special tokens (`</s>`)."""
+    special = sorted(
+        {token for token in tokenizer.all_special_tokens if token.strip()}, key=len, reverse=True
+    )
+    return blank("|".join([f"{INVISIBLE}+", *map(re.escape, special)]))
+
+
+def blank(pattern: str = f"{INVISIBLE}+") -> Callable[[str], bool]:
+    """Returns a test whether a text consists only of matches of a pattern. Pure; in linear time."""
+    matches = re.compile(pattern).match
+
+    def is_blank(text: str) -> bool:
+        end = 0
+        while found := matches(text, end):
+            end = found.end()
+        return end == len(text)
+
+    return is_blank
+
+
+def _is_invisible(text: str) -> bool:
+    return blank()(text)
+
+
+def by_format(
+    text: str, row: dict[str, Any], is_blank: Callable[[str], bool] = _is_invisible
+) -> Sample | None:
+    """Fills the columns into a format. The response is the last column, and the text after it.
+
+    Args:
+        text: the format, with column names in braces.
+        row: column -> value.
+        is_blank: tests whether a response is empty.
+
+    Returns:
+        The sample; None: a column is null, or the response is blank.
+    """
     parts, begin = [""], 0
     for literal, name, _, _ in string.Formatter().parse(text):
         parts.append(literal)
@@ -92,6 +150,9 @@ def by_format(text: str, row: dict[str, Any]) -> Sample | None:
                 return None
             begin = sum(map(len, parts))
             parts.append(str(row[name]))
+            response = parts[-1]
+    if is_blank(response):
+        return None
     whole_text = "".join(parts)
     return Sample(whole_text, [(begin, len(whole_text))])
 
@@ -103,69 +164,140 @@ def _as_messages(prompt: str | None, response: str | None) -> list[dict[str, str
 
 
 def _by_template(
-    tokenizer: PreTrainedTokenizerBase, dataset: DatasetConfig
+    tokenizer: PreTrainedTokenizerBase, dataset: DatasetConfig, is_blank: Callable[[str], bool]
 ) -> Callable[[list[dict[str, Any]] | None], Sample | None]:
     def render(messages: list[dict[str, Any]], *, asks: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks))
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+        )
 
     def sample(messages: list[dict[str, Any]] | None) -> Sample | None:
         if not messages:
             return None
-        return by_template(messages, render, only_response=dataset.loss_on == "response")
+        return by_template(
+            messages, render, only_response=dataset.loss_on == "response", is_blank=is_blank
+        )
 
     return sample
 
 
-def by_template(messages: list[dict[str, Any]], render: Callable[..., str], *, only_response: bool) -> Sample:
-    """A conversation as its template writes it; the response is what the template adds for the assistant's messages.
+def by_template(
+    messages: list[dict[str, Any]],
+    render: Callable[..., str],
+    *,
+    only_response: bool,
+    is_blank: Callable[[str], bool] = _is_invisible,
+) -> Sample | None:
+    """Writes a conversation by its chat template.
+
+    The response is the text that the template adds for the assistant's messages. An assistant's
+    message without content is not learned.
+
+    Args:
+        messages: mappings with `role` and `content`.
+        render: the template: (messages, asks=whether it ends with the assistant's prompt) -> text.
+        only_response: whether only the response is learned.
+        is_blank: tests whether a content is empty.
+
+    Returns:
+        The sample; None: no message of the assistant has content.
 
     Raises:
-        ValueError: the template does not keep what it wrote before, so nobody can tell.
+        ValueError: the template changes its text for earlier messages, so that the response cannot
+            be found.
     """
+    answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
+    learned = [number for number in answers if _has_content(messages[number], is_blank)]
+    if not learned and (answers or only_response):
+        return None
     text = render(messages, asks=False)
+    if not only_response:
+        return Sample(text, [(0, len(text))])
     spans: list[Span] = []
-    for number, message in enumerate(messages):
-        if message.get("role") != "assistant" or not only_response:
-            continue
+    for number in learned:
         before = render(messages[:number], asks=True)
         after = render(messages[: number + 1], asks=False)
         if not (text.startswith(before) and text.startswith(after) and len(before) <= len(after)):
-            raise ValueError("the chat template rewrites earlier messages, so the response cannot be told")
+            raise ValueError(
+                "the chat template rewrites earlier messages, so the response cannot be found"
+            )
         spans.append((len(before), len(after)))
-    return Sample(text, spans if only_response else [(0, len(text))])
+    return Sample(text, spans)
+
+
+def _has_content(message: dict[str, Any], is_blank: Callable[[str], bool]) -> bool:
+    """Returns whether a message has text, another part (an image), or a call of a tool."""
+    if any(message.get(key) for key in ANSWERS):
+        return True
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return content is not None and not is_blank(str(content))
+    parts = [part for part in content if part]
+    return any(
+        not is_blank(str(part.get("text") or "")) if _is_text(part) else True for part in parts
+    )
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text"
 
 
 @dataclass
 class Tally:
-    """What became of the rows."""
+    """Counts the rows by what happened to them.
+
+    Attributes:
+        too_long: omitted, because they are longer than a sequence.
+        cut: shortened to a sequence.
+        nothing_to_learn: omitted: empty, null, or without a response (before or after the cut).
+        no_prompt: kept, although the prompt is empty.
+    """
 
     too_long: int = 0
     cut: int = 0
     nothing_to_learn: int = 0
+    no_prompt: int = 0
+
+    def add_empty(self, number: int) -> None:
+        """Counts rows that were omitted because they are empty."""
+        self.nothing_to_learn += number
 
 
-def documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> Iterator[list[Document]]:
-    """The samples of a split that can be learned from, many at a time.
+def documents(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Tally
+) -> Iterator[list[Document]]:
+    """Yields lists of the samples of a split that have something to learn.
+
+    Args:
+        recipe: what to read, and how.
+        tokenizer: of the model.
+        tally: counts the rows.
 
     Raises:
-        UsageError: a row the chat template refuses; a tokenizer that cannot say where its tokens come from.
+        UsageError: the chat template rejects a row, or the tokenizer has no offsets of its tokens.
     """
     writer, encode = Writer.of(recipe.dataset, tokenizer), _encoder(tokenizer)
     names = list(dict.fromkeys(recipe.dataset.columns("instruction").values()))
     ends = _ends(tokenizer) if writer.with_ends else ([], [])
+    asked = recipe.dataset.prompt
     first = 0
     for values in columns(recipe.split, names, recipe.limit):
         number = len(values[names[0]])
         samples = []
         for row in range(number):
-            sample = _written(writer, {name: values[name][row] for name in names}, first + row, recipe)
+            sample = _written(
+                writer, {name: values[name][row] for name in names}, first + row, recipe
+            )
             if sample is not None and sample.text.strip():
                 samples.append(sample)
+                tally.no_prompt += asked is not None and not str(values[asked][row]).strip()
         first += number
         tally.nothing_to_learn += number - len(samples)
         encoded = encode([sample.text for sample in samples])
-        made = (_document(*pair, ends, recipe, tally) for pair in zip(samples, encoded, strict=True))
-        yield [document for document in made if document is not None]
+        written = (
+            _document(*pair, ends, recipe, tally) for pair in zip(samples, encoded, strict=True)
+        )
+        yield [document for document in written if document is not None]
 
 
 def _written(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -> Sample | None:
@@ -175,23 +307,29 @@ def _written(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -
         return writer.write(row)
     except (TemplateError, ValueError, TypeError) as error:
         raise UsageError(
-            f"split `{recipe.split.name}`, row {number}: the chat template cannot write it: {error}.",
-            "Mend the row, or give `format` or `prompt` and `response`; with loss_on: all a template may rewrite.",
+            f"split `{recipe.split.name}`, row {number}: the chat template cannot write it: "
+            f"{error}.",
+            "Fix the row, or give `format` or `prompt` and `response`; "
+            "with loss_on: all a template may rewrite.",
         ) from None
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[Any]]:
-    fast = whole(tokenizer)
+    fast = fast_tokenizer(tokenizer)
     if fast is None:
         raise UsageError(
-            f"instruction: the tokenizer in {tokenizer.name_or_path} cannot say where its tokens come from.",
+            f"instruction: the tokenizer in {tokenizer.name_or_path} cannot say where its tokens "
+            "come from.",
             "Stage a model whose repository has tokenizer.json.",
         )
     return lambda texts: fast.encode_batch(texts, add_special_tokens=False) if texts else []
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids before and after each text: the begin token where the tokenizer itself sets it, the end token always."""
+    """Returns the ids before and after each text.
+
+    The begin token is there if the tokenizer itself adds it, the end token always.
+    """
     bos, (_, eos, _) = tokenizer.bos_token_id, frame("instruction", tokenizer)
     begins = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
     return ([bos] if begins else []), [eos]
@@ -205,11 +343,14 @@ def _document(
     before, after = ends
     ids, offsets, everything = list(encoding.ids), encoding.offsets, recipe.dataset.loss_on == "all"
     spans = [(0, len(sample.text))] if everything else sample.response
-    learned = [any(begin < end_ and end > begin_ for begin_, end_ in spans) for begin, end in offsets]
-    if not any(learned):  # an empty response: it would teach to say nothing
+    learned = [
+        any(begin < end_ and end > begin_ for begin_, end_ in spans) for begin, end in offsets
+    ]
+    if not any(learned):  # a response that the tokenizer drops
         tally.nothing_to_learn += 1
         return None
-    # What is written out already is not added again.
+    is_cut = False
+    # A template may have written these tokens already.
     if before and ids[:1] != before:
         ids, learned = before + ids, [everything, *learned]
     if after and ids[-1:] != after:
@@ -218,9 +359,10 @@ def _document(
         if recipe.dataset.too_long == "drop":
             tally.too_long += 1
             return None
-        tally.cut += 1
         ids, learned = ids[: recipe.sequence_length], learned[: recipe.sequence_length]
+        is_cut = True
     if not any(learned[1:]):
         tally.nothing_to_learn += 1
         return None
+    tally.cut += is_cut
     return Document(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.bool_))

@@ -1,7 +1,7 @@
-"""Which documents share a sequence: pure arithmetic on their lengths.
+"""Decides which documents share a sequence, from their lengths. Pure.
 
-Best fit, the longest first (Johnson, 1973), as for BERT by Krell et al. (arXiv:2107.02027): whole documents, little
-left over, always the same.
+The method is best fit, the longest first (Johnson, 1973), as Krell et al. use it for BERT
+(arXiv:2107.02027). Documents stay whole, little space is unused, and the result is always the same.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ def fill(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
     Args:
         lengths: tokens of each document, at most `capacity`.
+        capacity: tokens of a sequence.
 
     Returns:
-        Sequences as numbers of documents, each document once; in the order of the first document in each.
+        Sequences as lists of document numbers. Each document is in one of them. The sequences are
+        in the order of their first documents.
     """
     sequences: list[list[int]] = []
-    with_room: dict[int, list[list[int]]] = {}
-    rooms: list[int] = []  # the keys of `with_room`, ascending
+    by_space: dict[int, list[list[int]]] = {}  # free tokens -> sequences
+    spaces: list[int] = []  # the keys of `by_space`, ascending
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        place = bisect_left(rooms, lengths[number])
-        if place == len(rooms):
+        index = bisect_left(spaces, lengths[number])
+        if index == len(spaces):
             sequence: list[int] = []
             sequences.append(sequence)
             left = capacity
         else:
-            left = rooms[place]
-            sequence = with_room[left].pop()
-            if not with_room[left]:
-                del with_room[left], rooms[place]
+            left = spaces[index]
+            sequence = by_space[left].pop()
+            if not by_space[left]:
+                del by_space[left], spaces[index]
         sequence.append(number)
         left -= lengths[number]
         if left:
-            if left not in with_room:
-                with_room[left] = []
-                insort(rooms, left)
-            with_room[left].append(sequence)
+            if left not in by_space:
+                by_space[left] = []
+                insort(spaces, left)
+            by_space[left].append(sequence)
     return sorted(sorted(sequence) for sequence in sequences)

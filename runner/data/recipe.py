@@ -1,4 +1,4 @@
-"""What decides the content of a store: the recipe, and the key that names what was made of it. Pure."""
+"""The recipe of a store: everything that decides its content, and the store's key. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,37 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config import RunConfig
-from runner.data_config import KEYS, LANGUAGE, DatasetConfig
+from runner.config.data import KEYS, LANGUAGE, DatasetConfig
+from runner.config.fields import Choice
+from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.fields import Choice
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 STORE_FORMAT = 3
-IMAGE_STORE_FORMAT = 4  # has a number of its own: texts need not be prepared again for what is mended in images
-# Model types of transformers that keep documents apart under a block-diagonal mask with positions that begin anew:
-# tests/runner/test_apart.py holds each of them to it. RoBERTa's positions begin after the padding index.
+# Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
+# others valid.
+IMAGE_STORE_FORMAT = 4
+INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
+# Model types of transformers that keep documents apart with a block-diagonal mask and positions
+# that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
+# RoBERTa's positions begin after the padding index.
 KEEPS_APART = frozenset({
-    "bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "phi3",
+    "bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_neox", "llama", "mistral", "qwen2",
+    "qwen3", "phi3",
 })  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the content of a store, for one split of one dataset.
+    """Everything that decides the content of the store of one split of one dataset.
 
     Attributes:
+        task: as in the run file.
+        sequence_length: tokens per sequence.
+        split: the files.
+        dataset: what the run file sets for the dataset.
+        limit: the most rows to read; None: all.
+        model: its tokenizer is used, or the size of its images.
         documents: `joined`, `separate` or `alone`; `alone` for images.
     """
 
@@ -39,9 +50,11 @@ class Recipe:
     documents: str = "joined"
 
     def to_json(self) -> dict[str, Any]:
-        """The recipe as data: what the key is the digest of."""
+        """Returns the recipe as data. The key is its digest."""
         columns = self.dataset.columns(self.task)
-        settings = {key: getattr(self.dataset, key) for key, tasks in KEYS.items() if self.task in tasks}
+        settings = {
+            key: getattr(self.dataset, key) for key, tasks in KEYS.items() if self.task in tasks
+        }
         recipe = {
             "format": STORE_FORMAT,
             "task": self.task,
@@ -51,8 +64,13 @@ class Recipe:
             "data": list(self.split.digests),
         }
         if self.task == "image-classification":
-            # Of the model only the size of its images counts.
-            return recipe | {"format": IMAGE_STORE_FORMAT, "side": image_side(self.dataset, self.model)}
+            # Only the size of the model's images decides the content.
+            return recipe | {
+                "format": IMAGE_STORE_FORMAT,
+                "side": image_side(self.dataset, self.model),
+            }
+        if self.task == "instruction":
+            recipe["format"] = INSTRUCTION_STORE_FORMAT
         return recipe | {
             "sequence_length": self.sequence_length,
             "documents": self.documents,
@@ -61,7 +79,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Names the store: 24 hex digits."""
+        """The name of the store: 24 hex digits."""
         return _digest(self.to_json())
 
 
@@ -69,47 +87,63 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def recipes(config: RunConfig, inputs: Inputs, sequence_length: int) -> dict[str, tuple[Recipe, ...]]:
-    """The stores a run needs: `train`, one a dataset, and `validation` if any dataset has one."""
+def recipes(
+    config: RunConfig, inputs: Inputs, sequence_length: int
+) -> dict[str, tuple[Recipe, ...]]:
+    """Returns the stores that a run needs.
+
+    Returns:
+        `train` -> one recipe per dataset; `validation` -> the same, if a dataset has that split.
+    """
     documents = documents_of(config, inputs.model, sequence_length).value
 
     def of(role: str) -> tuple[Recipe, ...]:
-        splits = [(data, data.train if role == "train" else data.validation) for data in inputs.datasets]
+        splits = [
+            (data, data.train if role == "train" else data.validation) for data in inputs.datasets
+        ]
         return tuple(
             Recipe(
-                config.task, sequence_length, split, data.settings, data.settings.limit.get(role), inputs.model,
-                str(documents),
+                task=config.task,
+                sequence_length=sequence_length,
+                split=split,
+                dataset=data.settings,
+                limit=data.settings.limit.get(role),
+                model=inputs.model,
+                documents=str(documents),
             )
             for data, split in splits
             if split is not None
-        )  # fmt: skip
+        )
 
     return {role: found for role in ("train", "validation") if (found := of(role))}
 
 
 def data_key(train: tuple[Recipe, ...]) -> str:
-    """Names the training data of a run: what it is made of, and in what proportion."""
+    """Returns the name of a run's training data: a digest of its recipes and their weights."""
     if len(train) == 1 and train[0].dataset.weight == 1:
         return train[0].key
     return _digest([[recipe.key, recipe.dataset.weight] for recipe in train])
 
 
 def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> Choice:
-    """How documents become sequences, and why.
+    """Decides how documents become sequences, with the reason.
 
     Raises:
-        UsageError: the task or the model cannot have it so.
+        UsageError: the run file asks for a way that the task or the model does not allow.
     """
-    wanted, task, kind = config.packing.documents, config.task, str(model.settings.get("model_type"))
+    wanted, task = config.packing.documents, config.task
+    kind = str(model.settings.get("model_type"))
     key, why_not = "packing.documents", _why_not_apart(model, sequence_length)
     if task == "image-classification":
         if wanted not in ("auto", "alone"):
-            raise UsageError(f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out.")
+            raise UsageError(
+                f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out."
+            )
         return Choice(key, "alone", "images are not packed")
     if wanted == "joined" and task == "instruction":
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",
-            f"Set {key}: separate, or alone.",
+            f"Set {key}: alone." if why_not else f"Set {key}: separate, or alone.",
         )
     if wanted == "separate" and why_not:
         others = "alone" if task == "instruction" else "alone or joined"
@@ -124,20 +158,25 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
 
 
 def _why_not_apart(model: ModelInput, sequence_length: int) -> str | None:
-    """Why documents cannot lie side by side in a sequence without seeing each other; None: they can."""
+    """Returns why the model lets documents in a sequence see each other; None: it does not."""
     settings = model.settings
     if (kind := settings.get("model_type")) not in KEEPS_APART:
-        return f"models known to keep documents apart are {', '.join(sorted(KEEPS_APART))}; this one is `{kind}`"
+        known = ", ".join(sorted(KEEPS_APART))
+        return f"models known to keep documents apart are {known}; this one is `{kind}`"
     window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
     if isinstance(window, int) and sequence_length > window:
-        return f"the model looks back {window} tokens at most, the mask would let it look back {sequence_length}"
+        return (
+            f"the model looks back {window} tokens at most, "
+            f"the mask would let it look back {sequence_length}"
+        )
     return None
 
 
 def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
-    """Pixels of the square that images are stored as: as asked for, else the model's own, else 224.
+    """Returns the side (pixels) of the square that images are stored as.
 
-    Smaller images than that are not blown up in the store, if nobody asked for it.
+    It is the run file's value, else the model's, else 224. If the run file gives none, images that
+    are smaller are not enlarged in the store.
     """
     if dataset.image_size != "auto":
         return dataset.image_size
@@ -146,7 +185,9 @@ def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
     if not isinstance(own, int):
         size = model.preprocessing.get("crop_size") or model.preprocessing.get("size") or {}
         sides = [
-            size[k] for k in ("height", "shortest_edge") if isinstance(size, dict) and isinstance(size.get(k), int)
+            size[k]
+            for k in ("height", "shortest_edge")
+            if isinstance(size, dict) and isinstance(size.get(k), int)
         ]
         own = size if isinstance(size, int) else sides[0] if sides else 224
     return own

@@ -1,9 +1,17 @@
-"""The memory-mapped store: sequences of token ids, read by every rank without copying.
+"""The memory-mapped store: sequences of token ids, which every rank reads without copying.
 
-A folder `<key>/`: `tokens.bin` (little-endian uint16 or uint32, sequence after sequence, no padding) and `store.json`;
-and where sequences hold whole documents `rows.bin` (uint64: where each sequence begins, and the end) and
-`documents.bin` (uint16 a token: which document of its sequence, from 1); where not every token is learned `learned.bin`
-(uint8 a token). It is written under another name and renamed, then read-only: a store is there whole or not at all.
+A store is a folder `<key>/` with these files:
+
+- `store.json`: see `StoreFacts`.
+- `tokens.bin`: token ids, little-endian uint16 or uint32, sequence after sequence, no padding.
+- `rows.bin`, if sequences hold whole documents: uint64, where each sequence begins, and the end.
+- `documents.bin`, if sequences hold whole documents: uint16 per token, the number of its document
+in
+  the sequence, from 1.
+- `learned.bin`, if not every token is learned: uint8 per token.
+
+The folder is written under a temporary name and renamed, and then it is read-only. So a store is
+complete or it does not exist.
 """
 
 from __future__ import annotations
@@ -27,17 +35,23 @@ FACTS = "store.json"
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What `store.json` says.
+    """The content of a token store's `store.json`.
 
     Attributes:
-        sequence_length: tokens of a sequence; where documents are whole, at most.
-        dtype: `uint16` where the vocabulary allows, else `uint32`.
-        num_tokens: real tokens in it; none is padding.
+        num_sequences: in the store.
+        sequence_length: tokens per sequence; where documents are whole, at most.
+        dtype: `uint16` where the vocabulary allows it, else `uint32`.
+        num_tokens: in the store; there is no padding.
+        num_documents: in the store.
         dropped_tokens: the tail that did not fill a sequence.
-        dropped_documents, cut_documents: samples that were too long, or had nothing to learn.
+        recipe: what was read, and how; its digest is the store's key.
         documents: `joined`, `separate` or `alone`.
         has_learned: whether only some tokens are learned.
-        recipe: what went in and how; its digest is the store's key.
+        dropped_documents: omitted samples; of these `empty_documents` had nothing to learn, the
+            others were too long.
+        cut_documents: samples that were shortened.
+        empty_documents: omitted samples with nothing to learn.
+        unasked_documents: samples that were kept although their prompt is empty.
     """
 
     num_sequences: int
@@ -51,10 +65,12 @@ class StoreFacts:
     has_learned: bool = False
     dropped_documents: int = 0
     cut_documents: int = 0
+    empty_documents: int = 0
+    unasked_documents: int = 0
 
 
 class Row(NamedTuple):
-    """One sequence: arrays of shape (length,). `documents` counts from 1; `learned` is a bool."""
+    """One sequence: arrays of shape (length,). `documents` counts from 1."""
 
     ids: NDArray[np.int64]
     documents: NDArray[np.int64]
@@ -62,9 +78,10 @@ class Row(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Sequences side by side: arrays of shape (number, longest); behind the end of each `documents` is 0.
+    """A batch of sequences: arrays of shape (number, longest).
 
-    `layout` is the store's `documents`: what has to be told to a model so that it sees what it may see.
+    Behind the end of each sequence, `documents` is 0. `layout` is the store's `documents`: it
+    decides which attention mask the model needs.
     """
 
     ids: NDArray[np.int64]
@@ -73,26 +90,26 @@ class Rows(NamedTuple):
     layout: str = "joined"
 
 
-class Store(Protocol):
-    """Samples that a run reads by number."""
+class SampleStore(Protocol):
+    """Samples that a run reads by their number."""
 
     @property
     def facts(self) -> Any:
-        """What `store.json` says."""
+        """The content of `store.json`."""
         ...
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> Any:
-        """One sample."""
+        """Returns one sample."""
         ...
 
     def stack(self, rows: Sequence[Any]) -> Any:
-        """Samples as arrays of one batch."""
+        """Returns samples as arrays of one batch."""
         ...
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Tokens of each sample."""
+        """Returns the number of tokens of each sample."""
         ...
 
 
@@ -105,10 +122,10 @@ class TokenStore:
 
     @staticmethod
     def open(folder: Path) -> TokenStore:
-        """Maps a store.
+        """Maps the files of a store into memory.
 
         Raises:
-            DamageError: its files do not fit each other.
+            DamageError: a file is missing or unreadable, or the files do not fit each other.
         """
         import numpy as np
 
@@ -116,20 +133,23 @@ class TokenStore:
             facts = StoreFacts(**json.loads((folder / FACTS).read_text()))
             kinds: dict[str, tuple[str, int]] = {TOKENS: (facts.dtype, facts.num_tokens)}
             if facts.documents != "joined":
-                kinds |= {ROWS: ("uint64", facts.num_sequences + 1), DOCUMENTS: ("uint16", facts.num_tokens)}
+                kinds |= {
+                    ROWS: ("uint64", facts.num_sequences + 1),
+                    DOCUMENTS: ("uint16", facts.num_tokens),
+                }
             if facts.has_learned:
                 kinds[LEARNED] = ("uint8", facts.num_tokens)
             arrays = {
-                name: np.memmap(folder / name, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", shape=(count,))
+                name: np.memmap(
+                    folder / name, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", shape=(count,)
+                )
                 for name, (dtype, count) in kinds.items()
             }
         except (OSError, ValueError, TypeError) as error:
-            raise unreadable(folder, str(error)) from None
+            raise unreadable_store(folder, str(error)) from None
         for name, array in arrays.items():
             if (folder / name).stat().st_size != array.nbytes:
-                raise DamageError(
-                    f"{folder}: {name} of this store has the wrong size.", f"rm -r {folder}  # then prepare again"
-                )
+                raise unreadable_store(folder, f"{name} has the wrong size")
         return TokenStore(folder, facts, dict(arrays))
 
     def __len__(self) -> int:
@@ -141,19 +161,23 @@ class TokenStore:
         return index * self.facts.sequence_length, (index + 1) * self.facts.sequence_length
 
     def row(self, index: int) -> Row:
-        """A sequence by number."""
+        """Returns a sequence by its number."""
         import numpy as np
 
         begin, end = self._bounds(index)
         size, arrays = end - begin, self._arrays
         return Row(
             np.asarray(self.tokens[begin:end], dtype=np.int64),
-            np.asarray(arrays[DOCUMENTS][begin:end], np.int64) if DOCUMENTS in arrays else np.ones(size, np.int64),
-            np.asarray(arrays[LEARNED][begin:end], np.bool_) if LEARNED in arrays else np.ones(size, np.bool_),
+            np.asarray(arrays[DOCUMENTS][begin:end], np.int64)
+            if DOCUMENTS in arrays
+            else np.ones(size, np.int64),
+            np.asarray(arrays[LEARNED][begin:end], np.bool_)
+            if LEARNED in arrays
+            else np.ones(size, np.bool_),
         )
 
     def stack(self, rows: Sequence[Row]) -> Rows:
-        """Sequences side by side, each filled up to the longest."""
+        """Returns sequences as one batch, each padded to the longest."""
         import numpy as np
 
         longest = max(len(row.ids) for row in rows)
@@ -165,16 +189,16 @@ class TokenStore:
         return Rows(ids, documents, learned, self.facts.documents)
 
     def rows(self, indices: Sequence[int]) -> Rows:
-        """Sequences by number."""
+        """Returns a batch of sequences by their numbers."""
         return self.stack([self.row(index) for index in indices])
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Tokens of each of these sequences."""
+        """Returns the number of tokens of each of these sequences."""
         return [end - begin for begin, end in map(self._bounds, indices)]
 
 
 class Stores:
-    """Several stores as one, their samples numbered one store after the other."""
+    """Several stores as one. The samples are numbered one store after the other."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = tuple(parts)
@@ -182,7 +206,7 @@ class Stores:
 
     @property
     def facts(self) -> Any:
-        """Those of the first; what must agree between stores does (`check_together`)."""
+        """The facts of the first store. `check_together` has compared those that must be equal."""
         return self.parts[0].facts
 
     def __len__(self) -> int:
@@ -193,24 +217,26 @@ class Stores:
         return self.parts[number], index - self._begins[number]
 
     def row(self, index: int) -> Any:
-        """A sample by number."""
-        store, place = self._find(index)
-        return store.row(place)
+        """Returns a sample by its number."""
+        store, inner = self._find(index)
+        return store.row(inner)
 
     def rows(self, indices: Sequence[int]) -> Any:
-        """Samples by number, as arrays of one batch."""
+        """Returns a batch of samples by their numbers."""
         return self.parts[0].stack([self.row(index) for index in indices])
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Tokens of each of these samples."""
-        return [store.lengths([place])[0] for store, place in map(self._find, indices)]
+        """Returns the number of tokens of each of these samples."""
+        return [store.lengths([inner])[0] for store, inner in map(self._find, indices)]
 
 
-def unreadable(folder: Path, problem: str) -> DamageError:
-    """A store that cannot be opened."""
-    return DamageError(f"{folder}: this store cannot be read: {problem}.", f"rm -r {folder}  # then prepare again")
+def unreadable_store(folder: Path, problem: str) -> DamageError:
+    """Returns the error for a store that cannot be opened."""
+    return DamageError(
+        f"{folder}: this store cannot be read: {problem}.", f"rm -r {folder}  # then prepare again"
+    )
 
 
 def facts_text(facts: Any) -> bytes:
-    """The text of `store.json`."""
+    """Returns the bytes of `store.json`."""
     return (json.dumps(asdict(facts), indent=1, sort_keys=True) + "\n").encode()

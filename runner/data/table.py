@@ -1,27 +1,99 @@
-"""Rows of a split, some at a time: parquet -> lists of columns' values, up to the limit."""
+"""Reads the rows of a split in batches: parquet files -> lists of values per column."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any, TypeVar
 
-from runner.inputs import SplitInput
+from runner.inputs import SplitInput, unreadable
 
-ROWS_AT_ONCE = 1000  # read and worked on together: bounds the memory
+T = TypeVar("T")
+
+ROWS_AT_ONCE = 1000  # bounds the memory
 
 
 def columns(
     split: SplitInput, names: list[str], limit: int | None, at_once: int = ROWS_AT_ONCE
 ) -> Iterator[dict[str, list[Any]]]:
-    """Column name -> values, for up to `at_once` rows a time, in the order of the files."""
+    """Yields column name -> values, for up to `at_once` rows per batch, in the order of the files.
+
+    Args:
+        split: the files.
+        names: the columns to read.
+        limit: the most rows to read; None: all.
+        at_once: the most rows per batch.
+
+    Raises:
+        DamageError: a file cannot be read.
+    """
     import pyarrow.parquet as pq
 
     left = limit if limit is not None else split.rows
     for path in split.files:
-        with pq.ParquetFile(path) as file:
+        with reading(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=at_once, columns=names):
                 if left <= 0:
                     return
                 batch = batch.slice(0, left)
                 left -= batch.num_rows
                 yield {name: batch.column(name).to_pylist() for name in names}
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Adds the file's name to errors of Arrow, which often are `OSError`s without a name.
+
+    Args:
+        path: the file that is read in this context.
+
+    Raises:
+        DamageError: the file cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        why = (getattr(error, "strerror", None) or str(error)).strip().splitlines()
+        raise unreadable(path, why[0].rstrip(".") if why else type(error).__name__) from None
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yields the same items; the next one is made in a thread while one is used.
+
+    Args:
+        items: is used in that thread only.
+
+    Raises:
+        BaseException: what `items` raised, with its traceback, where its item would come.
+    """
+    made: Queue[tuple[T | None, BaseException | None, bool]] = Queue(maxsize=1)
+    is_over = threading.Event()
+
+    def work() -> None:
+        try:
+            for item in items:
+                if is_over.is_set():
+                    return
+                made.put((item, None, False))
+            made.put((None, None, True))
+        except BaseException as problem:  # noqa: BLE001 - raised below, in the other thread
+            made.put((None, problem, True))
+
+    threading.Thread(target=work, name="read ahead", daemon=True).start()
+    try:
+        while True:
+            item, problem, is_last = made.get()
+            if problem is not None:
+                raise problem
+            if is_last:
+                return
+            yield item  # type: ignore[misc]  # only the last one is None
+    finally:
+        is_over.set()
+        while not made.empty():  # the thread may be waiting for a place
+            made.get_nowait()

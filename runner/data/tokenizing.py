@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import UsageError
@@ -12,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class Frame(NamedTuple):
-    """How sequences are built: ids before each, the id between documents, ids after each."""
+    """The special tokens of a sequence.
+
+    Attributes:
+        before: ids before each sequence.
+        separator: the id between two documents.
+        after: ids after each sequence.
+    """
 
     before: list[int]
     separator: int
@@ -20,27 +28,35 @@ class Frame(NamedTuple):
 
 
 def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
-    """The tokenizer of a staged model.
+    """Loads the tokenizer of a staged model, once per process.
 
     Raises:
-        UsageError: transformers cannot make one from the folder.
+        UsageError: transformers cannot load one from the folder.
     """
+    return _load(model.path)
+
+
+@cache
+def _load(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
-            f"{model.path}: no tokenizer can be loaded: {str(error).strip().splitlines()[0]}",
+            f"{folder}: no tokenizer can be loaded: {str(error).strip().splitlines()[0]}",
             "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model).",
         ) from None
 
 
 def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:
-    """Masked-lm sequences are `[CLS] text [SEP] text ... [SEP]`; others have only the end of text between documents.
+    """Returns the special tokens of the sequences of a task.
+
+    Masked-lm sequences are `[CLS] text [SEP] text ... [SEP]`. Others have only the end-of-text
+    token between documents.
 
     Raises:
-        UsageError: the tokenizer lacks the token.
+        UsageError: the tokenizer lacks a token that the task needs.
     """
     if task == "masked-lm":
         if tokenizer.mask_token_id is None:
@@ -50,19 +66,26 @@ def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:
             )
         if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
             return Frame([tokenizer.cls_token_id], tokenizer.sep_token_id, [tokenizer.sep_token_id])
-    separator = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    separator = (
+        tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    )
     if separator is None:
         raise UsageError(
-            f"{task}: the tokenizer in {tokenizer.name_or_path} has neither an end-of-text nor a separator token.",
-            "Stage the tokenizer_config.json or special_tokens_map.json that names them, or another model.",
+            f"{task}: the tokenizer in {tokenizer.name_or_path} has neither an end-of-text "
+            "nor a separator token.",
+            "Stage the tokenizer_config.json or special_tokens_map.json that names them, "
+            "or another model.",
         )
     return Frame([], int(separator), [])
 
 
-def whole(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The fast tokenizer inside, set to neither cut nor fill texts; None without one.
+def fast_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Returns the fast tokenizer (`tokenizers.Tokenizer`), without truncation and padding.
 
-    Published tokenizer.json files often do both to each text: here every token counts, once.
+    Published tokenizer.json files often set both. Here every token counts, once.
+
+    Returns:
+        The fast tokenizer; None: this tokenizer has none.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:

@@ -1,4 +1,4 @@
-"""Writes the files of a store of tokens: documents -> sequences -> `tokens.bin` and what goes with it."""
+"""Writes the files of a token store: documents -> sequences -> `tokens.bin` and its companions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
 
-PACKED_AT_ONCE = 10_000  # documents among which company is sought: bounds the memory, costs the last sequences of each
+# Documents that are packed together. This bounds the memory; the last sequences of each batch are
+# less full.
+PACKED_AT_ONCE = 10_000
 
 
 def write(recipe: Recipe, folder: Path) -> StoreFacts:
-    """Tokenises a split.
+    """Tokenises a split into a folder.
+
+    Args:
+        recipe: what to read, and how.
+        folder: an empty folder.
+
+    Returns:
+        The content of `store.json`, which is not written here.
 
     Raises:
-        UsageError: the tokenizer lacks what the task needs, or there is nothing to train on.
+        UsageError: the tokenizer lacks a token that the task needs, or there is nothing to train
+            on.
     """
     import numpy as np
 
@@ -41,19 +51,23 @@ def _name(dtype: np.dtype[Any]) -> str:
     return "uint16" if dtype.itemsize == 2 else "uint32"
 
 
-def _write_joined(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]) -> StoreFacts:
+def _write_joined(
+    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]
+) -> StoreFacts:
     joiner = Joiner(frame(recipe.task, tokenizer), recipe.sequence_length, dtype)
     num_sequences = num_documents = 0
+    tally = instruction.Tally()
     with open(folder / TOKENS, "wb") as file:
-        for documents in token_ids(recipe, tokenizer):
+        for documents in token_ids(recipe, tokenizer, tally.add_empty):
             num_documents += len(documents)
             rows = joiner.add(documents)
             num_sequences += len(rows)
             file.write(rows.tobytes())
     if num_sequences == 0:
         raise UsageError(
-            f"split `{recipe.split.name}`: its {human_count(num_documents, 'text')} do not fill one sequence of "
-            f"{recipe.sequence_length} tokens.",
+            f"split `{recipe.split.name}`: its {human_count(num_documents, 'text')} do not fill "
+            f"one sequence of {recipe.sequence_length} tokens "
+            f"({human_count(tally.nothing_to_learn, 'row')} left out: empty).",
             "Set a smaller sequence_length, or raise dataset.limit.",
         )
     return StoreFacts(
@@ -64,10 +78,14 @@ def _write_joined(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBa
         num_documents=num_documents,
         dropped_tokens=len(joiner.pending),
         recipe=recipe.to_json(),
+        dropped_documents=tally.nothing_to_learn,
+        empty_documents=tally.nothing_to_learn,
     )
 
 
-def _write_whole(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]) -> StoreFacts:
+def _write_whole(
+    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]
+) -> StoreFacts:
     tally = instruction.Tally()
     has_learned = recipe.task == "instruction" and recipe.dataset.loss_on == "response"
     num_sequences = num_documents = num_tokens = 0
@@ -75,7 +93,7 @@ def _write_whole(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBas
         for documents in _in_chunks(_documents(recipe, tokenizer, tally)):
             num_documents += len(documents)
             lengths = [len(document.ids) for document in documents]
-            # Alone, each fills its sequence, however short it is.
+            # `alone`: each document has a sequence, however short it is.
             sequences = (
                 fill(lengths, recipe.sequence_length)
                 if recipe.documents == "separate"
@@ -98,15 +116,20 @@ def _write_whole(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBas
         has_learned=has_learned,
         dropped_documents=tally.too_long + tally.nothing_to_learn,
         cut_documents=tally.cut,
+        empty_documents=tally.nothing_to_learn,
+        unasked_documents=tally.no_prompt,
     )
 
 
-_WHAT_THEN = "Look at the columns, set a larger sequence_length, `too_long: cut`, or raise dataset.limit."
+_WHAT_THEN = (
+    "Look at the columns, set a larger sequence_length, `too_long: cut`, or raise dataset.limit."
+)
 
 
 def _why_nothing(tally: instruction.Tally, recipe: Recipe) -> str:
     return (
-        f"nothing to train on: {human_count(tally.too_long, 'sample')} longer than {recipe.sequence_length} tokens, "
+        f"nothing to train on: {human_count(tally.too_long, 'sample')} longer than "
+        f"{recipe.sequence_length} tokens, "
         f"{tally.nothing_to_learn} empty or without a response"
     )
 
@@ -118,7 +141,7 @@ def _documents(
         yield from instruction.documents(recipe, tokenizer, tally)
         return
     built = frame(recipe.task, tokenizer)
-    for several in token_ids(recipe, tokenizer):
+    for several in token_ids(recipe, tokenizer, tally.add_empty):
         yield [piece for ids in several for piece in framed(ids, built, recipe.sequence_length)]
 
 
@@ -134,7 +157,7 @@ def _in_chunks(parts: Iterator[list[Document]]) -> Iterator[list[Document]]:
 
 
 class _Files:
-    """The files of a store of whole documents, while they are written."""
+    """Writes the files of a store of whole documents."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, has_learned: bool) -> None:
         self._folder, self._dtype, self._has_learned = folder, dtype, has_learned
@@ -144,7 +167,9 @@ class _Files:
     def __enter__(self) -> _Files:
         names = [TOKENS, ROWS, DOCUMENTS, *([LEARNED] if self._has_learned else [])]
         with ExitStack() as stack:
-            self._files = {name: stack.enter_context(open(self._folder / name, "wb")) for name in names}
+            self._files = {
+                name: stack.enter_context(open(self._folder / name, "wb")) for name in names
+            }
             self._stack = stack.pop_all()
         self._mark()
         return self
@@ -156,7 +181,7 @@ class _Files:
         self._files[ROWS].write(self._end.to_bytes(8, "little"))
 
     def add(self, documents: list[Document]) -> int:
-        """Writes one sequence; returns its tokens."""
+        """Writes one sequence; returns its number of tokens."""
         import numpy as np
 
         before = self._end

@@ -1,6 +1,7 @@
-"""One picture as an SVG of its own making: axes with round numbers, a line a run. Pure; escapes nothing but its title.
+"""Draws one chart as SVG: axes with round numbers, one line per run. Pure. Only the title is
+escaped.
 
-Colours are CSS classes of the page (`c0` to `c7`), so one picture serves light and dark.
+Colours are CSS classes of the page (`c0` to `c7`), so one chart works in light and dark.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
 LIMIT = sys.float_info.max
 NUM_COLOURS = 8
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
-"""From the ninth run on colours come again, and the dashes tell them apart."""
+"""From the ninth run on colours repeat, and the dashes differ."""
 
 
 def svg(chart: Chart) -> str:
-    """The picture."""
-    low, high = _range([value for curve in chart.curves for _, value in curve.points], from_zero=chart.from_zero)
-    steps = [step for curve in chart.curves for step in (*(s for s, _ in curve.points), *curve.broken)]
+    """The chart as an `<svg>` element."""
+    low, high = _range(
+        [value for curve in chart.curves for _, value in curve.points], from_zero=chart.from_zero
+    )
+    steps = [
+        step for curve in chart.curves for step in (*(s for s, _ in curve.points), *curve.broken)
+    ]
     first, last = min(steps), max(steps)
     frame = _Frame(first, max(last, first + 1), low, high)
     parts = [
@@ -35,7 +40,7 @@ def svg(chart: Chart) -> str:
 
 
 class _Frame:
-    """Steps and values to places on the picture."""
+    """Converts steps and values to coordinates of the chart."""
 
     def __init__(self, first: int, last: int, low: float, high: float) -> None:
         self.first, self.last, self.low, self.high = first, last, low, high
@@ -44,7 +49,7 @@ class _Frame:
         return LEFT + (WIDTH - LEFT - RIGHT) * ((step - self.first) / (self.last - self.first))
 
     def y(self, value: float) -> float:
-        # Halved, because the distance of two doubles may be more than a double holds.
+        # Halved, because the difference of two doubles may be larger than the largest double.
         share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
@@ -56,7 +61,7 @@ def _range(values: list[float], *, from_zero: bool) -> tuple[float, float]:
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     largest = max(abs(low), abs(high))
-    # Nearer to each other than a double can divide, or than anybody could see.
+    # Values closer to each other than a double can divide, or than anybody can see.
     if high / 2 - low / 2 <= max(largest * 1e-9, 1e-300):
         room = largest * 0.1 if largest > 1e-290 else 1.0
         return max(low - room, -LIMIT), min(high + room, LIMIT)
@@ -70,14 +75,26 @@ def _axes(frame: _Frame) -> list[str]:
     parts = []
     for value in ticks(frame.low, frame.high, 5):
         y = frame.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{short(value)}</text>"
+        )
     for value in ticks(frame.first, frame.last, 6):
         if value == int(value):
             x = frame.x(value)
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{short(value)}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>')
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">'
+                f"{short(value)}</text>"
+            )
+    parts.append(
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+    )
+    parts.append(
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+    )
     return parts
 
 
@@ -94,16 +111,22 @@ def _line(curve: Curve, frame: _Frame) -> list[str]:
         for step, value in curve.points:
             x, y = frame.x(step), frame.y(value)
             said = f"step {step}: {value:.6g}"
-            parts.append(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{said}</title></circle>')
+            parts.append(
+                f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+                f"<title>{said}</title></circle>"
+            )
     for step in curve.broken:
         x, y = frame.x(step), HEIGHT - BOTTOM
         said = f"step {step}: no number (nan or inf)"
-        parts.append(f'<path class="broken" d="M{x - 4:.1f} {y - 4}l8 8m0 -8l-8 8"><title>{said}</title></path>')
+        parts.append(
+            f'<path class="broken" d="M{x - 4:.1f} {y - 4}l8 8m0 -8l-8 8">'
+            f"<title>{said}</title></path>"
+        )
     return parts
 
 
 def _unbroken(curve: Curve) -> list[list[tuple[int, float]]]:
-    """The line between the steps at which there was no number."""
+    """The parts of the line between steps without a finite value."""
     stretches: list[list[tuple[int, float]]] = [[]]
     breaks = list(curve.broken)
     for point in curve.points:
@@ -116,7 +139,7 @@ def _unbroken(curve: Curve) -> list[list[tuple[int, float]]]:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between two values, about so many."""
+    """Round numbers between two values, approximately `about` of them."""
     span = high / 2 - low / 2
     if not (span > 0 and math.isfinite(span)):
         return []

@@ -1,4 +1,4 @@
-"""What is drawn: for each measure the points of each run, thinned so that peaks stay. Pure."""
+"""Which curves are drawn: the points of each measure and run, thinned so that peaks stay. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.history import History, number
+from runner.run_folder.history import History, number
 
 MOST_POINTS = 600
-"""Of one curve: a page stays small, and a screen has no more columns."""
+"""Per curve: this keeps the page small, and a screen has no more columns."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Curve:
     """One line.
 
     Attributes:
-        run: which run it belongs to, from 0; gives the colour.
+        run: the number of its run, from 0; gives the colour.
         points: (step, value), rising in step.
-        broken: steps at which the value was no number (nan or inf).
-        dotted: drawn with its points, for what is measured seldom.
+        broken: steps at which the value was nan or inf.
+        dotted: drawn with its points, for rare measurements.
     """
 
     run: int
@@ -31,7 +31,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture: a title, a unit, and the curves of all runs."""
+    """One chart.
+
+    Attributes:
+        title: above it.
+        unit: of its values.
+        curves: those of all runs.
+        from_zero: whether the axis includes zero.
+    """
 
     title: str
     unit: str
@@ -41,37 +48,44 @@ class Chart:
 
 MEASURES = (
     # key, title, unit, from zero
-    ("loss", "Training loss", "a predicted token", False),
+    ("loss", "Training loss", "per predicted token", False),
     ("validation_loss", "Validation loss", "", False),
     ("validation_perplexity", "Validation perplexity", "", False),
     ("validation_accuracy", "Validation accuracy", "", False),
     ("lr", "Learning rate", "", True),
     ("grad_norm", "Gradient norm, before clipping", "", True),
-    ("tokens_per_s", "Tokens a second, all ranks", "tokens/s", True),
-    ("samples_per_s", "Samples a second, all ranks", "samples/s", True),
+    ("tokens_per_s", "Tokens per second, all ranks", "tokens/s", True),
+    ("samples_per_s", "Samples per second, all ranks", "samples/s", True),
     ("mfu", "Model FLOPs utilization", "of the devices' peak", True),
     ("memory_gib", "Most memory of rank 0 so far", "GiB", True),
-    ("data_wait", "Waiting for data", "share of a step", True),
+    ("data_wait", "Waiting for data", "share of the step", True),
 )
 
 
 def charts(runs: Sequence[History]) -> list[Chart]:
-    """The pictures for which any run has something."""
+    """The charts for which any run has values."""
     drawn = []
     for key, title, unit, from_zero in MEASURES:
         seldom = key.startswith("validation_")
         curves = [
             curve
             for index, run in enumerate(runs)
-            if (curve := curve_of(index, key, run.validations if seldom else run.steps, dotted=seldom)) is not None
+            if (
+                curve := curve_of(
+                    index, key, run.validations if seldom else run.steps, dotted=seldom
+                )
+            )
+            is not None
         ]
         if curves:
             drawn.append(Chart(title, unit, tuple(curves), from_zero))
     return drawn
 
 
-def curve_of(run: int, key: str, lines: Iterable[Mapping[str, Any]], *, dotted: bool = False) -> Curve | None:
-    """A measure of a run; None where no line has it."""
+def curve_of(
+    run: int, key: str, lines: Iterable[Mapping[str, Any]], *, dotted: bool = False
+) -> Curve | None:
+    """The curve of one measure of a run; None where no line has it."""
     points, broken = [], []
     for line in lines:
         if (value := number(line, key)) is not None:
@@ -83,8 +97,10 @@ def curve_of(run: int, key: str, lines: Iterable[Mapping[str, Any]], *, dotted: 
     return Curve(run, tuple(thinned(points)), tuple(broken[:MOST_POINTS]), dotted)
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[tuple[int, float]]:
-    """At most `most` points: the lowest and the highest of each stretch, so that no spike is smoothed away."""
+def thinned(
+    points: Sequence[tuple[int, float]], most: int = MOST_POINTS
+) -> list[tuple[int, float]]:
+    """At most `most` points: the lowest and the highest of each stretch, so each peak stays."""
     if len(points) <= most:
         return list(points)
     kept = []

@@ -1,7 +1,7 @@
-"""The document: summary, curves, settings, provenance, warnings. Pure: histories in, HTML out.
+"""The HTML document: summary, curves, settings, provenance, warnings. Pure.
 
-Everything that comes from a run folder goes through `_text`, which escapes; the page forbids itself scripts and network
-besides (Content-Security-Policy).
+`_text` escapes everything that comes from a run folder. In addition the page forbids itself scripts
+and network (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runner.errors import __version__, as_shown
-from runner.history import History, number
 from runner.report.chart import DASHES, NUM_COLOURS, svg
 from runner.report.curves import Chart, charts
 from runner.report.style import CSS
+from runner.run_folder.history import History, number
 
 LONGEST_VALUE = 600
 MOST_KEYS = 500
@@ -56,13 +56,17 @@ def page(runs: Sequence[History]) -> str:
         "<h2>Settings</h2>",
         _settings(runs, names),
         "<h2>Where it comes from</h2>",
-        _table(names, [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))]),
+        _table(
+            names,
+            [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))],
+        ),
         f'<p class="sub">Written by runner report, airlift {_text(__version__)}.</p>',
     ]
     return "\n".join([
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{_text(title)}</title><style>{CSS}</style></head><body>",
         *body,
@@ -71,9 +75,12 @@ def page(runs: Sequence[History]) -> str:
 
 
 def _names(runs: Sequence[History]) -> list[str]:
-    """What each run is called on the page: its name, and its folder where two have the same."""
+    """The name of each run on the page, with its folder where two have the same name."""
     names = [run.name for run in runs]
-    return [f"{n} ({run.folder.root})" if names.count(n) > 1 else n for n, run in zip(names, runs, strict=True)]
+    return [
+        f"{n} ({run.folder.root})" if names.count(n) > 1 else n
+        for n, run in zip(names, runs, strict=True)
+    ]
 
 
 def _folders(runs: Sequence[History]) -> str:
@@ -90,14 +97,14 @@ def _warnings(runs: Sequence[History], names: Sequence[str]) -> list[str]:
 
 
 def _findings(run: History) -> Iterable[str]:
-    """What the metrics themselves should worry a reader about."""
+    """Warnings that follow from the metrics."""
     broken = [line["step"] for line in run.steps if "loss" in line and number(line, "loss") is None]
     if broken:
-        yield f"the loss was no number (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
+        yield f"the loss was not finite (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
             f" and {len(broken) - 5} more" if len(broken) > 5 else ""
         )
     if not run.steps:
-        yield "no step was told"
+        yield "no step was logged"
     elif run.num_steps is not None and run.steps[-1]["step"] < run.num_steps:
         yield f"unfinished: step {run.steps[-1]['step']} of {run.num_steps}"
     waits = [wait for line in run.steps[1:] if (wait := number(line, "data_wait")) is not None]
@@ -111,13 +118,19 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
         ("Last training loss", [_last(run.steps, "loss", "{:.4f}") for run in runs]),
         ("Best validation loss", [_best(run, "validation_loss", min) for run in runs]),
         ("Best validation accuracy", [_best(run, "validation_accuracy", max) for run in runs]),
-        ("Tokens a second, median", [_median(run, "tokens_per_s", "{:,.0f}") for run in runs]),
-        ("Samples a second, median", [_median(run, "samples_per_s", "{:,.1f}") for run in runs]),
+        ("Tokens per second, median", [_median(run, "tokens_per_s", "{:,.0f}") for run in runs]),
+        ("Samples per second, median", [_median(run, "samples_per_s", "{:,.1f}") for run in runs]),
         ("MFU, median", [_median(run, "mfu", "{:.1%}") for run in runs]),
-        ("Seconds a step, median", [_median(run, "step_s", "{:.3g}") for run in runs]),
-        ("Until the first step was done, s", [_first(run, "first_step_s", "{:.0f}") for run in runs]),
+        ("Seconds per step, median", [_median(run, "step_s", "{:.3g}") for run in runs]),
+        (
+            "Seconds until the first step was done",
+            [_first(run, "first_step_s", "{:.0f}") for run in runs],
+        ),
         ("Most memory of rank 0, GiB", [_last(run.steps, "memory_gib", "{:.2f}") for run in runs]),
-        ("Checkpoints", [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs]),
+        (
+            "Checkpoints",
+            [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs],
+        ),
     ]
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
 
@@ -133,17 +146,23 @@ def _last(lines: Sequence[Mapping[str, Any]], key: str, form: str) -> str:
 
 
 def _first(run: History, key: str, form: str) -> str:
-    return next((form.format(value) for line in run.steps if (value := number(line, key)) is not None), "")
+    return next(
+        (form.format(value) for line in run.steps if (value := number(line, key)) is not None), ""
+    )
 
 
 def _median(run: History, key: str, form: str) -> str:
-    # The first step has compilations and warming up in it.
+    # The first step includes compilation and warm-up.
     found = [value for line in run.steps[1:] if (value := number(line, key)) is not None]
     return form.format(statistics.median(found)) if found else ""
 
 
 def _best(run: History, key: str, choose: Any) -> str:
-    found = [(value, line["step"]) for line in run.validations if (value := number(line, key)) is not None]
+    found = [
+        (value, line["step"])
+        for line in run.validations
+        if (value := number(line, key)) is not None
+    ]
     if not found:
         return ""
     value, step = choose(found, key=lambda pair: pair[0])
@@ -155,9 +174,14 @@ def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:
         return "<p>Nothing was measured yet.</p>"
     legend = ""
     if len(names) > 1:
-        legend = "<p>" + " &nbsp; ".join(f"{_key(index)}{_text(name)}" for index, name in enumerate(names)) + "</p>"
+        legend = (
+            "<p>"
+            + " &nbsp; ".join(f"{_key(index)}{_text(name)}" for index, name in enumerate(names))
+            + "</p>"
+        )
     figures = "".join(
-        f"<figure><figcaption>{_text(chart.title)} <span>{_text(chart.unit)}</span></figcaption>{svg(chart)}</figure>"
+        f"<figure><figcaption>{_text(chart.title)} <span>{_text(chart.unit)}</span></figcaption>"
+        f"{svg(chart)}</figure>"
         for chart in drawn
     )
     return f'{legend}<div class="charts">{figures}</div>'
@@ -173,25 +197,40 @@ def _key(run: int) -> str:
 def _settings(runs: Sequence[History], names: Sequence[str]) -> str:
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))[:MOST_KEYS]
     if not keys:
-        return "<p>No config.yaml tells them.</p>"
-    rows = [(key, [_value(run.settings[key]) if key in run.settings else "" for run in runs]) for key in keys]
+        return "<p>No config.yaml has them.</p>"
+    rows = [
+        (key, [_value(run.settings[key]) if key in run.settings else "" for run in runs])
+        for key in keys
+    ]
     if len(runs) == 1:
         return _table(names, rows)
     differing = [row for row in rows if len(set(row[1])) > 1 and row[0] != "name"]
     same = [row for row in rows if row not in differing]
-    shown = _table(names, differing, differs=True) if differing else "<p>All settings are the same.</p>"
-    return f"{shown}<details><summary>The {len(same)} other settings</summary>{_table(names, same)}</details>"
+    shown = (
+        _table(names, differing, differs=True) if differing else "<p>All settings are the same.</p>"
+    )
+    return (
+        f"{shown}<details><summary>The {len(same)} other settings</summary>"
+        f"{_table(names, same)}</details>"
+    )
 
 
 def _table(
-    names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, differs: bool = False, keys: bool = False
+    names: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str]]],
+    *,
+    differs: bool = False,
+    keys: bool = False,
 ) -> str:
-    """A table with a column a run; one run needs no heading."""
-    heading = "".join(f"<th>{_key(i) if keys else ''}{_text(name)}</th>" for i, name in enumerate(names))
+    """A table with one column per run. For one run it has no heading."""
+    heading = "".join(
+        f"<th>{_key(i) if keys else ''}{_text(name)}</th>" for i, name in enumerate(names)
+    )
     head = f"<thead><tr><th></th>{heading}</tr></thead>" if len(names) > 1 else ""
     kind = ' class="differs"' if differs else ""
     body = "".join(
-        f"<tr{kind}><th>{_text(label)}</th>{''.join(f'<td>{_text(value)}</td>' for value in values)}</tr>"
+        f"<tr{kind}><th>{_text(label)}</th>"
+        f"{''.join(f'<td>{_text(value)}</td>' for value in values)}</tr>"
         for label, values in rows
     )
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
@@ -202,15 +241,22 @@ def _values(runs: Sequence[History], key: str) -> list[str]:
 
 
 _REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 4, 30, 30, LONGEST_VALUE, LONGEST_VALUE
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = (
+    4,
+    30,
+    30,
+    LONGEST_VALUE,
+    LONGEST_VALUE,
+)
 
 
 def _value(value: Any) -> str:
-    """A value of a file in words; what is too long is cut."""
+    """A value of a file as text, cut where it is too long."""
     if isinstance(value, dict):
         inside = list(value.items())[:MOST_KEYS]
         return ", ".join(
-            f"{key} {_REPR.repr(item) if isinstance(item, dict) else _value(item)}" for key, item in inside
+            f"{key} {_REPR.repr(item) if isinstance(item, dict) else _value(item)}"
+            for key, item in inside
         )
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value)[:LONGEST_VALUE]
@@ -226,5 +272,5 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped for HTML, and whatever could hide or turn text made visible."""
+    """Escapes for HTML, and shows control characters."""
     return html.escape(as_shown(text))

@@ -1,4 +1,4 @@
-"""Loss, perplexity or accuracy on the validation split, over all ranks, the same way every time."""
+"""Loss, perplexity or accuracy on the validation split, over all ranks."""
 
 from __future__ import annotations
 
@@ -7,43 +7,74 @@ from typing import Any
 
 import torch
 
-from runner.training.batches import evaluation_batches
+from runner.training.ahead import Ahead, Load
+from runner.training.components.batches import evaluation_batches
+from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
-from runner.training.ranks import Ranks
 from runner.training.tasks import Task
+from runner.training.totals import Totals
 
 
 def evaluate(
-    task: Task, engine: Engine, store: Any, ranks: Ranks, micro: int, should_stop: Callable[[], bool]
+    task: Task,
+    engine: Engine,
+    store: Any,
+    ranks: Ranks,
+    micro: int,
+    should_stop: Callable[[], bool],
+    device: torch.device,
 ) -> dict[str, float] | None:
-    """Reads a whole split. All ranks call it.
+    """Evaluates on a whole split. All ranks call it.
 
     Args:
+        task: the model and its loss.
+        engine: runs the model.
         store: the validation split.
-        micro: samples at a time.
-        should_stop: asked before each batch; true on one rank ends it on all.
+        ranks: this rank among the others.
+        micro: samples per batch of one rank.
+        should_stop: is called before each batch; true on one rank stops all ranks, one batch later.
+        device: of this rank.
 
     Returns:
-        What `Task.metrics` makes of it: `validation_loss` and the like; None if it was stopped.
+        What `Task.metrics` returns, for example `validation_loss`; None if it was stopped.
     """
+    if ranks.any(should_stop()):
+        return None
+    batches = _batches(task, store, ranks, micro, device)
     module: Any = task.module
     module.eval()
     try:
-        sums: list[float] = []
-        count = 0
+        sums, count = torch.zeros(1, dtype=torch.float64, device=device), 0
+        stopping: Totals | None = None
         with torch.no_grad():
-            for part in evaluation_batches(len(store), ranks.rank, ranks.world_size, micro):
-                if ranks.any(should_stop()):
+            for number in range(batches.end):
+                flag = Totals(ranks, device, (), [should_stop()])
+                if stopping is not None and stopping.read()[0]:
+                    flag.read()
                     return None
-                samples = [sample for sample, _ in part]
-                batch = task.collate(store.rows([sample.index for sample in samples]), samples)
-                for row, (_, counts) in enumerate(part):
-                    if not counts:
-                        batch["labels"][row] = -100
-                found = engine.forward(batch).float().reshape(-1).tolist()
-                sums = [a + b for a, b in zip(sums or [0.0] * len(found), found, strict=True)]
-                count += task.num_predictions(batch)
+                stopping = flag
+                load = batches.take(number)
+                sums = sums + engine.forward(load.on(device)[0]).reshape(-1).double()
+                count += load.predictions
+        if stopping is not None:
+            stopping.read()  # no sum stays on its way: the process may end next
     finally:
         module.train()
-    *totals, predictions = ranks.total(*sums, count)
+        batches.close()
+    *totals, predictions = ranks.total(*sums.tolist(), count)
     return task.metrics(totals, predictions)
+
+
+def _batches(task: Task, store: Any, ranks: Ranks, micro: int, device: torch.device) -> Ahead[Load]:
+    """This rank's batches, one item each."""
+    parts = evaluation_batches(len(store), ranks.rank, ranks.world_size, micro)
+
+    def make(number: int) -> Load:
+        samples = [sample for sample, _ in parts[number]]
+        batch = task.collate(store.rows([sample.index for sample in samples]), samples)
+        for row, (_, counts) in enumerate(parts[number]):
+            if not counts:
+                batch["labels"][row] = -100
+        return Load.of([batch], task, device)
+
+    return Ahead(make, len(parts), device)

@@ -1,6 +1,6 @@
 """What one rank does, from the first step to the exported model.
 
-Reads as prose; the rest of the wing is its vocabulary. `start` makes the `Trainer`.
+The methods of `Trainer` are the steps of a training run, in order. `start.py` makes the `Trainer`.
 """
 
 from __future__ import annotations
@@ -8,46 +8,96 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
-from runner.card import model_card
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
-from runner.launch import SENTINEL
-from runner.plan import Plan
-from runner.records import EXPORTED, RunFolder, exported, note_export, read_metrics
-from runner.resume import TrainingState, check_not_past_the_end, check_resumable, signature
-from runner.training.batches import Order, by_length
-from runner.training.checkpoint import Checkpoints
-from runner.training.device import peak_memory
+from runner.plan.plan import TrainingPlan
+from runner.ranks.environment import SENTINEL
+from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.checkpoints import (
+    TrainingState,
+    check_not_past_the_end,
+    check_resumable,
+    signature,
+)
+from runner.run_folder.layout import EXPORTED, RunFolder, exported, note_export, read_metrics
+from runner.training.ahead import Ahead, Load
+from runner.training.components.batch_norm import RunningStatistics
+from runner.training.components.batches import Order, by_length
+from runner.training.components.device import StopRequest, peak_memory
+from runner.training.components.metrics import Observer
+from runner.training.components.optimization import rate, warmup_steps
+from runner.training.components.process_group import Ranks
+from runner.training.components.speed import tune
+from runner.training.components.throughput import StepClock, not_finite
 from runner.training.engines import Engine
 from runner.training.evaluation import evaluate
-from runner.training.export import export
-from runner.training.observer import Observer
-from runner.training.ranks import Ranks
-from runner.training.running_statistics import RunningStatistics
-from runner.training.schedule import rate, warmup_steps
-from runner.training.signals import StopRequest
+from runner.training.saving.checkpoints import Checkpoints
+from runner.training.saving.export import export
+from runner.training.saving.model_card import model_card
 from runner.training.tasks import Task
-from runner.training.throughput import StepClock, refuse_number
-from runner.vitals import Vitals
+from runner.training.totals import HostValue, Totals
 
-# Steps in a row that update nothing; in fp16 the loss scale begins at 2^16 and is halved at each.
+# A run ends after this many steps in a row that update nothing. In fp16 the loss scale begins at
+# 2^16 and each such step halves it, so more steps are allowed.
 MOST_SKIPPED, MOST_SKIPPED_SCALED = 10, 40
+
+
+# Where `Trainer.add_up` puts the counts of the next step.
+PREDICTIONS, TOKENS = 4, 5
+
+
+class Unsettled(NamedTuple):
+    """A step whose sums have not been read.
+
+    Attributes:
+        values: its line in metrics.jsonl, without loss and norm.
+        totals: what `Trainer.add_up` has started.
+        norm: of its gradient.
+        summed: this rank's loss.
+    """
+
+    values: dict[str, Any]
+    totals: Totals
+    norm: HostValue
+    summed: torch.Tensor
+
+
+def seed(number: int, device: torch.device) -> None:
+    """Seeds the random numbers of the CPU and of this rank's GPU.
+
+    `torch.manual_seed` does the same for each kind of device; for those that are not there it notes
+    a stack trace each time, which takes half a millisecond.
+    """
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def vector(norm: float | torch.Tensor) -> torch.Tensor:
+    """A norm as a vector of one: engines return a number, or a scalar still on the device."""
+    return torch.as_tensor(norm, dtype=torch.float64).detach().reshape(1)
 
 
 @dataclass
 class Trainer:
-    """Everything one rank works with."""
+    """Everything one rank works with.
+
+    Attributes:
+        companions: file name -> content of the files that are exported unchanged. Rank 0 only.
+    """
 
     config: RunConfig
     inputs: Inputs
     folder: RunFolder
-    plan: Plan
+    plan: TrainingPlan
     task: Task
     engine: Engine
     ranks: Ranks
@@ -58,20 +108,28 @@ class Trainer:
     observer: Observer
     statistics: RunningStatistics
     stop: StopRequest
-    vitals: Vitals
+    heartbeat: Heartbeat
     device: torch.device
     num_steps: int
     clock: StepClock
+    companions: Mapping[str, bytes]
     step: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
     is_best: bool = False
+    is_time_to_save: bool = False
     skipped: int = 0
     was_finished: bool = False
     warm: frozenset[str] = frozenset()
+    totals: Totals | None = None
+    unsettled: Unsettled | None = None
+    ahead: Ahead[Load] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ahead = Ahead(self.load, self.num_steps, self.device)
 
     def resume(self) -> None:
-        """Goes on from the newest valid checkpoint, if there is one; then begins to tell."""
+        """Resumes from the newest valid checkpoint, if there is one, and opens the metrics log."""
         found = self.checkpoints.newest_valid()
         if found is not None:
             path, state = found
@@ -82,46 +140,61 @@ class Trainer:
             if self.step == self.num_steps and self.ranks.gather(self.is_exported())[0]:
                 self.was_finished, self.evaluation_due = True, False
         if self.ranks.is_first and not self.was_finished:
-            note_export(self.folder, None)  # a kill from here on leaves a model/ that is not this run's
+            # After a kill from here on, model/ does not belong to this run.
+            note_export(self.folder, None)
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
-        for note in (self.task.note, *self.engine.notes):
+        tuned = tune(self.device, self.config.task)
+        for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
         ranks = human_count(self.ranks.world_size, "rank")
-        self.observer.say(f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks}")
+        self.observer.say(
+            f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks}"
+        )
 
     def run(self) -> bool:
-        """Trains to the end, or until all ranks agree to stop. Returns whether the end was reached."""
+        """Trains to the end, or until all ranks agree to stop.
+
+        Returns:
+            Whether the end was reached.
+        """
         if self.evaluation_due:
             self.evaluate()
         while self.step < self.num_steps and not self.should_stop:
             self.train_step()
             self.evaluation_due = self.is_evaluation_time()
+            at_end = self.step == self.num_steps
+            is_due = self.checkpoints.is_due(self.step)
+            if self.should_stop or self.is_time_to_save or self.evaluation_due or at_end or is_due:
+                self.read_sums()
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
-            if self.should_stop or self.is_best or self.checkpoints.is_due(self.step) or self.step == self.num_steps:
+            if self.should_stop or self.is_best or self.is_time_to_save or at_end or is_due:
                 self.save()
-        self.vitals.beat("save")
+        self.ahead.close()
+        self.heartbeat.beat("save")
         self.checkpoints.finish()
         finished = self.step >= self.num_steps and not self.evaluation_due
         if not finished:
-            self.leave()
+            self.request_continuation()
         return finished
 
     def train_step(self) -> None:
-        """One optimizer step: all micro batches forward and backward, then one update."""
+        """One optimizer step: all micro batches forward and backward, then one update.
+
+        Nothing here waits for the device or for other ranks. What the ranks must add up for this
+        step to be reported (loss), and for the next one to begin (its number of predictions), is
+        started before the update. It is read in the next step, or by `read_sums`.
+        """
         self.clock.begin()
-        # Dropout belongs to step and rank, not to how long the process lives: a resumed run draws the same.
-        torch.manual_seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63)
-        batches = self.micro_batches()
-        self.clock.data_ready()
-        predictions, tokens = self.ranks.total(
-            sum(self.task.num_predictions(batch) for batch in batches),
-            sum(self.task.num_tokens(batch) for batch in batches),
-        )
+        # Dropout depends on step and rank only, so a resumed run draws the same numbers.
+        seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63, self.device)
+        before = self.totals or self.add_up(torch.zeros((), device=self.device), self.step)
+        batches = self.ahead.take(self.step).on(self.device)
+        predictions = before.on_device()[PREDICTIONS].float()
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.beat("train")
@@ -129,46 +202,94 @@ class Trainer:
             loss = self.engine.forward(batch, last=last) / predictions
             self.engine.backward(loss, last=last)
             summed += loss.detach()
+        self.totals = self.add_up(summed, self.step + 1)
         lr = self.rate()
         norm = self.engine.step(lr)
         self.statistics.agree()
         self.warm |= {"train"}
         self.step += 1
-        loss_of_step, stops, unsaved = self.ranks.total(
-            summed.item(), float(self.stop.received is not None), float(self.checkpoints.have_failed())
-        )
-        self.should_stop = stops > 0
-        self.observer.step({
-            "step": self.step, "epoch": self.epoch(), "loss": loss_of_step, "lr": lr, "grad_norm": norm,
-            **self.clock.measures(self.plan.total, int(tokens)), "memory_gib": peak_memory(self.device),
-        })  # fmt: skip
-        if unsaved:
+        self.read_sums()
+        counts = before.read()
+        values = {
+            "step": self.step,
+            "epoch": self.epoch(),
+            "loss": math.nan,
+            "lr": lr,
+            "grad_norm": math.nan,
+            **self.clock.measures(
+                self.plan.total, int(counts[TOKENS]), self.ahead.waited(), counts[PREDICTIONS]
+            ),
+            "memory_gib": peak_memory(self.device),
+        }
+        self.unsettled = Unsettled(values, self.totals, HostValue(vector(norm)), summed)
+
+    def add_up(self, summed: torch.Tensor, next_step: int) -> Totals:
+        """Starts the sums over the ranks after a step's last backward.
+
+        Args:
+            summed: this rank's loss of the step.
+            next_step: the step that will begin with these sums.
+        """
+        load = self.ahead.peek(next_step)
+        stop, failed = self.stop.received is not None, self.checkpoints.have_failed()
+        counts = (load.predictions, load.tokens) if load else (0, 0)
+        known = (stop, failed, self.checkpoints.is_time(), *counts)
+        return Totals(self.ranks, self.device, [summed], known)
+
+    def read_sums(self) -> None:
+        """Reads and logs what the ranks have added up for the last step, if that is not done.
+
+        It comes before all that needs to know that the step was sound: a checkpoint, an evaluation.
+
+        Raises:
+            StageError: on every rank: the loss is not finite, or too many gradients were not.
+            OSError: on every rank: a checkpoint could not be written.
+        """
+        if self.unsettled is None:
+            return
+        step, self.unsettled = self.unsettled, None
+        loss, stops, failed, saves, *_ = step.totals.read()
+        (norm,) = step.norm.read()
+        self.should_stop = self.should_stop or stops > 0
+        self.is_time_to_save = self.is_time_to_save or saves > 0
+        self.observer.step({**step.values, "loss": loss, "grad_norm": norm})
+        if failed:
             self.checkpoints.finish()
-        self.require_number("loss", loss_of_step, summed.item())
-        self.tell_skipped(norm)
+        if not math.isfinite(loss):
+            self.check_finite("loss", loss, step.summed.item(), step=step.values["step"])
+        self.check_skipped(norm, step.values["step"])
 
     def beat(self, phase: str) -> None:
-        """Says that this rank gets on with it. What is compiled the first time takes as long as a start may."""
-        self.vitals.beat("start" if self.config.compile and phase not in self.warm else phase)
+        """Writes a heartbeat. The first use of a compiled phase may take as long as a start."""
+        self.heartbeat.beat("start" if self.config.compile and phase not in self.warm else phase)
 
-    def tell_skipped(self, norm: float) -> None:
-        """Says which step had a gradient that is no number; ends a run that has nothing else any more.
+    def check_skipped(self, norm: float, step: int) -> None:
+        """Prints which step had a gradient that is not finite; ends a run that has too many in a
+        row.
+
+        Args:
+            norm: the gradient norm of the step.
+            step: its number, from 1.
 
         Raises:
             StageError: on every rank.
         """
         self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
-        scaled = self.plan.precision == "fp16"  # there it is how the loss scale is found
+        scaled = self.plan.precision == "fp16"  # fp16 finds its loss scale this way
         if self.skipped and not scaled:
-            self.observer.say(f"step {self.step}: its gradient is no number ({norm}), so it has updated nothing")
+            self.observer.say(
+                f"step {step}: the gradient is not finite ({norm}); this step updates nothing"
+            )
         if self.skipped >= (MOST_SKIPPED_SCALED if scaled else MOST_SKIPPED):
-            self.require_number(f"gradient of {self.skipped} steps in a row", norm)
+            self.check_finite(f"gradient of {self.skipped} steps in a row", norm, step=step)
 
-    def require_number(self, what: str, value: float, *own: float) -> None:
-        """Ends the run if a value that is the same on all ranks is none.
+    def check_finite(self, what: str, value: float, *own: float, step: int) -> None:
+        """Ends the run if a value that is the same on all ranks is nan or inf.
 
         Args:
-            own: this rank's part of it, if it has one.
+            what: the name of the value, for the message.
+            own: this rank's part of the value, if it has one.
+            step: whose value it is, from 1.
 
         Raises:
             StageError: on every rank.
@@ -176,39 +297,51 @@ class Trainer:
         if not math.isfinite(value):
             self.checkpoints.finish()
             by_rank = [each for part in self.ranks.gather(own) for each in part]
-            refuse_number(self.step, what, value, by_rank, self.folder.checkpoints)
+            raise not_finite(step, what, value, by_rank, self.folder.checkpoints)
 
-    def micro_batches(self) -> list[dict[str, torch.Tensor]]:
-        """This rank's part of the step."""
+    def load(self, step: int) -> Load:
+        """This rank's part of a step. Called in another thread.
+
+        Args:
+            step: counted from 0.
+        """
         store, rank = self.stores["train"], self.ranks
-        parts = self.order.step(self.step, self.plan.total, rank.rank, rank.world_size, self.plan.micro)
+        parts = self.order.step(step, self.plan.total, rank.rank, rank.world_size, self.plan.micro)
         if store.facts.documents == "alone":
             parts = by_length(parts, lambda sample: store.lengths([sample.index])[0])
-        return [self.task.collate(store.rows([s.index for s in part]), part) for part in parts]
+        batches = [self.task.collate(store.rows([s.index for s in part]), part) for part in parts]
+        return Load.of(batches, self.task, self.device)
 
     def rate(self) -> float:
         """This step's learning rate."""
         schedule = self.config.schedule
         warmup = warmup_steps(schedule.warmup, self.num_steps)
         decay = warmup_steps(schedule.decay, self.num_steps)
-        return rate(schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step, decay)
+        return rate(
+            schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step, decay
+        )
 
     def epoch(self) -> float:
-        """Epochs done."""
+        """How many epochs are done."""
         return self.step * self.plan.total / len(self.order)
 
     def is_evaluation_time(self) -> bool:
-        """After every so many steps, or where the last one crossed into another epoch; and at the end."""
+        """Whether to evaluate now: after every `evaluation.every`, and at the end."""
         every = self.config.evaluation.every
         if self.step == self.num_steps:
             return True
         if every != "epoch":
             return self.step % every == 0
-        before, now = ((step * self.plan.total) // len(self.order) for step in (self.step - 1, self.step))
+        before, now = (
+            (step * self.plan.total) // len(self.order) for step in (self.step - 1, self.step)
+        )
         return now > before
 
     def evaluate(self) -> None:
-        """Reads the validation split. A stop signal ends it early; then it is still due when the run goes on."""
+        """Evaluates on the validation split.
+
+        A stop signal ends the evaluation early. Then a resumed run evaluates first.
+        """
         store = self.stores.get("validation")
         self.evaluation_due = store is not None
         if store is None:
@@ -218,56 +351,80 @@ class Trainer:
             self.beat("evaluate")
             return self.stop.received is not None
 
-        found = evaluate(self.task, self.engine, store, self.ranks, self.plan.micro, should_stop)
+        found = evaluate(
+            self.task, self.engine, store, self.ranks, self.plan.micro, should_stop, self.device
+        )
         self.warm |= {"evaluate"}
         self.should_stop = self.should_stop or found is None
         if found is not None:
             self.evaluation_due = False
-            self.vitals.beat("save")
+            self.heartbeat.beat("save")
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
-            self.require_number("validation loss", found["validation_loss"])
+            self.check_finite("validation loss", found["validation_loss"], step=self.step)
             self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
-        self.vitals.beat("save")
+        self.heartbeat.beat("save")
+        self.observer.flush()  # a run that resumes from it needs the lines of its steps
         self.checkpoints.save(self.engine, self.state())
-        self.is_best = False
+        self.is_best = self.is_time_to_save = False
         done = " is being written" if self.config.checkpoint.asynchronous else ""
         self.observer.say(f"checkpoint step-{self.step}{done} ({time.monotonic() - began:.1f} s)")
 
-    def leave(self) -> None:
-        """All ranks have saved: rank 0 leaves the word that there is more to do."""
+    def request_continuation(self) -> None:
+        """Leaves a file that says there is more to do. All ranks have saved before."""
         if self.ranks.is_first:
-            (self.folder.root / SENTINEL).write_text(f"{self.stop.received or 'a signal on another rank'}\n")
+            (self.folder.root / SENTINEL).write_text(
+                f"{self.stop.received or 'a signal on another rank'}\n"
+            )
         self.observer.say(f"stopped by a signal after step {self.step}; saved")
         self.ranks.barrier()
 
     def export(self) -> None:
-        """Writes the final model; rank 0 holds it whole for a moment. A run that was finished keeps its own."""
+        """Writes the final model. Rank 0 holds all weights in memory meanwhile.
+
+        A run that was finished before keeps its model.
+        """
         if self.was_finished:
-            self.observer.say(f"finished already: {self.step} of {self.num_steps} steps; {self.folder.model} is there")
+            self.observer.say(
+                f"finished already: {self.step} of {self.num_steps} steps; "
+                f"the model is in {self.folder.model}"
+            )
             return
-        self.vitals.beat("export")
+        self.heartbeat.beat("export")
+        self.observer.flush()
         lora = self.config.lora
-        state = self.engine.export(frozen=lora is None or (lora.merge and self.config.quantization is None))
+        state = self.engine.export(
+            frozen=lora is None or (lora.merge and self.config.quantization is None)
+        )
         if self.ranks.is_first:
-            weights = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+            weights = {
+                name.removeprefix("model."): t
+                for name, t in state.items()
+                if name.startswith("model.")
+            }
             record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
-            card = model_card(self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics))
-            export(self.task.model, weights, lora, self.inputs.model, card, self.folder.model)
+            card = model_card(
+                self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics)
+            )
+            export(self.task.model, weights, lora, self.companions, card, self.folder.model)
             note_export(self.folder, self.step)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 
     def is_exported(self) -> bool:
-        """Whether `model/` is there, and of this step: that of an extended run is older until the export."""
+        """Whether `model/` exists and is of this step. The model of an extended run is older until
+        it is exported.
+        """
         return self.folder.model.is_dir() and exported(self.folder).get(EXPORTED) == self.step
 
     def state(self) -> TrainingState:
-        """What the next run must know."""
+        """What a resumed run must know."""
         plan = self.plan
         constant = signature(self.config, self.inputs, self.data, plan.total)
         engine, due = self.config.engine.name, self.evaluation_due
-        return TrainingState(self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine)
+        return TrainingState(
+            self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine
+        )

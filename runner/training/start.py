@@ -1,52 +1,71 @@
-"""One rank from joining the others to its end: what `auto` means, data, model and engine -> a `Trainer` that runs."""
+"""One rank: it joins the others, decides `auto` settings, and loads data, model and engine.
+
+`start` returns the `Trainer`; `train` runs it to the end.
+"""
 
 from __future__ import annotations
 
 import os
 import traceback
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.data.prepare import open_prepared
 from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
-from runner.errors import IncompleteError, LostPeerError
-from runner.inputs import Inputs
-from runner.launch import MEETING_FILE, RankEnvironment
-from runner.node_local import running_tree
-from runner.plan import Plan, decide, num_steps
-from runner.preflight import shape_of
-from runner.records import RunFolder, environment_record, exported, write_json
-from runner.resume import newest_first
-from runner.shapes import Device
-from runner.training.agreement import Standpoint, check_agreement
-from runner.training.batches import Order, Part
-from runner.training.checkpoint import Checkpoints
-from runner.training.console import Console, open_console
-from runner.training.device import find_device, gpu_uuid
+from runner.errors import FULL_DISK, IncompleteError, LostPeerError, StageError
+from runner.inputs import Inputs, running_tree, unreadable
+from runner.plan.plan import TrainingPlan, decide, num_steps
+from runner.plan.shapes import Device, shape_of
+from runner.ranks.environment import MEETING_FILE, RankEnvironment
+from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.checkpoints import newest_first
+from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
+from runner.training.components.batch_norm import RunningStatistics
+from runner.training.components.batches import Order, Part
+from runner.training.components.device import StopRequest, find_device, gpu_uuid
+from runner.training.components.metrics import Console, Observer, open_console
+from runner.training.components.process_group import (
+    RankConfigDigest,
+    check_agreement,
+    is_lost_peer,
+    meet,
+)
+from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
+from runner.training.footprint import footprint
 from runner.training.loop import Trainer
-from runner.training.observer import Observer
-from runner.training.ranks import Ranks, is_lost_peer, join
-from runner.training.running_statistics import RunningStatistics
-from runner.training.signals import StopRequest
+from runner.training.out_of_memory import explain, is_out_of_memory
+from runner.training.saving.checkpoints import Checkpoints
+from runner.training.saving.export import read_companions
 from runner.training.tasks import task_named
-from runner.training.throughput import StepClock
-from runner.vitals import Vitals
 
 
-def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvironment, vitals: Vitals) -> None:
-    """Trains. Resumes from the newest valid checkpoint by itself.
+def train(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    place: RankEnvironment,
+    heartbeat: Heartbeat,
+) -> None:
+    """Trains, from the newest valid checkpoint if there is one.
 
     Args:
-        vitals: where this rank shows that it gets on.
+        place: this rank's number and the addresses.
+        heartbeat: where this rank shows that it is alive.
 
     Raises:
-        UsageError: data that is not prepared, a checkpoint of something else, a plan that cannot be.
-        IncompleteError: the disk is full.
+        UsageError: the data is not prepared, the checkpoint is of another run, or the plan is not
+            possible.
+        DamageError: a file of the bundle cannot be read.
+        IncompleteError: the disk is full or gives an error, or another rank was lost.
+        StageError: a loss or gradient is not finite; the ranks cannot reach each other.
     """
     stop = StopRequest()
     stop.listen()
@@ -54,7 +73,7 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
     trainer: Trainer | None = None
     with open_console(log) as console:
         try:
-            trainer = start(config, inputs, folder, place, stop, console, vitals)
+            trainer = start(config, inputs, folder, place, stop, console, heartbeat)
             try:
                 trainer.resume()
                 if trainer.run():
@@ -62,14 +81,18 @@ def train(config: RunConfig, inputs: Inputs, folder: RunFolder, place: RankEnvir
             finally:
                 trainer.observer.close()
         except OSError as error:
-            raise cannot_write(error, folder, trainer.step if trainer else 0) from None
-        except RuntimeError as error:
+            raise disk_error(error, inputs.bundle, folder, trainer.step if trainer else 0) from None
+        except SafetensorError as error:
+            raise unreadable(inputs.model.path, f"its weights: {error}") from None
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise _no_memory(error, config, inputs, place, trainer) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
             raise LostPeerError(
-                f"rank {place.rank} lost another rank; see the other logs in {folder.logs} for why.",
-                "Run the same command again: it goes on from the last checkpoint.",
+                f"rank {place.rank} lost another rank; the other logs in {folder.logs} show why.",
+                "Run the same command again: it resumes from the last checkpoint.",
             ) from None
         torch.distributed.destroy_process_group()
 
@@ -81,16 +104,19 @@ def start(
     place: RankEnvironment,
     stop: StopRequest,
     console: Console,
-    vitals: Vitals,
+    heartbeat: Heartbeat,
 ) -> Trainer:
-    """Joins the other ranks, decides what is `auto`, opens the data, builds the model."""
-    device, facts = find_device(place.local_rank, place.local_world_size)
+    """Joins the other ranks, decides what is `auto`, opens the data and builds the model."""
+    device, facts = find_device(place.local_rank, place.local_world_size, config.slurm)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    join(config.engine.name, device.type, place, os.environ.get(MEETING_FILE))
-    ranks = Ranks()
+    ranks = meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
     shape = shape_of(config, inputs.model)
-    plan = decide(config, shape, facts, ranks.world_size)
-    check_agreement(ranks.gather(Standpoint.of(plan, facts, config, inputs, gpu_uuid(device))))
+    measure = partial(footprint, model=inputs.model, shape=shape, world_size=ranks.world_size)
+    plan = decide(config, shape, facts, ranks.world_size, measure)
+    check_agreement(
+        ranks.gather(RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device)))
+    )
+    companions = read_companions(inputs.model) if ranks.is_first else {}
     command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
     wanted = recipes(config, inputs, plan.sequence_length)
     stores = {
@@ -98,14 +124,18 @@ def start(
         for role, several in wanted.items()
     }
     weights = [recipe.dataset.weight for recipe in wanted["train"]]
-    order = Order([Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed)
+    order = Order(
+        [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed
+    )
     steps = num_steps(config, len(order), plan.total)
-    # How LoRA keeps what it does not train follows from the precision.
+    # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
     task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        write_json(folder.environment, _facts(config, inputs, plan, facts, steps) | exported(folder))
+        write_json(
+            folder.environment, _facts(config, inputs, plan, facts, steps) | exported(folder)
+        )
 
     observer = Observer(folder, steps, console, is_first=ranks.is_first)
     return Trainer(
@@ -123,30 +153,67 @@ def start(
         observer=observer,
         statistics=RunningStatistics(task.module),
         stop=stop,
-        vitals=vitals,
+        heartbeat=heartbeat,
         device=device,
         num_steps=steps,
-        clock=StepClock.of(config, shape, plan, facts),
+        clock=StepClock.of(
+            config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
+        ),
+        companions=companions,
     )
 
 
-def cannot_write(error: OSError, folder: RunFolder, step: int) -> IncompleteError:
-    """A disk that takes no more, in words: where, after which step, and what is safe.
+def _no_memory(
+    error: BaseException,
+    config: RunConfig,
+    inputs: Inputs,
+    place: RankEnvironment,
+    trainer: Trainer | None,
+) -> StageError:
+    """Explains a lack of memory, while loading (`trainer` is None) or training."""
+    shape = shape_of(config, inputs.model)
+    _, device = find_device(place.local_rank, place.local_world_size, config.slurm)
+    plan = trainer.plan if trainer else decide(config, shape, device, place.world_size)
+    where = f"after step {trainer.step}" if trainer else "while loading"
+    return explain(error, config, shape, plan, device, f"rank {place.rank}, {where}")
+
+
+def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> StageError:
+    """Explains an error of a disk: a file of the bundle cannot be read, or a disk cannot be
+    written.
 
     Args:
-        step: steps done.
+        error: what was raised.
+        bundle: its folder.
+        folder: the run folder.
+        step: the number of steps done.
+
+    Returns:
+        The error to raise.
     """
+    name = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+    if name is not None and name.is_relative_to(bundle):
+        return unreadable(name, error.strerror or str(error))
+    # transformers raises an OSError without a number, which names the folder.
+    if error.errno is None and str(bundle) in str(error):
+        return unreadable(bundle, str(error).strip().splitlines()[0].rstrip("."))
     whole = next(iter(newest_first(folder.checkpoints)), None)
     safe = f"{whole} was written before and is whole" if whole else "no checkpoint had been written"
+    if error.errno in FULL_DISK:
+        remedy = "Free space or quota there (older runs, checkpoints)"
+    else:  # torch's disk errors have no number
+        remedy = "Correct that" if error.errno else "Look at space, quota and permissions there"
     return IncompleteError(
-        f"{error.filename or folder.root}: {error.strerror or error}, after step {step}; {safe}.",
-        "Free space or quota there (older runs, checkpoints), then run the same command again"
-        + (f": it goes on from {whole.name}." if whole else "."),
+        f"{name or folder.root}: {error.strerror or error}, after step {step}; {safe}.",
+        f"{remedy}, then run the same command again"
+        + (f": it resumes from {whole.name}." if whole else "."),
     )
 
 
-def _facts(config: RunConfig, inputs: Inputs, plan: Plan, device: Device, num_steps: int) -> dict[str, Any]:
-    """`environment.json`: what was trained, where, on what."""
+def _facts(
+    config: RunConfig, inputs: Inputs, plan: TrainingPlan, device: Device, num_steps: int
+) -> dict[str, Any]:
+    """The content of `environment.json`: what is trained, where, and on which devices."""
     facts = {
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,

@@ -1,4 +1,4 @@
-"""A bundle with small real models and real English, made once, and `runner` run as a user runs it."""
+"""A bundle with small real models and real English, made once; `runner` as a user runs it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from typing import Any
 
 import pytest
 
-# Some tests call the launcher in this process; it would have everything after it do without.
+# Some tests call the launcher in this process. It would make later imports do without torch.
 import torch  # noqa: F401
 
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.inputs import resolve
-from scripts.lib.demo_repositories import DATASET, dataset_files
-from scripts.lib.loopback_hub import LoopbackHub
-from tests.support.models import tiny_model_files
+from scripts.lib.demo.repositories import DATASET, dataset_files
+from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.support.once import once
-from tests.support.twins import stage_twins
+from tests.support.staging import laptop_python
+from tests.support.training.models import tiny_model_files
+from tests.support.training.twins import stage_twins
 
-MODELS = {"bert": "tiny-bert", "gpt2": "tiny-gpt2", "headless": "headless-bert", "steady": "steady-bert"}
+MODELS = {
+    "bert": "tiny-bert",
+    "gpt2": "tiny-gpt2",
+    "headless": "headless-bert",
+    "steady": "steady-bert",
+}
 MANIFEST = f"""\
 format: 1
 name: tiny
@@ -35,7 +41,7 @@ assets:
   tiny-gpt2: {{model: acme/tiny-gpt2}}
   steady-bert: {{model: acme/steady-bert}}
   headless-bert: {{model: acme/headless-bert}}
-  reference: {{dataset: {DATASET}, config: topics}}
+  reference: {{dataset: {DATASET}, config: chapters}}
   numbers: {{dataset: acme/numbers}}
   notes: {{path: notes.txt}}
 """
@@ -66,10 +72,22 @@ def _stage_bundle(laptop: Path) -> None:
     (laptop / "notes.txt").write_text("nothing to train\n")
     with LoopbackHub(laptop / "hub") as hub:
         for kind, name in MODELS.items():
-            hub.repositories.commit("models", f"acme/{name}", tiny_model_files(laptop / f"model-{kind}", kind))
+            hub.repositories.commit(
+                "models", f"acme/{name}", tiny_model_files(laptop / f"model-{kind}", kind)
+            )
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/numbers", _numbers())
-        stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
+        stage = [
+            laptop_python(),
+            "-m",
+            "stage",
+            "fetch",
+            "tiny.yaml",
+            "-o",
+            "bundle",
+            "--endpoint",
+            hub.endpoint,
+        ]
         done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -83,7 +101,10 @@ RUN = {
     "sequence_length": 32,
     "steps": 8,
     "batch": {"global": 8, "micro": 2},
-    "optimizer": {"lr": 0.003, "weight_decay": 1.0},  # heavy, so that decaying the wrong weights would show
+    "optimizer": {
+        "lr": 0.003,
+        "weight_decay": 1.0,
+    },  # large, so that decay of the wrong weights would show
     "precision": "fp32",
     "checkpoint": {"every": 2, "keep": 2},
 }
@@ -91,13 +112,13 @@ RUN = {
 
 @pytest.fixture(scope="session")
 def twins_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tutorials' models and data, tiny (tests.support.twins). Treat it as read-only."""
+    """The tutorials' models and data, tiny (tests.support.training.twins). Read-only for tests."""
     return once(tmp_path_factory, "twins-bundle", stage_twins) / "bundle"
 
 
 @dataclass
 class Cluster:
-    """A folder with run files in it, and `runner` in it."""
+    """A folder with run files, in which `runner` runs."""
 
     folder: Path
     bundle: Path
@@ -105,7 +126,11 @@ class Cluster:
     def write(self, name: str = "tiny", **changes: Any) -> Path:
         """A run file: `RUN` with top-level keys replaced (None: left out)."""
         path = self.folder / f"{name}.yaml"
-        settings = {key: value for key, value in {**RUN, "name": name, **changes}.items() if value is not None}
+        settings = {
+            key: value
+            for key, value in {**RUN, "name": name, **changes}.items()
+            if value is not None
+        }
         path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items()))
         return path
 
@@ -113,29 +138,31 @@ class Cluster:
         return self.folder / "output" / name
 
     def take(self, run_folder: Path) -> Path:
-        """A copy of a run made elsewhere, and of the data prepared for it, as if it had run here."""
+        """Copies a run from elsewhere, and its prepared data, as if it had run here."""
         name = run_folder.name
         self.write(name, engine={"zero": int(name.removeprefix("zero"))})
         self.take_data(run_folder)
         return Path(shutil.copytree(run_folder, self.output(name)))
 
     def take_data(self, run_folder: Path) -> None:
-        """What was prepared for a run made elsewhere: the tests that only train need not prepare."""
+        """Copies the prepared data of a run from elsewhere, for tests that only train."""
         shutil.copytree(run_folder.parent / ".stores", self.folder / "output" / ".stores")
 
     def prepare(self, *run_files: Path) -> None:
-        """`runner prepare` in this process: to start the command takes longer."""
+        """Runs `runner prepare` in this process, which is faster than the command."""
         from runner.data.prepare import prepare
         from runner.data.recipe import recipes
 
         for path in run_files:
             config = RunConfig.load(path)
-            for several in recipes(config, resolve(config, self.bundle), config.sequence_length or 0).values():
+            for several in recipes(
+                config, resolve(config, self.bundle), config.sequence_length or 0
+            ).values():
                 for recipe in several:
                     prepare(recipe, self.folder / "output" / ".stores", print)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """A user's environment on a login node: no Slurm, nothing that says offline."""
+        """A user's environment on a login node: no Slurm, no offline variables."""
         dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return {**kept, "OMP_NUM_THREADS": "1", **more}
@@ -159,34 +186,56 @@ class Cluster:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def refused(self, *arguments: str, code: int = 2) -> str:
-        """Runs a command that must be refused in words; returns the words."""
+        """Runs a command that must be refused; returns the message."""
         done = self.run(*arguments)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stdout + done.stderr
         assert done.stderr.startswith("error: ")
         return done.stderr
 
-    def trained(self, name: str = "tiny", *options: str, processes: int = 2, **environment: str) -> Path:
+    def trained(
+        self, name: str = "tiny", *options: str, processes: int = 2, **environment: str
+    ) -> Path:
         """Trains, which must succeed; returns the run folder."""
-        done = self.run("train", f"{name}.yaml", "--processes", str(processes), *options, **environment)
+        done = self.run(
+            "train", f"{name}.yaml", "--processes", str(processes), *options, **environment
+        )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(self.output(name))}"
         return self.output(name)
 
 
 def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> str:
-    """Trains these run files, which must succeed, one after the other on as many ranks; returns what they said."""
-    command = [sys.executable, "-m", "tests.support.in_ranks", str(ranks), str(cluster.bundle), *map(str, runs)]
+    """Trains these run files, one after the other, on `ranks` ranks; all must succeed.
+
+    Returns:
+        The output of the ranks.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.training.in_ranks",
+        str(ranks),
+        str(cluster.bundle),
+        *map(str, runs),
+    ]
     root = Path(__file__).parents[2]
     environment = cluster.environment(PYTHONPATH=str(root))
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
+    )
     names = {path.stem.partition(".")[0] for path in runs}
-    assert done.returncode == 0, done.stderr[-3000:] + "".join(logs(cluster.output(n))[-3000:] for n in names)
+    assert done.returncode == 0, done.stderr[-3000:] + "".join(
+        logs(cluster.output(n))[-3000:] for n in names
+    )
     return done.stdout
 
 
 def logs(run_folder: Path) -> str:
-    """Everything the ranks said."""
-    return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((run_folder / "logs").glob("*.log")))
+    """The logs of all ranks."""
+    return "\n".join(
+        f"--- {path.name}\n{path.read_text()}"
+        for path in sorted((run_folder / "logs").glob("*.log"))
+    )
 
 
 def metrics(run_folder: Path, key: str = "loss") -> list[tuple[int, float]]:
@@ -203,7 +252,9 @@ def rank_pids(launcher: int) -> list[int]:
             continue
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = dict(pair.partition("=")[::2] for pair in (entry / "environ").read_text().split("\0"))
+            environ = dict(
+                pair.partition("=")[::2] for pair in (entry / "environ").read_text().split("\0")
+            )
         except OSError:
             continue
         if parent == launcher and "RANK" in environ:
@@ -212,7 +263,7 @@ def rank_pids(launcher: int) -> list[int]:
 
 
 def assert_same_story(folder: Path, expected: Path) -> None:
-    """Bit for bit: every step once, with the loss, rate and norm of the undisturbed run."""
+    """Asserts that every step is there once, bit for bit as in the undisturbed run."""
     for key in ("loss", "lr", "grad_norm", "validation_loss"):
         assert metrics(folder, key) == metrics(expected, key), key
     model = "model/model.safetensors"
@@ -230,9 +281,10 @@ BY_COMMAND = 2
 
 @pytest.fixture(scope="session")
 def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[int], Path]:
-    """The run folder of `RUN` at a ZeRO stage, left alone while it trained. Treat it as read-only.
+    """The run folder of `RUN` at a ZeRO stage, trained without interruption. Read-only for tests.
 
-    Stage 2 by the command, as a user does; the others one after the other in the same ranks, on the same data.
+    Stage 2 by the command, as a user does; the others one after the other in the same ranks, on the
+    same data.
     """
 
     def by_command(folder: Path) -> None:
@@ -243,10 +295,18 @@ def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callab
     def in_the_same_ranks(folder: Path) -> None:
         cluster = Cluster(folder, bundle)
         cluster.take_data(run_folder(BY_COMMAND))
-        in_ranks(cluster, 2, *(cluster.write(f"zero{stage}", engine={"zero": stage}) for stage in (0, 1, 3)))
+        in_ranks(
+            cluster,
+            2,
+            *(cluster.write(f"zero{stage}", engine={"zero": stage}) for stage in (0, 1, 3)),
+        )
 
     def run_folder(stage: int) -> Path:
-        name, make = (f"zero{stage}", by_command) if stage == BY_COMMAND else ("zero-others", in_the_same_ranks)
+        name, make = (
+            (f"zero{stage}", by_command)
+            if stage == BY_COMMAND
+            else ("zero-others", in_the_same_ranks)
+        )
         return once(tmp_path_factory, name, make) / "output" / f"zero{stage}"
 
     return run_folder
@@ -254,15 +314,19 @@ def trained_at(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callab
 
 @pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
-    """The same for all tests of a module: what one trained, another looks at."""
+    """One cluster for all tests of a module: a test trains, another reads the result."""
     return Cluster(tmp_path_factory.mktemp("cluster"), bundle)
 
 
 @pytest.fixture(scope="session")
-def run_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
-    """Runs a piece of Python in a process of its own: for what cannot be undone in one."""
+def run_python(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Runs Python code in its own process, for effects that cannot be undone."""
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        )
 
     yield run

@@ -1,4 +1,4 @@
-"""The fences round a run: what asks for the network is refused, what the ranks need is not."""
+"""The fences around a run: network access is refused; the ranks get all that they need."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.offline import VARIABLES, is_allowed, set_cache_folders, set_variables
+from runner.offline import VARIABLES, is_allowed, set_variables
 
 Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 
-# What a process behind the wall gets: one word for each kind of socket, in itself and in a child.
+# The results in the sandbox: one per kind of socket, for a process and for its child.
 ASK = """
 import json, socket, sys
 def ask(family, kind):
@@ -27,12 +27,14 @@ def ask(family, kind):
         return error.strerror
 kinds = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 families = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "unix": socket.AF_UNIX}
-print(json.dumps({f"{f} {k}": ask(family, kind) for f, family in families.items() for k, kind in kinds.items()}))
+print(json.dumps({
+    f"{f} {k}": ask(family, kind) for f, family in families.items() for k, kind in kinds.items()
+}))
 """
 WALL = f"""
 import subprocess, sys
 from runner import offline
-why_not = offline.wall()
+why_not = offline.close_network()
 if why_not:
     sys.exit(why_not)
 question = {ASK!r}
@@ -46,14 +48,20 @@ subprocess.run([sys.executable, "-c", question], check=True)
 def behind_wall(run_python: Run) -> list[dict[str, str]]:
     """Answers in the process, and in its child."""
     done = run_python(WALL)
-    if "the kernel refused" in done.stderr or "no filter for" in done.stderr or "has no seccomp" in done.stderr:
+    if (
+        "the kernel refused" in done.stderr
+        or "no filter for" in done.stderr
+        or "has no seccomp" in done.stderr
+    ):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["the process", "its child"])
-def test_behind_the_wall_there_is_no_internet_socket(behind_wall: list[dict[str, str]], who: int) -> None:
+def test_behind_the_wall_there_is_no_internet_socket(
+    behind_wall: list[dict[str, str]], who: int
+) -> None:
     answers = behind_wall[who]
     for kind in ("ipv4 tcp", "ipv4 udp", "ipv6 tcp", "ipv6 udp"):
         assert answers[kind] == "Permission denied", kind
@@ -65,13 +73,13 @@ def test_behind_the_wall_local_sockets_work(behind_wall: list[dict[str, str]], w
 
 
 def test_rust_and_c_meet_the_wall_too(run_python: Run, behind_wall: list[dict[str, str]]) -> None:
-    """`ctypes` asks libc, past everything that Python could watch."""
+    """`ctypes` asks libc, without any call that Python could watch."""
     code = """
 import ctypes, os
 from runner import offline
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.socket(2, 1, 0) >= 0
-assert offline.wall() is None
+assert offline.close_network() is None
 assert libc.socket(2, 1, 0) == -1
 print(os.strerror(ctypes.get_errno()))
 """
@@ -79,11 +87,11 @@ print(os.strerror(ctypes.get_errno()))
     assert done.stdout == "Permission denied\n", done.stderr
 
 
-def test_the_wall_stands_in_threads_started_later_and_data_still_flows(run_python: Run) -> None:
+def test_the_sandbox_holds_in_threads_started_later_and_data_still_flows(run_python: Run) -> None:
     code = """
 import multiprocessing, socket, threading
 from runner import offline
-assert offline.wall() is None
+assert offline.close_network() is None
 def ask():
     try:
         socket.socket()
@@ -95,7 +103,7 @@ one, other = multiprocessing.Pipe(); one.send("through"); print(other.recv())
     assert run_python(code).stdout.split() == ["refused", "through"]
 
 
-# Tries each line's expression behind the tripwire and prints how it went.
+# Evaluates the expression of each line behind the tripwire and prints the results.
 TRIPWIRE = """
 import json, socket, sys
 from runner import offline
@@ -155,30 +163,51 @@ def test_the_tripwire_lets_peers_and_this_machine_through() -> None:
         "socket.socketpair()",
     )
     assert "tripped" not in answers.values()
-    assert answers['tcp().connect(("127.0.0.1", port))'] == answers['udp().connect(("192.0.2.7", 9))'] == "done"
-    # A name of the job may be asked for; that it has no address here is another matter.
+    assert (
+        answers['tcp().connect(("127.0.0.1", port))']
+        == answers['udp().connect(("192.0.2.7", 9))']
+        == "done"
+    )
+    # The ranks may ask for a name of the job, although it has no address here.
     assert attempts('socket.getaddrinfo("head.cluster.invalid", 1)').popitem()[1] == "gaierror"
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", None, b"localhost", "node7"]
+    "host",
+    [
+        "127.0.0.1",
+        "127.9.9.9",
+        "::1",
+        "::ffff:127.0.0.1",
+        "0.0.0.0",
+        "::",
+        None,
+        b"localhost",
+        "node7",
+    ],
 )
 def test_this_machine_and_peers_are_allowed(host: Any) -> None:
     assert is_allowed(host, {"localhost", "node7"})
 
 
-@given(st.ip_addresses().filter(lambda a: not (a.is_loopback or a.is_unspecified or getattr(a, "ipv4_mapped", None))))
+@given(
+    st.ip_addresses().filter(
+        lambda a: not (a.is_loopback or a.is_unspecified or getattr(a, "ipv4_mapped", None))
+    )
+)
 def test_no_other_address_is_allowed_unless_it_is_a_peers(address: Any) -> None:
     assert not is_allowed(str(address), {"localhost"})
     assert is_allowed(str(address), {str(address)})
 
 
-@pytest.mark.parametrize("host", ["huggingface.co", "127.0.0.1.evil.example", "localhost.evil.example", "2130706433x"])
+@pytest.mark.parametrize(
+    "host", ["huggingface.co", "127.0.0.1.evil.example", "localhost.evil.example", "2130706433x"]
+)
 def test_names_that_only_look_like_this_machine_are_not(host: str) -> None:
     assert not is_allowed(host, {"localhost", "node7"})
 
 
-def test_libraries_are_told_before_they_are_imported(run_python: Run) -> None:
+def test_libraries_are_set_offline_before_they_are_imported(run_python: Run) -> None:
     code = """
 import os, sys
 import runner.cli, runner.offline
@@ -195,14 +224,3 @@ def test_a_user_who_said_online_is_overruled() -> None:
     environ = {"HF_HUB_OFFLINE": "0", "PATH": "/bin"}
     set_variables(environ)
     assert environ == {**VARIABLES, "PATH": "/bin"}
-
-
-def test_compiler_caches_are_on_local_disk_and_each_jobs_own() -> None:
-    first, second = {"TMPDIR": "/local", "SLURM_JOB_ID": "1"}, {"TMPDIR": "/local", "SLURM_JOB_ID": "2"}
-    set_cache_folders(first)
-    set_cache_folders(second)
-    assert first["TRITON_CACHE_DIR"].startswith("/local/")
-    assert first["TRITON_CACHE_DIR"] != second["TRITON_CACHE_DIR"]
-    mine = {"TRITON_CACHE_DIR": "/mine"}
-    set_cache_folders(mine)
-    assert mine["TRITON_CACHE_DIR"] == "/mine"

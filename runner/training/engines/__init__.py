@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks."""
+"""Engines: each spreads a model over the ranks in one way."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ import shutil
 import torch
 from torch import nn
 
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.plan import Plan
+from runner.plan.model_layers import check_fsdp
+from runner.plan.plan import TrainingPlan
 from runner.training.engines.base import Engine
 
 __all__ = ["Engine", "make_engine"]
 
 
-def make_engine(module: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> Engine:
-    """The engine of a run file's `engine.name` around a module. All ranks call it, after they have joined.
+def make_engine(
+    module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
+) -> Engine:
+    """The engine for a run file's `engine.name`. All ranks call it, after they have joined.
 
     Args:
         module: float32 on the CPU, the same on every rank.
+        config: the run file.
+        plan: precision, batch sizes and ZeRO stage of the run.
+        device: of this rank.
 
     Raises:
-        UsageError: layers to wrap that the model does not have, an optimizer or a compiler that is not installed.
+        UsageError: the model does not have the layers to wrap, or an optimizer or a compiler is not
+            installed, or this torch has FSDP2 for GPUs only.
     """
     if config.compile and not _has_compiler():
         raise UsageError(
             f"{config.path}: compile: true needs a C++ compiler, and this node has none.",
             "Load a module that has one (slurm.modules: [gcc]), or set compile: false.",
         )
-    # Only what is asked for is imported: DeepSpeed need not be installed for the others.
+    # Imported only where it is used: DDP and FSDP do not need DeepSpeed.
     if config.engine.name == "ddp":
         from runner.training.engines.ddp import DDPEngine
 
         return DDPEngine(module, config, plan, device)
     if config.engine.name == "fsdp":
+        check_fsdp(config, device.type)
         from runner.training.engines.fsdp import FSDPEngine
 
         return FSDPEngine(module, config, plan, device)
@@ -45,6 +53,6 @@ def make_engine(module: nn.Module, config: RunConfig, plan: Plan, device: torch.
 
 
 def _has_compiler() -> bool:
-    """Where torch.compile looks for one, for CPUs and for GPUs."""
+    """Whether torch.compile finds a compiler, for CPUs and GPUs."""
     named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
     return any(shutil.which(name) for name in (*named, "g++", "c++", "clang++"))

@@ -1,4 +1,4 @@
-"""The seven methods the loop knows of an engine: it neither knows nor asks which one it has."""
+"""The seven methods that the loop uses of an engine. The loop does not know which engine it has."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 class Engine(Protocol):
     """A module spread over the ranks, with its optimizer.
 
-    `backward` takes the sum of losses of one micro batch, scaled so that adding up all micro batches of all ranks gives
-    the gradient of the step's mean loss.
-
     Attributes:
-        notes: what it decided by itself, a line each, for printing.
+        notes: what it decided automatically, one line each, for printing.
     """
 
     notes: tuple[str, ...]
 
     def forward(self, batch: dict[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
-        """The module's output; `last`: its backward will be the step's last one."""
+        """The module's output. `last`: the step's last backward will follow."""
         ...
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Adds one micro batch's gradient; `last`: the step's last one."""
+        """Adds the gradient of one micro batch.
+
+        Args:
+            loss: the sum of the micro batch's losses, scaled so that the sum over all micro batches
+                of all ranks is the gradient of the step's mean loss.
+            last: whether it is the step's last one.
+        """
         ...
 
-    def step(self, rate: float) -> float:
-        """Clips, updates with this learning rate, clears. Returns the gradient's norm before clipping.
+    def step(self, rate: float) -> float | torch.Tensor:
+        """Clips gradients, updates weights and clears gradients.
 
-        A step whose gradient is no number updates nothing, and has a norm of inf or nan; fp16 halves its loss scale.
+        A step whose gradient is not finite updates nothing. Then the norm is inf or nan, and fp16
+        halves its loss scale.
+
+        Args:
+            rate: the learning rate of this step.
+
+        Returns:
+            The gradient's norm before clipping; a scalar on the device where the host need not
+            wait for it.
         """
         ...
 
@@ -49,12 +58,15 @@ class Engine(Protocol):
         ...
 
     def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
-        """Copies what `save` would write; the function that comes back writes the copy, in another thread.
-
-        All ranks call both, and write before they stage again.
+        """Copies what `save` would write. All ranks call it.
 
         Args:
-            group: of gloo, which only that thread uses meanwhile.
+            folder: of the checkpoint.
+            group: a gloo group that only the writing thread uses meanwhile.
+
+        Returns:
+            A function that writes the copy, to be called in another thread, on all ranks, before
+            the next `stage`.
 
         Raises:
             OSError: it cannot be written.
@@ -70,10 +82,10 @@ class Engine(Protocol):
         ...
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:
-        """The model's weights on the CPU, by name; empty on all ranks but 0. All ranks call it.
+        """The model's weights on rank 0's CPU, by name; empty on other ranks. All ranks call it.
 
         Args:
-            frozen: those too that are not trained.
+            frozen: whether weights that are not trained are included.
         """
         ...
 
@@ -86,14 +98,17 @@ def gathered(
     is_first: bool,
     frozen: bool = True,
 ) -> dict[str, Any]:
-    """Weights in `dtype` and the buffers that are saved, on rank 0's CPU; empty elsewhere.
+    """Weights in `dtype` and the saved buffers, on rank 0's CPU; empty on other ranks.
 
-    Where only some weights are trained, these are small: they stay in float32.
+    Where only some weights are trained, these are small and stay in float32.
 
     Args:
-        frozen: also what is not trained; without it no buffers either.
-        whole: gives a parameter unpartitioned. Called by every rank for every parameter, in the same order: it may
-            be a collective.
+        module: the model with its loss.
+        dtype: of the exported weights.
+        whole: returns a parameter unpartitioned. Every rank calls it for every parameter in the
+            same order, so it may be a collective.
+        is_first: whether this is rank 0.
+        frozen: whether weights that are not trained are included; without them no buffers either.
     """
     state: dict[str, Any] = {}
     adapted = any(not parameter.requires_grad for parameter in module.parameters())
@@ -103,8 +118,14 @@ def gathered(
         full = whole(name, parameter)
         to = torch.float32 if adapted and parameter.requires_grad else dtype
         if is_first:
-            state[name] = full.detach().to("cpu", to if full.is_floating_point() else None, copy=True)
+            state[name] = full.detach().to(
+                "cpu", to if full.is_floating_point() else None, copy=True
+            )
     if is_first and frozen:
-        kept = module.state_dict().keys()  # without the buffers that are not saved
-        state |= {name: buffer.detach().cpu().clone() for name, buffer in module.named_buffers() if name in kept}
+        kept = module.state_dict().keys()  # omits the buffers that are not saved
+        state |= {
+            name: buffer.detach().cpu().clone()
+            for name, buffer in module.named_buffers()
+            if name in kept
+        }
     return state

@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint, by name: each rank writes what it holds, any number of ranks reads it back.
+"""torch.distributed.checkpoint: each rank writes what it holds, any number of ranks reads it.
 
-Nested dicts of tensors (whole: written once, whoever has it; DTensors: each rank its shard) and small values. Errors of
-the disk come out as OSError, on every rank.
+The content is nested dicts, by name: tensors that all ranks hold whole (one rank writes each),
+DTensors (each rank writes its shard) and small values. Disk errors are OSError on every rank.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ def save(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = 
     """Writes `state` into `folder`. All ranks call it.
 
     Args:
+        folder: of the checkpoint.
+        state: nested dicts of tensors and small values.
         group: over which the ranks agree; None: the one they have joined.
 
     Raises:
         OSError: any rank could not write.
     """
-    # Checkpoints syncs every file itself, on the rank that hashes it.
+    # AtomicCheckpoint syncs every file, on the rank that hashes it.
     with _as_os_error(folder):
         writer = FileSystemWriter(folder, sync_files=False)
         state_dict_saver.save(state, storage_writer=writer, process_group=group)
 
 
 def load(folder: Path, state: dict[str, Any]) -> None:
-    """Reads into the tensors of `state`, in place; small values are replaced. All ranks call it.
+    """Reads into the tensors of `state`, in place, and replaces small values. All ranks call it.
 
     Raises:
         OSError: it cannot be read.
@@ -50,25 +52,36 @@ def saved_names(folder: Path) -> set[str]:
     return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
-def empty_like_saved(folder: Path, section: str, parameters: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-    """Room for what `section` of a checkpoint keeps of each parameter: an optimizer makes its state at its first step.
+def empty_like_saved(
+    folder: Path, section: str, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Empty tensors for what a section of a checkpoint has of each parameter.
 
-    What has a parameter's shape is sharded as that is; all else is whole.
+    An optimizer makes its state at its first step, so a new one has nothing to load into. A value
+    with a parameter's shape is sharded like the parameter; others are whole.
 
     Args:
-        parameters: by the names they have in the checkpoint.
+        folder: of the checkpoint.
+        section: `optimizer`.
+        parameters: by their names in the checkpoint.
     """
     saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-    room: dict[str, dict[str, Any]] = {}
+    empty: dict[str, dict[str, Any]] = {}
     for name, parameter in parameters.items():
         prefix = f"{section}.{name}."
-        found = {key.removeprefix(prefix): entry for key, entry in saved.items() if key.startswith(prefix)}
+        found = {
+            key.removeprefix(prefix): entry
+            for key, entry in saved.items()
+            if key.startswith(prefix)
+        }
         if found:
-            room[name] = {key: _room(entry, parameter) for key, entry in found.items() if "." not in key}
-    return room
+            empty[name] = {
+                key: _empty(entry, parameter) for key, entry in found.items() if "." not in key
+            }
+    return empty
 
 
-def _room(entry: Any, parameter: torch.Tensor) -> Any:
+def _empty(entry: Any, parameter: torch.Tensor) -> Any:
     if not isinstance(entry, TensorStorageMetadata):
         return None
     if entry.size == parameter.shape:
@@ -78,14 +91,21 @@ def _room(entry: Any, parameter: torch.Tensor) -> Any:
 
 @contextmanager
 def _as_os_error(folder: Path) -> Iterator[None]:
-    """torch gathers the errors of all ranks in one that is no `Exception`: a full disk must stay a full disk."""
+    """Turns torch's error into OSError where the cause is the disk.
+
+    torch gathers the errors of all ranks in one that is no `Exception`.
+    """
     try:
         yield
     except CheckpointException as error:
         problems = [problem for problem, _ in error.failures.values()]
         for problem in problems:
-            if isinstance(problem, OSError) or "inline_container" in str(problem) or "write" in str(problem):
-                words = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
-                raise OSError(f"{folder}: {words}") from None
+            if (
+                isinstance(problem, OSError)
+                or "inline_container" in str(problem)
+                or "write" in str(problem)
+            ):
+                reason = getattr(problem, "strerror", None) or str(problem).splitlines()[0]
+                raise OSError(f"{folder}: {reason}") from None
         traceback.print_exc()
         raise RuntimeError(f"{folder}: {problems[0]}") from error

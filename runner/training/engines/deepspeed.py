@@ -1,8 +1,9 @@
 """DeepSpeed at ZeRO 0 to 3, on GPUs (nccl) and CPUs (gloo).
 
-What is set, and why, is in `ds_config`: a pure function of the plan and of their own ds_config.json. Nothing is
-compiled at start: DeepSpeed would build its own Adam for the CPU, where torch's fused one does as well, and a
-shared-memory collective that only inference uses. Only NVMe offload needs a compiler (its asynchronous files).
+`ds_config` says what is set and why: a function of the plan and of the user's ds_config.json.
+Nothing is compiled at start: DeepSpeed would build its own Adam for the CPU, where torch's fused
+Adam is as good, and a shared-memory collective that only inference uses. Only NVMe offload needs a
+compiler (for its asynchronous files).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import math
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +20,90 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runner.config import RunConfig
-from runner.errors import UsageError
-from runner.plan import Plan
-from runner.resume import read_state
-from runner.training.engines.base import DTYPES, gathered
-from runner.training.engines.norms import widen_norms
-from runner.training.optimizers import make_optimizer
-from runner.training.staging import Stage
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError, isolated
+from runner.plan.plan import TrainingPlan
+from runner.run_folder.checkpoints import read_state
+from runner.training.components.asynchronous import HostCopy
+from runner.training.components.batch_norm import widen_norms
+from runner.training.components.device import DTYPES
+from runner.training.components.optimization import make_optimizer
+from runner.training.engines.base import gathered
+from runner.training.engines.compiling import compile_model, transformer_blocks
+from runner.training.weights import Weights
 
+# Reduces gradients during the backward, in buckets of 5e7 elements (200 MB in float32).
+# With DeepSpeed's own 5e8 the first bucket of most models is full when the backward has ended.
+BUCKETS = {"overlap_comm": True, "reduce_bucket_size": 5e7, "allgather_bucket_size": 5e7}
 TAG = "engine"
 CONVERTED = "universal.tmp"
 
 
-def ds_config(config: RunConfig, plan: Plan, *, pin: bool = False) -> dict[str, Any]:
-    """The configuration handed to DeepSpeed: theirs, with what this run decided on top. Pure.
+def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> dict[str, Any]:
+    """The configuration for DeepSpeed: the user's, overridden by what this run decided. Pure.
 
     Args:
-        pin: whether offloaded tensors lie in pinned memory, which only a GPU has use for.
+        config: the run file, with the user's DeepSpeed settings.
+        plan: precision, batch sizes and ZeRO stage of the run.
+        pin: whether offloaded tensors are in pinned memory, which only a GPU uses.
     """
     theirs = dict(config.deepspeed)
-    zero = {**dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
+    zero = {**BUCKETS, **dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
     if not any(key.startswith("offload_") for key in zero):
         zero |= _offload(config, plan, pin)
-    low: dict[str, Any] = {"bf16": {"enabled": True}} if plan.precision == "bf16" else {}
+    # Stage 1 in bf16 has an optimizer of its own, which adds each gradient to a float32 sum. At
+    # once: otherwise it would keep a second, bf16 copy of all gradients until the step.
+    low: dict[str, Any] = {}
+    if plan.precision == "bf16":
+        low = {"bf16": {"enabled": True, "immediate_grad_update": True}}
     if plan.precision == "fp16":
-        # loss_scale 0: dynamic, from 2**16 down.
-        low = {"fp16": {"loss_scale": 0, "initial_scale_power": 16, **dict(theirs.pop("fp16", {})), "enabled": True}}
+        # loss_scale 0 means dynamic, from 2**16 down.
+        low = {
+            "fp16": {
+                "loss_scale": 0,
+                "initial_scale_power": 16,
+                **dict(theirs.pop("fp16", {})),
+                "enabled": True,
+            }
+        }
+    # By default DeepSpeed adds gradients up and reduces them in the type of the weights. In bf16
+    # the sum of 64 micro batches is then 0.8 % off. Only defaults: a ds_config.json may differ.
+    sums = {"grad_accum_dtype": "fp32", **dict(theirs.pop("data_types", {}))}
     return {
         "steps_per_print": 2**31,
+        "communication_data_type": "fp32",
+        # They wait for the device twice per step; StepClock measures the same.
+        "timers": {"throughput": {"enabled": False}},
         **{key: value for key, value in theirs.items() if key not in ("bf16", "fp16")},
+        "data_types": sums,
         **low,
         "zero_optimization": zero,
         "train_batch_size": plan.total,
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": plan.accumulation,
-        "gradient_clipping": config.optimizer.clip,
+        # At stage 0 in fp32 `step` clips: DeepSpeed would compute the norm a second time.
+        "gradient_clipping": 0.0 if _is_plain(plan) else config.optimizer.clip,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "wall_clock_breakdown": False,
     }
 
 
-def _offload(config: RunConfig, plan: Plan, pin: bool) -> dict[str, Any]:
+def _is_plain(plan: TrainingPlan) -> bool:
+    """Whether DeepSpeed keeps torch's own optimizer, which computes no norm."""
+    return plan.zero == 0 and plan.precision == "fp32"
+
+
+def note_on_sums(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The line to print about the types in which gradients are added up."""
+    added, sent = settings["data_types"]["grad_accum_dtype"], settings["communication_data_type"]
+    return (
+        f"gradients: added up in {added} and reduced in {sent} "
+        "(data_types.grad_accum_dtype and communication_data_type of a ds_config.json)",
+    )
+
+
+def _offload(config: RunConfig, plan: TrainingPlan, pin: bool) -> dict[str, Any]:
     """Optimizer state off the device; at stage 3 the weights too."""
     if plan.offload == "none":
         return {}
@@ -77,34 +118,38 @@ class DeepSpeedEngine:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, module: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
+    ) -> None:
         deepspeed = _import_joined(device)
         if plan.offload == "nvme":
             _check_asynchronous_files(config)
-        for parameter in module.parameters():
-            parameter.data = parameter.data.contiguous()  # partitioning fails on views (DeepSpeed#6571)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
-        self._stage = Stage(device)
+        self._stage = HostCopy(device)
         self.notes = widen_norms(module, plan.precision)
-        if plan.zero == 3:
-            # Partitions weight by weight; `initialize` alone would first move the whole model to the device.
-            deepspeed.zero.Init(module=module, config_dict_or_path=settings)
-        # torch's fused Adam does for what is offloaded to the CPU what DeepSpeed would compile.
-        fused = device.type == "cuda" or plan.offload != "none"
-        self._base = make_optimizer(module, config.optimizer, fused=fused)
+        if plan.precision != "fp32":
+            self.notes = (*self.notes, *note_on_sums(settings))
+        # DeepCompile replaces the compiler's backend, and needs the whole model in one graph.
+        deepcompile = bool(dict(settings.get("compile", {})).get("deepcompile"))
+        if config.compile and not deepcompile:
+            self.notes = (*self.notes, _compile(module, plan.zero))
+        _place(module, config, plan, device, settings)
+        self._base = make_optimizer(module, config.optimizer)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=self._base, config=settings, dist_init_required=False
         )
-        self._count_on()
-        if config.compile:
+        self._allow_smallest_loss_scale()
+        if config.compile and deepcompile:
+            self.notes = (*self.notes, "compile: the whole model (deepcompile of a ds_config.json)")
             self._engine.compile()
 
     def forward(self, batch: Mapping[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
         return self._engine(**{name: tensor.to(self._device) for name, tensor in batch.items()})  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # DeepSpeed divides by accumulation and averages over ranks; the loop has scaled for the sum.
+        # DeepSpeed divides by accumulation and averages over ranks; the loop has scaled for the
+        # sum.
         self._engine.backward(loss * (self._plan.accumulation * self._plan.world_size))
         if not last:
             self._engine.step()  # counts the micro batch; updates nothing before the boundary
@@ -112,84 +157,102 @@ class DeepSpeedEngine:
     def step(self, rate: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        norm = self._norm_at_stage_0() if self._is_plain else None
+        norm = self._clipped_at_stage_0() if _is_plain(self._plan) else None
         if norm is None or math.isfinite(norm):
             self._engine.step()
-        else:  # every other stage passes over such a step by itself
+        else:  # the other stages skip such a step themselves
             self._engine.module.zero_grad(set_to_none=True)
             self._engine.micro_steps += 1
         return float(norm if norm is not None else self._engine.get_global_grad_norm() or 0.0)
 
-    @property
-    def _is_plain(self) -> bool:
-        """Stage 0 in fp32 keeps torch's optimizer as it is, which knows no norm."""
-        return self._plan.zero == 0 and self._plan.precision == "fp32"
-
-    def _norm_at_stage_0(self) -> float:
-        gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
+    def _clipped_at_stage_0(self) -> float:
+        """The gradient's norm, before it is clipped."""
+        trained = [p for p in self._engine.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        if clip := self._config.optimizer.clip:
+            torch.nn.utils.clip_grads_with_norm_(trained, clip, norm)
+        return float(norm)
 
     def save(self, folder: Path) -> None:
         self._engine.save_checkpoint(
-            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._leaves_out_frozen
+            str(folder),
+            tag=TAG,
+            save_latest=False,
+            exclude_frozen_parameters=self._omits_frozen,
         )
 
     def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
-        keeper = _Keeper(self._engine.checkpoint_engine, self._stage)
-        self._engine.checkpoint_engine = keeper
+        deferred = _DeferredSave(self._engine.checkpoint_engine, self._stage)
+        self._engine.checkpoint_engine = deferred
         try:
             self.save(folder)
         finally:
-            self._engine.checkpoint_engine = keeper.real
-        return keeper.write
+            self._engine.checkpoint_engine = deferred.real
+        return deferred.write
 
     def load(self, folder: Path) -> None:
         saved = read_state(folder)
-        # At stage 0 every rank holds everything: any number of ranks can read it.
-        if self._plan.zero == 0 or (saved.world_size, saved.zero) == (self._plan.world_size, self._plan.zero):
+        # At stage 0 every rank holds everything, so any number of ranks can read it.
+        if self._plan.zero == 0 or (saved.world_size, saved.zero) == (
+            self._plan.world_size,
+            self._plan.zero,
+        ):
             self._load(folder)
         else:
             self._load_converted(folder, saved.world_size)
 
     def _load(self, folder: Path) -> None:
-        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._leaves_out_frozen)
+        path, _ = self._engine.load_checkpoint(
+            str(folder), tag=TAG, load_module_strict=not self._omits_frozen
+        )
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
-        self._count_on()  # a checkpoint brings its own loss scaler
+        self._allow_smallest_loss_scale()  # the checkpoint has its own loss scaler
 
-    def _count_on(self) -> None:
-        """At the smallest loss scale DeepSpeed would raise a bare `Exception`; the loop counts such steps, and tells.
+    def _allow_smallest_loss_scale(self) -> None:
+        """Stops DeepSpeed from raising a bare `Exception` at the smallest loss scale.
 
-        It then passes over the step as over those before, and stays at that scale.
+        DeepSpeed then skips the step as it skipped those before, and stays at that scale. The loop
+        counts and reports such steps.
         """
         scaler: Any = getattr(self._optimizer, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False
 
     @property
-    def _leaves_out_frozen(self) -> bool:
-        """What LoRA does not train comes from the bundle again; at stage 3 DeepSpeed keeps it with the rest."""
+    def _omits_frozen(self) -> bool:
+        """Whether a checkpoint omits the weights that LoRA does not train: the bundle has them.
+
+        At stage 3 DeepSpeed saves them with the rest.
+        """
         return self._config.lora is not None and self._plan.zero < 3
 
     def _load_converted(self, folder: Path, saved_ranks: int) -> None:
-        """A checkpoint partitioned for other ranks: rank 0 converts it (DeepSpeed's universal checkpoint).
+        """Loads a checkpoint of another number of ranks, which rank 0 converts.
 
-        It knows AdamW on a whole model only: anything else has been refused (runner.resume).
+        DeepSpeed's universal checkpoint supports only AdamW on a whole model. Other runs are
+        rejected before (runner.run_folder.checkpoints).
         """
-        converted = folder.parent / CONVERTED  # beside it: a checkpoint holds what its list names and nothing else
-        said: list[str | None] = [None]
+        # Beside the checkpoint: a checkpoint has only the files of its list.
+        converted = folder.parent / CONVERTED
+        problem: list[str | None] = [None]
         if dist.get_rank() == 0:
-            said[0] = _convert(folder / TAG, converted)
-        dist.broadcast_object_list(said)
-        if said[0] is not None:
-            raise OSError(f"{folder}: converting it for {self._plan.world_size} ranks failed: {said[0]}")
-        kept = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
-        # Said in the configuration it would have to be known before the engine is made.
+            problem[0] = _convert(folder / TAG, converted)
+        dist.broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise OSError(
+                f"{folder}: converting it for {self._plan.world_size} ranks failed: {problem[0]}"
+            )
+        kept = [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        # In the configuration it would have to be known before the engine is made.
         self._engine._config.load_universal_checkpoint = True
         self._load(converted)
         self._engine._config.load_universal_checkpoint = False
-        # At stage 3 DeepSpeed gives every group the decay of the first, and all weights one and the same count of
-        # steps, a tensor that each of them would increase.
+        # At stage 3 DeepSpeed gives every group the decay of the first group, and all weights one
+        # shared step counter, which each of them would increase.
         for group, values in zip(self._optimizer.param_groups, kept, strict=True):
             group.update(values)
         for state in self._base.state.values():
@@ -198,16 +261,25 @@ class DeepSpeedEngine:
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(converted)
-        self.notes = (*self.notes, f"checkpoint of {saved_ranks} ranks converted for {self._plan.world_size}")
+        self.notes = (
+            *self.notes,
+            f"checkpoint of {saved_ranks} ranks converted for {self._plan.world_size}",
+        )
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        is_partitioned = self._plan.zero == 3 or (self._plan.zero and self._plan.precision != "fp32")
+        is_partitioned = self._plan.zero == 3 or (
+            self._plan.zero and self._plan.precision != "fp32"
+        )
 
         def whole(_: str, parameter: nn.Parameter) -> torch.Tensor:
-            # Only what is trained has a float32 copy; what is frozen has at stage 3 to be gathered.
-            full = safe_get_full_fp32_param(parameter) if is_partitioned and parameter.requires_grad else None
+            # Only trained weights have a float32 copy; frozen ones must be gathered at stage 3.
+            full = (
+                safe_get_full_fp32_param(parameter)
+                if is_partitioned and parameter.requires_grad
+                else None
+            )
             if full is None and hasattr(parameter, "ds_id"):
                 with deepspeed_gathered(parameter):
                     return parameter.data.clone()
@@ -217,13 +289,74 @@ class DeepSpeedEngine:
         return gathered(self._engine.module, dtype, whole, is_first=is_first, frozen=frozen)
 
 
-class _Keeper:
-    """Stands in for what DeepSpeed saves files with: keeps copies of their content, to be written later.
+def _compile(module: nn.Module, zero: int) -> str:
+    """Compiles a module before DeepSpeed wraps it, and says how.
 
-    DeepSpeed's own decoupled engine needs libaio and a compiler, and starts a process for each rank.
+    At stage 3 DeepSpeed gathers weights in hooks of each small module, where a compiled graph would
+    end. As a "leaf" a block is gathered in one piece, by hooks around it, as with FSDP2.
+    """
+    blocks = transformer_blocks(module)
+    if zero < 3 or not blocks:
+        return compile_model(module)
+    from deepspeed.utils import set_z3_leaf_modules
+
+    set_z3_leaf_modules(module, list({type(block) for block in blocks}))
+    return f"{compile_model(module, hooked=True)}; each block is gathered in one piece"
+
+
+def _place(
+    module: nn.Module,
+    config: RunConfig,
+    plan: TrainingPlan,
+    device: torch.device,
+    settings: Mapping[str, Any],
+) -> None:
+    """Fills in a module's weights, in the type that DeepSpeed computes in; at stage 3 partitioned.
+
+    At stage 3 `zero.Init` partitions weights in the type they have, and the engine then skips its
+    own cast: with float32 weights it would compute in float32.
+    """
+    if config.quantization is not None:  # never at stage 3; each rank has quantised its own
+        for parameter in module.parameters():
+            # Partitioning fails on views (DeepSpeed#6571).
+            parameter.data = parameter.data.contiguous()
+        return
+    narrow = DTYPES[plan.precision] if plan.precision != "fp32" else None
+    weights = Weights(module, device, narrow=narrow)
+    if plan.zero < 3:
+        weights.fill(module.parameters())
+        return
+    import deepspeed
+
+    deepspeed.zero.Init(module=_OneByOne(module, weights), config_dict_or_path=settings)
+    weights.finish()
+
+
+class _OneByOne(nn.Module):
+    """A module for `zero.Init`, which partitions each of `parameters` before it asks for the next.
+
+    So a rank never holds more than one whole weight. `zero.Init` itself broadcasts rank 0's.
     """
 
-    def __init__(self, real: Any, stage: Stage) -> None:
+    def __init__(self, module: nn.Module, weights: Weights) -> None:
+        super().__init__()
+        self.module, self._weights = module, weights
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The module's parameters, each filled in when it is asked for."""
+        for empty in list(self.module.parameters()):
+            yield from self._weights.lend([empty], broadcast=False)
+
+
+class _DeferredSave:
+    """Replaces the object that DeepSpeed saves files with: copies their content, and writes it
+    later.
+
+    DeepSpeed's own decoupled engine needs libaio and a compiler, and starts a process for each
+    rank.
+    """
+
+    def __init__(self, real: Any, stage: HostCopy) -> None:
         self.real, self._stage = real, stage
         self._files: list[tuple[Any, str]] = []
 
@@ -240,48 +373,67 @@ class _Keeper:
 
 
 def deepspeed_gathered(parameter: nn.Parameter) -> Any:
-    """A context in which a parameter of stage 3 is whole on every rank."""
+    """A context in which a stage-3 parameter is whole on every rank."""
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(parameter)
 
 
 def _import_joined(device: torch.device) -> Any:
-    """DeepSpeed, in the group that the ranks have joined already."""
+    """Imports DeepSpeed after the ranks have joined, and gives it their process group."""
     import deepspeed
 
     if device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     else:
-        # It takes the GPU of that number; where Slurm shows each task its own GPU alone, that is 0 for all.
+        # DeepSpeed uses the GPU of this number. Where Slurm shows each task only its own GPU, it is
+        # 0 on every rank.
         os.environ["LOCAL_RANK"] = str(device.index)
-    # All five rank variables are set, but it must not go looking for MPI in any case.
-    deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    # All five rank variables are set; DeepSpeed must not search for MPI in any case.
+    deepspeed.init_distributed(
+        "nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+    )
     return deepspeed
 
 
 def _check_asynchronous_files(config: RunConfig) -> None:
-    """NVMe offload compiles against libaio at start: said here, not in a compiler's words in the middle of it."""
+    """Checks what NVMe offload compiles against at start, so that the error is not a compiler's.
+
+    Raises:
+        UsageError: a compiler, ninja or libaio is not there.
+    """
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    lacks = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
     if not AsyncIOBuilder().is_compatible(verbose=False):
-        lacks.append("libaio (libaio-devel, libaio-dev)")
-    if lacks:
+        missing.append("libaio (libaio-devel, libaio-dev)")
+    if missing:
         raise UsageError(
-            f"{config.path}: engine.offload: nvme needs {', '.join(lacks)} on this node.",
+            f"{config.path}: engine.offload: nvme needs {', '.join(missing)} on this node.",
             "Set engine.offload: cpu, or load a module that has it.",
         )
 
 
 def _convert(source: Path, target: Path) -> str | None:
-    """Runs DeepSpeed's converter, which touches no device, in a process of its own; the problem in words, or None."""
+    """Runs DeepSpeed's converter in its own process. It uses no device.
+
+    Returns:
+        The last line of its error output; None if it succeeded.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(source),
-         "--output_folder", str(target / TAG), "--inject_missing_state"],
-        env={**os.environ, "DS_ACCELERATOR": "cpu"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
+        isolated(
+            "deepspeed.checkpoint.ds_to_universal",
+            *("--input_folder", str(source), "--output_folder", str(target / TAG)),
+            "--inject_missing_state",
+        ),
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     print(done.stdout, done.stderr, sep="\n")
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]

@@ -1,4 +1,4 @@
-"""What is learned: each task is a model with its loss, and how samples become a batch."""
+"""Tasks: each has a model with its loss, and makes batches from samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Task", "task_named"]
 
 
 def task_named(name: str) -> type[Task]:
-    """The task of a run file's `task`."""
+    """The class for a run file's `task`."""
     tasks: dict[str, type[Task]] = {
         "masked-lm": MaskedLM,
         "causal-lm": CausalLM,

@@ -1,18 +1,21 @@
-"""What the loop needs of a task."""
+"""What the loop needs of a task, and how a model is loaded."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.training import adapters
-from runner.training.batches import Sample
+from runner.training.components import lora
+from runner.training.components.batches import Sample
+from runner.training.components.speed import use_tanh_gelu
+from runner.training.weights import from_first, in_file_types, widen_untrained
 
 Batch = dict[str, torch.Tensor]
 
@@ -20,36 +23,56 @@ Batch = dict[str, torch.Tensor]
 class Task(Protocol):
     """A model with its loss.
 
-    `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar: the loop divides by
-    the number of predictions in the whole step, so that a step means the same however it is split. In evaluation it may
-    be a vector, the loss first and then what else `metrics` wants summed.
+    `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar.
+    The loop divides it by the number of predictions of the whole step, so a step is the same
+    however it is split. In evaluation it may be a vector: the loss, then what else `metrics` needs
+    summed.
+
+    Attributes:
+        module: has the loss; the engine runs it.
+        model: the transformers model inside.
+        note: where the weights come from, for printing.
+        logits_at_predictions: logits are computed only where something is predicted.
     """
 
     module: nn.Module
     model: Any
     note: str
+    logits_at_predictions: bool
 
     def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
-        """Args: facts: those of the training store."""
+        """Loads the model.
+
+        Args:
+            config: the run file, with its precision decided.
+            model: the bundle's model.
+            facts: those of the training store.
+        """
         ...
 
     def collate(self, rows: Any, samples: list[Sample]) -> Batch:
-        """What a store gave for these samples -> the keyword arguments of `module`.
+        """Makes the keyword arguments of `module`.
 
-        `labels` is among them, int64 with the samples along its first dimension, -100 where nothing is predicted.
+        Args:
+            rows: what a store gave for these samples.
+            samples: which they are.
+
+        Returns:
+            Tensors by name. `labels` is int64 with samples along its first dimension, and -100
+            where nothing is predicted.
         """
         ...
 
     def num_predictions(self, batch: Batch) -> int:
-        """How many predictions a batch's loss is a sum over."""
+        """How many predictions a batch's loss is the sum of."""
         ...
 
     def num_tokens(self, batch: Batch) -> int:
-        """How many real tokens (images, where there are no tokens) a batch holds: none is padding."""
+        """Tokens of a batch without padding; images where there are no tokens."""
         ...
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """What an evaluation tells.
+        """The measures of an evaluation.
 
         Args:
             sums: what `module` gave in evaluation, summed over the whole split.
@@ -61,57 +84,124 @@ class Task(Protocol):
 def load_model(
     auto: Any, config: RunConfig, model: ModelInput, *, fresh: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Any, str]:
-    """A transformers model in float32 on the CPU, the same on every rank, and a word on where its weights are from.
+    """Loads a transformers model, the same on every rank.
 
-    Pretrained weights, or drawn anew from config.json (`init: scratch`). Weights that the checkpoint lacks (a fresh
-    head) are drawn from the run's seed. With LoRA, what is not trained is in the precision of the run, or quantised,
-    and then on the rank's device already.
+    The weights are pretrained, or random from config.json (`init: scratch`). Weights that the
+    checkpoint does not have (a new head) are drawn with the run's seed.
 
     Args:
         auto: the `AutoModelFor...` class.
-        fresh: beginnings of names whose weights may have another shape in the checkpoint: they are drawn anew.
-        settings: what the config says otherwise than config.json.
+        config: the run file, with its precision decided.
+        model: the bundle's model.
+        fresh: first parts of names of weights that may have another shape in the checkpoint; they
+            get new random values.
+        settings: values that replace those of config.json.
+
+    Returns:
+        The model, and where its weights come from, for printing. Ranks other than 0 have a model
+        without weights (on `meta`): the engine spreads those of rank 0, which are float32, or in
+        the types of the files and to become float32. With LoRA, frozen weights are in the run's
+        precision. Quantised weights are on every rank's device.
 
     Raises:
         UsageError: weights of the checkpoint do not fit the model of its config.json.
     """
-    from transformers import AutoConfig
-
     if config.model.folder is not None:
         model = replace(model, asset=str(config.model.folder), path=config.model.folder)
     torch.manual_seed(config.seed)
-    if config.model.init == "scratch":
-        told = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
-        made, origin = auto.from_config(told, dtype=torch.float32), "all weights drawn anew (init: scratch)"
+    if config.quantization is not None:
+        # Each rank quantises on its own device, weight by weight; the files are mapped once a node.
+        made, drawn = _read(auto, config, model, fresh, settings)
     else:
-        made, info = auto.from_pretrained(
-            str(model.path),
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=bool(fresh),
-            **adapters.loading(config),
-            **settings,
+        made, drawn = _made_once(auto, config, model, fresh, settings)
+    origin = f"all weights from {model.asset}"
+    if config.model.init == "scratch":
+        origin = "all weights are new and random (init: scratch)"
+    elif drawn:
+        origin = (
+            f"weights from {model.asset}; {len(drawn)} it does not have are random: "
+            f"{', '.join(drawn[:3])}..."
         )
-        drawn = _drawn(info, model, fresh)
-        origin = f"all weights from {model.asset}"
-        if drawn:
-            origin = (
-                f"weights from {model.asset}; {len(drawn)} it does not have are drawn anew: {', '.join(drawn[:3])}..."
-            )
-        if config.lora is not None:
-            origin = f"{origin}; {adapters.attach(made, config, model, drawn, fresh)}"
+    if config.lora is not None:
+        origin = f"{origin}; {lora.attach(made, config, model, drawn, fresh)}"
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
     made.train()
-    return made, origin
+    return made, "; ".join(filter(None, (origin, use_tanh_gelu(made))))
+
+
+def _made_once(
+    auto: Any,
+    config: RunConfig,
+    model: ModelInput,
+    fresh: tuple[str, ...],
+    settings: dict[str, Any],
+) -> tuple[Any, list[str]]:
+    """The model, with weights on rank 0 only; and the names of its weights that are new."""
+    made: list[Any] = []
+
+    def read() -> list[str]:
+        """On rank 0 only."""
+        if config.model.init == "scratch":
+            made.append(_bare(auto, config, model, settings))
+            return []
+        # LoRA draws its matrices in the type of the weight beside them.
+        lazily = config.lora is None and torch.distributed.is_initialized()
+        with in_file_types() if lazily else nullcontext():
+            found, drawn = _read(auto, config, model, fresh, settings)
+        if lazily:
+            widen_untrained(found)
+        made.append(found)
+        return drawn
+
+    drawn = from_first(read)
+    if not made:
+        with torch.device("meta"):
+            made.append(_bare(auto, config, model, settings))
+    return made[0], drawn
+
+
+def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, Any]) -> Any:
+    """A model with random weights, as its config.json says."""
+    from transformers import AutoConfig
+
+    built_from = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
+    dtype = torch.float32 if config.lora is None else lora.loading(config)["dtype"]
+    return auto.from_config(built_from, dtype=dtype)
+
+
+def _read(
+    auto: Any,
+    config: RunConfig,
+    model: ModelInput,
+    fresh: tuple[str, ...],
+    settings: dict[str, Any],
+) -> tuple[Any, list[str]]:
+    """The pretrained model, and the names of its weights that the checkpoint does not have."""
+    made, info = auto.from_pretrained(
+        str(model.path),
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=bool(fresh),
+        **lora.loading(config),
+        **settings,
+    )
+    return made, _drawn(info, model, fresh)
 
 
 def _drawn(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> list[str]:
-    """The weights that the checkpoint lacks."""
-    misfits = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
+    """The names of the weights that the checkpoint does not have.
+
+    Raises:
+        UsageError: weights have another shape, and are not `fresh`.
+    """
+    misfits = sorted(
+        key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"]
+    )
     if wrong := [name for name in misfits if not name.startswith(fresh or ("\0",))]:
         raise UsageError(
-            f"{model.path}: weights do not fit config.json: {wrong[0]}", "Stage weights and config together."
+            f"{model.path}: weights do not fit config.json: {wrong[0]}",
+            "Stage weights and config together.",
         )
     return sorted({*info["missing_keys"], *misfits})

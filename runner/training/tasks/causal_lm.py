@@ -1,4 +1,4 @@
-"""Causal language modelling: each token is guessed from those before it. Instruction: the same, on what is learned."""
+"""Causal language modelling: predict each token from those before it; `instruction` too."""
 
 from __future__ import annotations
 
@@ -6,51 +6,44 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from runner.config import RunConfig
+from runner.config.run_config import RunConfig
 from runner.data.store import Rows
 from runner.inputs import ModelInput
-from runner.training.batches import Sample
+from runner.training.components.batches import Sample
 from runner.training.tasks import language
-from runner.training.tasks.base import Batch, load_model
+from runner.training.tasks.base import Batch
+
+# Model types whose logits are their output embedding applied to their hidden states, and no more
+# (transformers' modeling files). tests/runner/training/tasks/test_language.py tests each of them.
+HEADS = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 
 
-class CausalLM:
-    """Causal-lm and instruction on any model that `AutoModelForCausalLM` knows."""
+class CausalLM(language.LanguageTask):
+    """The tasks causal-lm and instruction, for any model that `AutoModelForCausalLM` loads."""
+
+    logits_at_predictions = False
 
     def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model, self.note = load_model(AutoModelForCausalLM, config, model)
-        self.module: nn.Module = _NextToken(self.model)
-        self._first = language.first_position(self.model.config)
+        super().__init__(AutoModelForCausalLM, config, model)
+        known = self.model.config.model_type in HEADS
+        head = _output_embedding if known else None
+        self.module = language.Language(self.model, causal=True, head=head)
 
     def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
-        """Nothing is drawn: a sequence is its own label, where it is learned; no document's begin is guessed."""
+        """Builds the labels: the sequence itself, where it is learned. Nothing is random.
+
+        The first token of a document is not predicted.
+        """
         ids = torch.from_numpy(rows.ids)
         guessed = rows.learned.copy()
+        guessed[:, 0] = False
         guessed[:, 1:] &= rows.documents[:, 1:] == rows.documents[:, :-1]
-        labels = ids.masked_fill(torch.from_numpy(~guessed), -100)
+        labels = ids.masked_fill(torch.from_numpy(~guessed), language.IGNORED)
         return {"input_ids": ids, "labels": labels, **language.places(rows, self._first)}
 
-    def num_predictions(self, batch: Batch) -> int:
-        """All learned tokens but the first of each document."""
-        return int((batch["labels"][:, 1:] != -100).sum())
 
-    def num_tokens(self, batch: Batch) -> int:
-        """Tokens that are no padding."""
-        return language.num_tokens(batch)
-
-    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """Loss and perplexity."""
-        return language.metrics(sums, count)
-
-
-class _NextToken(language.Language):
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, causal=True)
-
-    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
-        logits = self.model(input_ids=input_ids, use_cache=False, **told).logits[:, :-1]
-        return cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100)
+def _output_embedding(model: Any) -> nn.Module:
+    return model.get_output_embeddings()  # type: ignore[no-any-return]

@@ -1,12 +1,14 @@
-"""Image classification: which of the classes is on it, by ViT, ResNet or what `AutoModelForImageClassification` knows.
+"""Image classification with ViT, ResNet or any model that `AutoModelForImageClassification` loads.
 
-In training each image is moved by up to an eighth of its side (black comes in) and mirrored every second time, as for
-CIFAR in He et al. (arXiv:1512.03385, 4.2): drawn from the sample's own random numbers, so the same on any rank. Pixels
-travel to the device as bytes and are scaled there.
+In training each image is moved by up to an eighth of its side (black fills the gap) and mirrored
+with probability one half, as for CIFAR in He et al. (arXiv:1512.03385, 4.2). This uses the sample's
+own random numbers, so it is the same on any rank. Pixels go to the device as bytes and are scaled
+there.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,29 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from runner.config import RunConfig
+from runner.config.data import DatasetConfig
+from runner.config.run_config import RunConfig
 from runner.data.images import ImageFacts, Pictures
 from runner.data.recipe import image_side
-from runner.data_config import DatasetConfig
 from runner.inputs import ModelInput
-from runner.training.batches import Sample, sample_rng
+from runner.training.components.batches import Sample, sample_rng
+from runner.training.components.speed import wants_reference
 from runner.training.tasks.base import Batch, load_model
 
-HALF = (0.5, 0.5, 0.5)  # ViT's own mean and deviation; what a model without preprocessor_config.json gets
+HALF = (0.5, 0.5, 0.5)
+"""Mean and deviation of ViT, and of models without preprocessor_config.json."""
 
 
 class ImageClassification:
-    """Image classification; a head for another number of classes is drawn anew."""
+    """The task image-classification. A head for another number of classes is new."""
+
+    logits_at_predictions = True
 
     def __init__(self, config: RunConfig, model: ModelInput, facts: ImageFacts) -> None:
         from transformers import AutoModelForImageClassification
 
         self._seed = config.seed
+        self._channels_last = torch.cuda.is_available() and not wants_reference(os.environ)
         names = facts.class_names or [str(number) for number in range(facts.num_classes)]
         self.model, origin = load_model(
             AutoModelForImageClassification,
@@ -42,43 +49,63 @@ class ImageClassification:
             id2label=dict(enumerate(names)),
             label2id={name: number for number, name in enumerate(names)},
         )
-        mean, deviation = (tuple(model.preprocessing.get(f"image_{what}", HALF)) for what in ("mean", "std"))
-        side = image_side(DatasetConfig(asset=""), model) if "image_size" in model.settings else facts.side
+        mean, deviation = (
+            tuple(model.preprocessing.get(f"image_{what}", HALF)) for what in ("mean", "std")
+        )
+        side = (
+            image_side(DatasetConfig(asset=""), model)
+            if "image_size" in model.settings
+            else facts.side
+        )
         self.module: nn.Module = _Classify(self.model, side, mean, deviation)
         scaled = f" (scaled to {side} on the device)" if side != facts.side else ""
         self.note = (
-            f"{origin}; {facts.num_classes} classes; {facts.side} pixels{scaled}, less {mean}, by {deviation}; "
-            "moved and mirrored"
+            f"{origin}; {facts.num_classes} classes; {facts.side} pixels{scaled}, "
+            f"less {mean}, by {deviation}; moved and mirrored"
         )
 
     def collate(self, rows: Pictures, samples: list[Sample]) -> Batch:
-        """`pixels`: uint8 (number, 3, side, side); `labels`: int64 (number,). Nothing is drawn in evaluation."""
+        """`pixels`: uint8 (number, 3, side, side); `labels`: int64 (number,).
+
+        In evaluation nothing is random. For GPUs the channels stay last in memory.
+        """
         pixels = np.stack(
             [
                 image if sample.epoch < 0 else augmented(image, sample_rng(self._seed, sample))
                 for image, sample in zip(rows.pixels, samples, strict=True)
             ]
         )
+        pixels = pixels.transpose(0, 3, 1, 2)
         return {
-            "pixels": torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
+            "pixels": torch.from_numpy(
+                pixels if self._channels_last else np.ascontiguousarray(pixels)
+            ),
             "labels": torch.from_numpy(rows.labels.copy()),
         }
 
     def num_predictions(self, batch: Batch) -> int:
-        """Images, but those that only fill up a batch of an evaluation."""
+        """Images, without those that only fill up a batch of an evaluation."""
         return int((batch["labels"] != -100).sum())
 
     def num_tokens(self, batch: Batch) -> int:
-        """Images: they are what this task counts."""
+        """Images: this task has no tokens."""
         return self.num_predictions(batch)
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """Loss, and the share of images whose class was found."""
+        """Loss, and the share of images whose class was predicted correctly."""
         return {"validation_loss": sums[0] / count, "validation_accuracy": sums[1] / count}
 
 
 def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
-    """An image moved by up to an eighth of its side, and mirrored or not: uint8 (side, side, 3), as it was."""
+    """Moves an image by up to an eighth of its side, and mirrors it or not.
+
+    Args:
+        image: uint8 (side, side, 3).
+        random: the sample's random numbers.
+
+    Returns:
+        An image of the same shape.
+    """
     side = image.shape[0]
     margin = side // 8
     padded = np.pad(image, ((margin, margin), (margin, margin), (0, 0)))
@@ -88,17 +115,21 @@ def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[
 
 
 class _Classify(nn.Module):
-    def __init__(self, model: Any, side: int, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+    def __init__(
+        self, model: Any, side: int, mean: tuple[float, ...], deviation: tuple[float, ...]
+    ) -> None:
         super().__init__()
-        self.model, self._side, self._mean, self._deviation = model, side, mean, deviation
+        self.model, self._side, self._scale = model, side, torch.tensor([mean, deviation])
 
-    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        mean, deviation = (
-            torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (self._mean, self._deviation)
-        )
+    def forward(self, labels: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        if self._scale.device != pixels.device:  # once: each copy to a GPU waits for it
+            self._scale = self._scale.to(pixels.device)
+        mean, deviation = self._scale.view(2, 1, 3, 1, 1)
         scaled = (pixels.float() / 255 - mean) / deviation
         if scaled.shape[-1] != self._side:
-            scaled = interpolate(scaled, (self._side, self._side), mode="bilinear", align_corners=False)
+            scaled = interpolate(
+                scaled, (self._side, self._side), mode="bilinear", align_corners=False
+            )
         logits = self.model(pixel_values=scaled.to(self.model.dtype)).logits.float()
         loss = cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
         if self.training:

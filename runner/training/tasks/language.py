@@ -1,107 +1,222 @@
-"""What the language tasks share: what a model has to be told so that a token sees its own document and nothing else.
+"""What the language tasks share: batches, masks that keep documents apart, and the loss.
 
-Documents `joined` need nothing. Those that lie `alone` in a row are padded: an attention mask. `separate` ones lie side
-by side: positions begin anew with each, and a block-diagonal mask, because BERT does not read documents off positions.
+`joined` documents need no mask. Documents `alone` in a row are padded and need an attention mask.
+`separate` documents are side by side in a row: positions restart with each, and the mask is
+block-diagonal, because BERT does not find document limits from positions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
+from runner.config.run_config import RunConfig
 from runner.data.store import Rows
-from runner.training.tasks.base import Batch
+from runner.inputs import ModelInput
+from runner.training.tasks.base import Batch, load_model
 
-# Positions of these begin after the padding index (modeling_roberta.py, create_position_ids_from_input_ids).
+IGNORED = -100
+"""The label of a place where nothing is predicted, as in `torch.nn.functional.cross_entropy`."""
+
+LOGITS_AT_ONCE = 2**26
+"""The most logits that are held at a time: 256 MiB in float32."""
+
+# Their positions begin after the padding index (modeling_roberta.py,
+# create_position_ids_from_input_ids).
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 
 
 def first_position(settings: Any) -> int:
-    """The position of a document's first token, in a model's `config`."""
+    """The position of a document's first token, for a model's `config`."""
     return settings.pad_token_id + 1 if settings.model_type in _AFTER_PADDING else 0
 
 
 def places(rows: Rows, first: int) -> Batch:
-    """The keyword arguments that say where tokens are: int64 tensors of shape (rows, longest)."""
+    """The part of a batch that says where tokens are: int64 tensors of shape (rows, longest).
+
+    Args:
+        rows: what a store gave.
+        first: see `first_position`.
+    """
     if rows.layout == "joined":
         return {}
     if rows.layout == "alone":
-        return {"attention_mask": torch.from_numpy((rows.documents > 0).astype(np.int64))}
+        mask = (rows.documents > 0).astype(np.int64)
+        return {} if mask.all() else {"attention_mask": torch.from_numpy(mask)}
     positions = np.where(rows.documents > 0, _positions(rows.documents) + first, 0)
-    return {"documents": torch.from_numpy(rows.documents), "position_ids": torch.from_numpy(positions)}
+    return {
+        "documents": torch.from_numpy(rows.documents),
+        "position_ids": torch.from_numpy(positions),
+    }
 
 
 def _positions(documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How far each token is from the begin of its document; shape as given."""
+    """The distance of each token from the start of its document; same shape."""
     everywhere = np.arange(documents.shape[1])
     begins = np.ones_like(documents, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return everywhere - np.maximum.accumulate(np.where(begins, everywhere, 0), axis=1)
 
 
-def num_tokens(batch: Batch) -> int:
-    """Tokens that are no padding."""
-    for name in ("attention_mask", "documents"):
-        if name in batch:
-            return int((batch[name] > 0).sum())
-    return batch["input_ids"].numel()
+class LanguageTask:
+    """Masked-lm and causal-lm, except what is predicted: a subclass has `__init__` and `collate`.
 
+    Args:
+        auto: the `AutoModelFor...` class.
+        config: the run file, with its precision decided.
+        model: the bundle's model.
+    """
 
-def metrics(sums: list[float], count: float) -> dict[str, float]:
-    """Loss and perplexity of the validation split."""
-    mean = sums[0] / count if count else math.nan  # texts of one token leave nothing to guess
-    return {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 700.0))}
+    module: nn.Module
+
+    def __init__(self, auto: Any, config: RunConfig, model: ModelInput) -> None:
+        self.model, self.note = load_model(auto, config, model)
+        self._first = first_position(self.model.config)
+
+    def num_predictions(self, batch: Batch) -> int:
+        """Tokens to predict."""
+        return int((batch["labels"] != IGNORED).sum())
+
+    def num_tokens(self, batch: Batch) -> int:
+        """Tokens that are not padding."""
+        for name in ("attention_mask", "documents"):
+            if name in batch:
+                return int((batch[name] > 0).sum())
+        return batch["input_ids"].numel()
+
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """Loss and perplexity of the validation split."""
+        mean = sums[0] / count if count else math.nan  # nothing to predict in texts of one token
+        return {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 700.0))}
 
 
 class Language(nn.Module):
-    """A transformers model that is told where documents are; a subclass says what is learned."""
+    """A transformers model with its summed loss, and with masks that keep documents apart.
 
-    def __init__(self, model: Any, *, causal: bool) -> None:
+    Args:
+        model: the transformers model.
+        causal: whether a token sees only those before it, and predicts the next one.
+        head: returns the part of the model that turns hidden states into logits, where it can be
+            called alone; None: the model is called as a whole.
+    """
+
+    def __init__(
+        self, model: Any, *, causal: bool, head: Callable[[Any], nn.Module] | None = None
+    ) -> None:
         super().__init__()
-        self.model, self._causal = model, causal
+        self.model, self._causal, self._head = model, causal, head
+        from transformers import masking_utils
+
+        masking_utils.find_packed_sequence_indices = _no_packed_sequences
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        documents: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        self, labels: torch.Tensor, guessed: torch.Tensor | None = None, **inputs: torch.Tensor
     ) -> torch.Tensor:
-        """The summed loss of a batch: int64 tensors of shape (rows, longest) -> a float32 scalar."""
-        return self.loss(input_ids, labels, self.told(documents, position_ids, attention_mask))
-
-    def loss(self, input_ids: torch.Tensor, labels: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
-        """The loss summed over all labels that are not -100.
+        """The loss summed over all labels that are not `IGNORED`: a float32 scalar.
 
         Args:
-            told: the model's keyword arguments beside `input_ids`.
+            labels: int64 (rows, longest). A causal model predicts each from the tokens before it.
+            guessed: int64 (number,): the places of all labels, in the flattened batch. Logits are
+                computed there only. None: everywhere.
+            inputs: the rest of a batch.
         """
-        raise NotImplementedError
+        if self._causal:  # each token's logits predict the next one
+            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        arguments = self.model_inputs(**inputs)
+        if self._head is None:
+            hidden, head = self.model(**arguments).logits, None
+        else:
+            hidden = getattr(self.model, self.model.base_model_prefix)(**arguments)[0]
+            head = self._head(self.model)
+        hidden, labels = hidden.flatten(0, 1), labels.flatten()
+        if guessed is not None:
+            hidden, labels = hidden.index_select(0, guessed), labels.index_select(0, guessed)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        return summed_cross_entropy(hidden, labels, head, LOGITS_AT_ONCE // vocabulary)
 
-    def told(
+    def model_inputs(
         self,
-        documents: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
+        *,
+        documents: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **inputs: torch.Tensor,
     ) -> dict[str, Any]:
-        """Keyword arguments of the model, from those of a batch."""
-        if documents is None:
-            return {} if attention_mask is None else {"attention_mask": attention_mask}
-        return {"position_ids": position_ids, "attention_mask": self._mask(documents)}
+        """Keyword arguments of the model, from the inputs of a batch.
 
-    def _mask(self, documents: torch.Tensor) -> torch.Tensor:
-        """Who sees whom: shape (rows, 1, longest, longest). transformers takes a mask of four dimensions as it is."""
-        sees = documents[:, None, :, None] == documents[:, None, None, :]
-        if self._causal:
-            sees = sees.tril()
+        transformers would read a mask of two dimensions to see whether it is needed, and a GPU
+        would wait for that. It takes one of four dimensions as it is.
+        """
+        arguments: dict[str, Any] = dict(inputs)
+        if documents is not None:
+            sees = documents[:, None, :, None] == documents[:, None, None, :]
+            arguments["attention_mask"] = self._mask(sees.tril() if self._causal else sees)
+        elif attention_mask is not None and self._head is None:
+            arguments["attention_mask"] = attention_mask  # a model of unknown ways
+        elif attention_mask is not None and not self._causal:
+            length = attention_mask.shape[1]
+            seen = attention_mask[:, None, None, :] > 0
+            arguments["attention_mask"] = self._mask(seen.expand(-1, -1, length, -1))
+        # Otherwise causal: the padding comes after all tokens, so none of them sees it.
+        return arguments | ({"use_cache": False} if self._causal else {})
+
+    def _mask(self, sees: torch.Tensor) -> torch.Tensor:
+        """What the model's attention takes, from which token sees which: (rows, 1, longest,
+        longest).
+        """
         if self.model.config._attn_implementation == "sdpa":
             return sees
-        # Written out, attention adds its mask to the scores.
+        # The eager attention adds its mask to the scores.
         dtype = self.model.dtype
-        return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)
+        return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(
+            ~sees, torch.finfo(dtype).min
+        )
+
+
+def _no_packed_sequences(position_ids: torch.Tensor) -> None:
+    """Replaces transformers' search for documents that share a row, which waits for the device.
+
+    A batch that has such documents has a mask for them too; without a mask, all of a row belongs
+    together.
+    """
+
+
+def summed_cross_entropy(
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    head: nn.Module | None = None,
+    at_once: int = 0,
+) -> torch.Tensor:
+    """Cross-entropy in float32, summed over the labels that are not `IGNORED`.
+
+    More than `at_once` rows are taken in parts: the logits of one part are in memory at a time, and
+    are computed again in the backward pass. The parts are added up in another order than the rows
+    of the whole would be: 1e-6 of the loss.
+
+    Args:
+        hidden: (number, size), or logits where there is no head.
+        labels: int64 (number,).
+        head: hidden states -> logits.
+        at_once: the most rows of a part; 0: no limit.
+    """
+    if not 0 < at_once < len(labels):
+        return _part_of_loss(hidden, labels, head)
+    parts = [
+        checkpoint(_part_of_loss, *part, head, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(torch.split(hidden, at_once), torch.split(labels, at_once), strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def _part_of_loss(
+    hidden: torch.Tensor, labels: torch.Tensor, head: nn.Module | None
+) -> torch.Tensor:
+    logits = hidden if head is None else head(hidden)
+    return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)

@@ -1,4 +1,7 @@
-"""Causal-lm with Accelerate and DeepSpeed: accelerate launch --config_file accelerate.yaml train_accelerate.py"""
+"""Causal-lm with Accelerate and DeepSpeed.
+
+accelerate launch --config_file accelerate.yaml train_accelerate.py
+"""
 
 import torch
 from accelerate import Accelerator
@@ -14,11 +17,17 @@ accelerator.print("Creating model")
 tokenizer = AutoTokenizer.from_pretrained("acme/tiny-gpt2")
 tokenizer.pad_token = tokenizer.eos_token
 model = AutoModelForCausalLM.from_pretrained("acme/tiny-gpt2")
-rows = load_dataset("airlift-demo/python-reference", "topics", split="train[:64]")
+rows = load_dataset("airlift-demo/pride-and-prejudice", "chapters", split="train[:64]")
 
 
 def collate(batch):
-    texts = tokenizer([row["text"] for row in batch], truncation=True, padding=True, max_length=16, return_tensors="pt")
+    texts = tokenizer(
+        [row["text"] for row in batch],
+        truncation=True,
+        padding=True,
+        max_length=16,
+        return_tensors="pt",
+    )
     return {**texts, "labels": texts["input_ids"]}
 
 
@@ -33,5 +42,7 @@ for step, batch in enumerate(loader):
     accelerator.print(f"step {step} loss {loss.item():.4f}")
 accelerator.save_state("states")
 accelerator.wait_for_everyone()
-accelerator.print(f"{type(model).__name__} at stage {model.zero_optimization_stage()} on {model.world_size} ranks")
+accelerator.print(
+    f"{type(model).__name__} at stage {model.zero_optimization_stage()} on {model.world_size} ranks"
+)
 accelerator.end_training()

@@ -20,7 +20,7 @@ torch.manual_seed(0)
 
 tokenizer = AutoTokenizer.from_pretrained("acme/tiny-bert")
 model = DistributedDataParallel(AutoModelForMaskedLM.from_pretrained("acme/tiny-bert"))
-dataset = load_dataset("airlift-demo/python-reference", "topics", split="train")
+dataset = load_dataset("airlift-demo/pride-and-prejudice", "chapters", split="train")
 dataset = dataset.map(
     lambda rows: tokenizer(rows["text"], truncation=True, padding="max_length", max_length=16),
     batched=True,

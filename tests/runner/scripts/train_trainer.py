@@ -1,4 +1,7 @@
-"""Causal-lm with Trainer: torchrun --nproc_per_node=2 train_trainer.py --deepspeed auto.json --output_dir out"""
+"""Causal-lm with Trainer.
+
+torchrun --nproc_per_node=2 train_trainer.py --deepspeed auto.json --output_dir out
+"""
 
 import json
 
@@ -16,12 +19,25 @@ from transformers import (
 tokenizer = AutoTokenizer.from_pretrained("acme/tiny-gpt2")
 tokenizer.pad_token = tokenizer.eos_token
 model = AutoModelForCausalLM.from_pretrained("acme/tiny-gpt2")
-rows = load_dataset("airlift-demo/python-reference", "topics", split="train[:64]")
-rows = rows.map(lambda row: tokenizer(row["text"], truncation=True, max_length=16), remove_columns=rows.column_names)
+rows = load_dataset("airlift-demo/pride-and-prejudice", "chapters", split="train[:64]")
+rows = rows.map(
+    lambda row: tokenizer(row["text"], truncation=True, max_length=16),
+    remove_columns=rows.column_names,
+)
 collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate)
 trainer.train()
 if trainer.is_world_process_zero():
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     engine = trainer.model_wrapped
-    print(json.dumps([type(engine).__name__, engine.world_size, engine.train_batch_size(), engine.config, losses]))
+    print(
+        json.dumps(
+            [
+                type(engine).__name__,
+                engine.world_size,
+                engine.train_batch_size(),
+                engine.config,
+                losses,
+            ]
+        )
+    )

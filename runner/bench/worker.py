@@ -1,0 +1,106 @@
+"""One trial inside the ranks: a few real optimizer steps. Nothing is saved or exported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from runner.config.run_config import RunConfig
+from runner.inputs import Inputs
+from runner.ranks.environment import RankEnvironment
+from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.layout import RunFolder, read_metrics, write_json
+from runner.training.components.device import StopRequest, peak_memory
+from runner.training.components.metrics import open_console
+from runner.training.loop import Trainer
+from runner.training.out_of_memory import is_out_of_memory
+from runner.training.start import start
+
+RESULT = "trial.json"
+OUT_OF_MEMORY = "out of memory"
+
+
+def measure(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    place: RankEnvironment,
+    heartbeat: Heartbeat,
+    *,
+    steps: int,
+    memory_gib: float | None,
+) -> None:
+    """Makes `steps` steps and writes their speed to `trial.json`. Exits where memory runs out.
+
+    Args:
+        config: the run file.
+        inputs: the bundle's model and datasets.
+        folder: the trial's run folder.
+        place: this rank's number and the addresses.
+        heartbeat: where this rank shows that it is alive.
+        steps: how many.
+        memory_gib: the limit of one rank; None: the device's memory, or on a CPU this rank's share.
+    """
+    _limit_memory(memory_gib, place)
+    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
+        try:
+            trainer = start(config, inputs, folder, place, StopRequest(), console, heartbeat)
+            trainer.observer.begin(0)
+            for _ in range(steps):
+                trainer.train_step()
+            trainer.read_sums()
+            trainer.observer.close()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _leave(folder, str(error).splitlines()[0] if str(error) else "out of memory")
+        most = max(trainer.ranks.gather(peak_memory(trainer.device)))
+        if place.rank == 0:
+            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer, most)})
+        trainer.ranks.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def _result(folder: RunFolder, trainer: Trainer, most: float) -> Mapping[str, Any]:
+    lines = [line for line in read_metrics(folder.metrics) if "loss" in line]
+    # The first step compiles, allocates and warms up.
+    lines = lines[1:] or lines
+    keys = ("tokens_per_s", "samples_per_s", "step_s", *(["mfu"] if "mfu" in lines[0] else []))
+    plan = trainer.plan
+    asked = trainer.config.engine.zero
+    promoted = trainer.config.engine.name == "deepspeed" and asked not in ("auto", plan.zero)
+    return {
+        **{key: statistics.median(line[key] for line in lines) for key in keys},
+        "memory_gib": most,
+        "world_size": plan.world_size,
+        "device": trainer.config.precision
+        if trainer.device.type == "cpu"
+        else torch.cuda.get_device_name(),
+        "note": f"runs at stage {plan.zero}" if promoted else "",
+    }
+
+
+def _limit_memory(memory_gib: float | None, place: RankEnvironment) -> None:
+    """Makes memory run out in this process before it runs out on the machine."""
+    if torch.cuda.is_available():
+        if memory_gib is not None:
+            number = place.local_rank % torch.cuda.device_count()
+            total = torch.cuda.get_device_properties(number).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), number)
+        return
+    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / place.local_world_size
+    limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _leave(folder: RunFolder, words: str) -> NoReturn:
+    """Exits without cleaning up, which would wait for the other ranks in a collective."""
+    write_json(folder.root / RESULT, {"outcome": OUT_OF_MEMORY, "words": words[:300]})
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,98 @@
+"""Checks that a dataset has the columns that a task reads, by names and Arrow types. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from runner.config.data import DatasetConfig
+from runner.errors import UsageError
+
+
+def is_text(kind: str) -> bool:
+    """Returns whether an Arrow type is a text."""
+    return kind in ("string", "large_string", "string_view")
+
+
+def is_integer(kind: str) -> bool:
+    """Returns whether an Arrow type is a whole number of any width."""
+    return kind.removeprefix("u") in ("int8", "int16", "int32", "int64")
+
+
+def _is_printable(kind: str) -> bool:
+    return is_text(kind) or is_integer(kind) or kind in ("float", "double", "bool")
+
+
+def _is_image(kind: str) -> bool:
+    """Returns whether an Arrow type holds image files.
+
+    It is a struct with the file's bytes, as `datasets` and our conversions write it, or the bytes.
+    """
+    return kind in ("binary", "large_binary") or (kind.startswith("struct<") and "bytes: " in kind)
+
+
+def _is_messages(kind: str) -> bool:
+    return kind.startswith(("list<", "large_list<")) and "role: " in kind and "content: " in kind
+
+
+# Key of the run file -> what its column must hold: a description, and a test of the Arrow type.
+_EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "text": ("text", is_text),
+    "prompt": ("text", is_text),
+    "response": ("text", is_text),
+    "format": ("text or numbers", _is_printable),
+    "messages": ("lists of {role, content}", _is_messages),
+    "image": ("images ({bytes, path})", _is_image),
+    "label": ("integers", is_integer),
+}
+
+
+def check_columns(
+    task: str,
+    dataset: DatasetConfig,
+    columns: Mapping[str, str],
+    split: str,
+    where: Callable[[str], str],
+) -> None:
+    """Refuses a split in which a column is missing or has another type.
+
+    Args:
+        task: as in the run file.
+        dataset: what the run file sets for the dataset.
+        columns: name -> Arrow type, of the split.
+        split: name of the split.
+        where: key of the dataset -> its name in messages.
+
+    Raises:
+        UsageError: a column is missing or has another type; the message lists the columns.
+    """
+    for named, column in dataset.columns(task).items():
+        key = named.partition(":")[0]
+        expected, fits = _EXPECTED[key]
+        if column not in columns:
+            raise UsageError(
+                f"{where(named if key == 'format' else f'{key}: {column}')}: "
+                f"the split `{split}` of `{dataset.asset}` has no such column.",
+                f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+            )
+        if not fits(columns[column]):
+            fitting = ", ".join(c for c, t in columns.items() if fits(t)) or "none"
+            raise UsageError(
+                f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
+                f"{columns[column]}, not {expected}.",
+                f"Columns of {expected}: {fitting}." + _LABEL_HINT.get(key, ""),
+            )
+
+
+_LABEL_HINT = {"label": " Number the classes from 0 when you make the dataset."}
+
+
+def place_of(path: Path, number: int | None) -> Callable[[str], str]:
+    """Returns a function that names a key of a dataset in messages.
+
+    Args:
+        path: the run file.
+        number: of the dataset in `datasets`; None: it is the only one.
+    """
+    inside = "dataset" if number is None else f"datasets[{number}]"
+    return lambda key: f"{path}: `{inside}.{key}`"

@@ -1,0 +1,121 @@
+"""The keys `engine` and `optimizer` of a run file, and the check that they go together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.config.fields import setting
+from runner.errors import Lines, UsageError
+
+# Optimizer -> the engines that it works with. Optimizers that scale by blocks or rows cannot work
+# on shards.
+ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
+OPTIMIZERS = {
+    "adamw": ANY_ENGINE,
+    "lion": ANY_ENGINE,
+    "adafactor": ("ddp",),
+    "adamw_8bit": ("ddp",),
+    "paged_adamw_8bit": ("ddp",),
+}
+# Keys that only one engine knows, with the value that means "not set".
+KEYS_OF_ENGINES: dict[str, dict[str, object]] = {
+    "deepspeed": {"zero": "auto", "config": None, "nvme_path": None},
+    "fsdp": {"sharding": None, "wrap": None},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer. `clip` is the largest global gradient norm; 0: no clipping."""
+
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion"] = setting(
+        "adamw", "what these models were trained with"
+    )
+    lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
+    eps: float = setting(1.0e-8, "Adam's own", above=0)
+    weight_decay: float = setting(0.01, "as BERT; never on biases and norms", at_least=0)
+    clip: float = setting(1.0, "keeps one bad batch from spoiling the run", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How the model is partitioned among the ranks."""
+
+    name: Literal["deepspeed", "fsdp", "ddp"] = setting("deepspeed", "the main engine")
+    zero: Literal["auto", 0, 1, 2, 3] = setting("auto", "the lowest stage that fits is the fastest")
+    offload: Literal["none", "cpu", "nvme"] = setting(
+        "none", "slower; only for what does not fit otherwise"
+    )
+    nvme_path: str | None = setting(None, "only with offload: nvme")
+    config: str | None = setting(None, "no ds_config.json of yours")
+    sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
+    wrap: dict[str, int | str] | None = setting(None, "fsdp only")
+
+
+def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines) -> None:
+    """Refuses settings that the chosen engine does not support, and missing settings.
+
+    Raises:
+        UsageError: with file:line.
+    """
+    for name, keys in KEYS_OF_ENGINES.items():
+        for key, not_set in keys.items():
+            value = getattr(engine, key)
+            if name != engine.name and value != not_set:
+                raise UsageError(
+                    f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; "
+                    f"the engine is {engine.name}",
+                    f"Remove it, or set engine.name: {name}.",
+                )
+    _check_offload(engine, lines)
+    _check_wrap(engine, lines)
+    able = OPTIMIZERS[optimizer.name]
+    if engine.name not in able:
+        raise UsageError(
+            f"{lines.place('optimizer', 'name')}: {optimizer.name} does not work on weights that "
+            f"{engine.name} partitions",
+            f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
+        )
+
+
+def _check_offload(engine: EngineConfig, lines: Lines) -> None:
+    if engine.offload != "none" and (
+        engine.name == "ddp" or (engine.name, engine.offload) == ("fsdp", "nvme")
+    ):
+        raise UsageError(
+            f"{lines.place('engine', 'offload')}: "
+            f"{engine.name} does not do offload: {engine.offload}",
+            "Set engine.name: deepspeed"
+            + {"cpu": ", or fsdp.", "nvme": ", or engine.offload: none without nvme_path."}[
+                engine.offload
+            ],
+        )
+    if (engine.offload == "nvme") != (engine.nvme_path is not None):
+        raise UsageError(
+            f"{lines.place('engine', 'offload')}: `offload: nvme` and `nvme_path` "
+            "(a folder on each node's own disk) go together",
+            "Give both, or neither.",
+        )
+    if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
+        raise UsageError(
+            f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing",
+            "Set engine.zero: 1.",
+        )
+
+
+def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
+    if engine.wrap is None:
+        return
+    kind = {"layer": str, "min_params": int}.get(next(iter(engine.wrap), ""))
+    if (
+        len(engine.wrap) != 1
+        or kind is None
+        or not isinstance(next(iter(engine.wrap.values())), kind)
+    ):
+        raise UsageError(
+            f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
+            "of parameters",
+            "{layer: GPT2Block}, or {min_params: 1000000}.",
+        )

@@ -1,0 +1,123 @@
+"""The keys `lora` and `quantization` of a run file, and the check of their combinations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.config.fields import setting
+from runner.errors import Lines, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """LoRA: small added matrices are trained, the model's weights are not (arXiv:2106.09685).
+
+    Attributes:
+        targets: names of modules, matched as in peft: `q_proj` matches every module of this name.
+            Empty: peft's targets for the architecture, else all linear layers.
+        merge: whether the matrices are added to the weights of the exported model. If not, they are
+            exported alone.
+    """
+
+    rank: int = setting(8, "peft's own", at_least=1)
+    alpha: float = setting(32.0, "the matrices count alpha / rank", above=0)
+    dropout: float = setting(0.0, "none", at_least=0, below=1)
+    targets: tuple[str, ...] = setting(
+        (), "peft's own for the architecture, else all linear layers"
+    )
+    merge: bool = setting(False, "the adapter alone: a few MB, loadable by peft")
+
+    def describe(self) -> str:
+        """Describes what must not change during a run. Checkpoints contain this text."""
+        targets = ", ".join(sorted(self.targets)) or "the default targets"
+        return f"rank {self.rank}, alpha {self.alpha:g}, on {targets}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationConfig:
+    """Format of weights that are not trained (QLoRA: arXiv:2305.14314; int8: arXiv:2208.07339)."""
+
+    bits: Literal[4, 8] = setting(4, "the least memory")
+    type: Literal["nf4", "fp4"] = setting("nf4", "made for weights that are normally distributed")
+    double: bool = setting(True, "the scales are quantised too: 0.4 bits per weight less")
+
+    def describe(self) -> str:
+        """Describes what must not change during a run. Checkpoints contain this text."""
+        return (
+            f"4 bits, {self.type}{', double' if self.double else ''}"
+            if self.bits == 4
+            else "8 bits"
+        )
+
+    @property
+    def bytes_each(self) -> float:
+        """Bytes per weight, with its share of the scales.
+
+        There is one scale per block of 64 weights, in fp32. With `double`, scales have 8 bits, and
+        a block of 256 scales has one in fp32.
+        """
+        return 1.0 if self.bits == 8 else 0.5 + ((1 + 4 / 256) / 64 if self.double else 4 / 64)
+
+
+def check_lora(
+    lora: LoraConfig | None,
+    quantization: QuantizationConfig | None,
+    init: str,
+    engine: str,
+    zero: object,
+    offload: str,
+    lines: Lines,
+    given: Set[str],
+) -> None:
+    """Refuses settings that do not go together with `lora` or `quantization`.
+
+    Args:
+        lora, quantization: the keys to check.
+        init: `model.init`.
+        engine: `engine.name`.
+        zero: `engine.zero`, after the user's ds_config.json is merged.
+        offload: `engine.offload`, after the user's ds_config.json is merged.
+        lines: the run file's line numbers.
+        given: dotted keys that the user set.
+
+    Raises:
+        UsageError: with file:line.
+    """
+    if lora is not None and init == "scratch":
+        raise UsageError(
+            f"{lines.place('lora')}: `lora` does not train the model's weights, "
+            "and `model.init: scratch` has learned nothing",
+            "Remove `lora`, or set model.init: pretrained.",
+        )
+    if quantization is None:
+        return
+    place = lines.place("quantization")
+    if lora is None:
+        raise UsageError(
+            f"{place}: quantised weights cannot be trained: "
+            "an update is smaller than the steps between their values",
+            "Add `lora: {rank: 8}`: matrices beside them are trained. Or remove `quantization`.",
+        )
+    if quantization.bits == 8 and (extra := given & {"quantization.type", "quantization.double"}):
+        key = min(extra).partition(".")[2]
+        raise UsageError(
+            f"{lines.place('quantization', key)}: only 4 bits have a `{key}`",
+            "Remove it, or set bits: 4.",
+        )
+    why = (
+        "its ranks would partition packed bytes as if they were weights, "
+        "and train another model than the file names"
+    )
+    remedy = (
+        "Set engine: {name: ddp}, or {name: deepspeed, zero: 2}: "
+        "quantised weights are small enough for each rank."
+    )
+    if engine == "fsdp":
+        raise UsageError(
+            f"{place}: `quantization` does not go with engine.name: fsdp: {why}", remedy
+        )
+    if zero == 3 or offload == "nvme":
+        what = "engine.zero: 3" if zero == 3 else "engine.offload: nvme, which is ZeRO stage 3"
+        raise UsageError(f"{place}: `quantization` does not go with {what}: {why}", remedy)

@@ -1,0 +1,63 @@
+"""`--set key=value`: sets keys of a run file on the command line.
+
+(run file as YAML data, its lines, texts) -> (YAML data, lines). A message about such a value names
+the command line instead of a line of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import Lines, UsageError, read_value
+
+
+class _LinesAndOptions(Lines):
+    """Line numbers of a run file. The number 0 means that `--set` gave the value."""
+
+    def place(self, *where: str | int) -> str:
+        for depth in range(len(where), 0, -1):
+            if self.numbers.get(where[:depth]) == 0:
+                return f"--set {'.'.join(map(str, where[:depth]))}"
+        return super().place(*where)
+
+
+def override(
+    data: dict[str, Any], lines: Lines, overrides: Sequence[str]
+) -> tuple[dict[str, Any], Lines]:
+    """Sets keys of a run file to the values of `--set`.
+
+    Args:
+        data: the run file; it is changed.
+        lines: its line numbers.
+        overrides: `a.b=value` texts; each value is read as YAML.
+
+    Returns:
+        The run file, and its line numbers with the command line for the keys that were set.
+
+    Raises:
+        UsageError: a text is not `key=value`.
+    """
+    numbers = dict(lines.numbers)
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        keys = tuple(dotted.strip().split("."))
+        if not equals or not all(keys):
+            raise UsageError(
+                f"--set {text}: expected key=value", "For instance: --set batch.micro=4"
+            )
+        try:
+            parsed = read_value(value)
+        except ValueError:
+            raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
+        here = data
+        for depth, key in enumerate(keys[:-1], start=1):
+            if not isinstance(here.get(key), dict):
+                here[key] = {}
+                numbers[keys[:depth]] = 0
+            here = here[key]
+        here[keys[-1]] = parsed
+        numbers = {where: n for where, n in numbers.items() if where[: len(keys)] != keys} | {
+            keys: 0
+        }
+    return data, _LinesAndOptions(lines.path, numbers)

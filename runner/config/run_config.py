@@ -1,0 +1,428 @@
+"""The run file: what to train, on which data, and how.
+
+`runs/x.yaml` (+ `--set key=value`, + the user's ds_config.json) -> `RunConfig`, frozen and checked.
+Each component has its own dataclass. Each default has a reason. `RunConfig.explain` lists the
+defaults that the user did not set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from runner.config import deepspeed as config_deepspeed
+from runner.config.data import (
+    DatasetConfig,
+    EvaluationConfig,
+    PackingConfig,
+    check_datasets,
+    unused_keys,
+)
+from runner.config.engine import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig, check_engine
+from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
+from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
+from runner.config.overrides import override
+from runner.errors import Lines, UsageError, install_command, load_yaml_with_lines
+
+FORMAT = 1
+Auto = Literal["auto"]
+INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleConfig:
+    """Which bundle a run may read.
+
+    Attributes:
+        id: the bundle's id, 64 hex digits; None: any bundle.
+        verified: whether `stage verify` must have found the bundle sound on this machine, and
+            nothing changed since.
+    """
+
+    id: str | None = setting(None, "the bundle of --bundle; its id is recorded")
+    verified: Literal["optional", "required"] = setting(
+        "optional", "its state is printed, not required"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and its first weights.
+
+    `init` is `pretrained` (the asset's weights), `scratch` (random weights), or a folder with a
+    model that another run exported.
+    """
+
+    asset: str = setting()
+    init: Literal["pretrained", "scratch"] | str = setting("pretrained", "the asset's own weights")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the first weights; None: they are the asset's, or random."""
+        return None if self.init in ("pretrained", "scratch") else Path(self.init)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Sequences per optimizer step (`global`), and per forward pass of a rank (`micro`).
+
+    The accumulation follows from both and the number of ranks.
+    """
+
+    total: int | Auto = setting(
+        "auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1
+    )
+    micro: int | Auto = setting("auto", "the most that fits", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate changes.
+
+    `warmup` and `decay`: below 1 a share of all steps, from 1 on a number of steps.
+    """
+
+    name: Literal["cosine", "linear", "constant", "wsd"] = setting(
+        "cosine", "ends at zero, smoothly"
+    )
+    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
+    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many are kept.
+
+    Attributes:
+        every: a number of steps, or a time (`10 min`). One more is written at the end.
+        keep: how many of the newest are kept.
+        best: whether the one with the lowest validation loss is kept too.
+        asynchronous: whether checkpoints are written while training continues.
+    """
+
+    every: int | str = setting(500, "loses some minutes at worst", at_least=1)
+    keep: int = setting(3, "the newest and two before it", at_least=1)
+    best: bool = setting(False, "the last one is what is exported")
+    asynchronous: bool = setting(False, "needs memory of the node for a copy")
+
+    @property
+    def seconds(self) -> float | None:
+        """The time between two checkpoints; None: it is a number of steps."""
+        match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
+        if match is None:
+            return None
+        return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What `runner submit` requests from Slurm."""
+
+    partition: str | None = setting(None, "the site's default")
+    nodes: int = setting(1, "one node", at_least=1)
+    gpus_per_node: int = setting(0, "none asked for", at_least=0)
+    tasks_per_node: int | Auto = setting(
+        "auto", "one for each GPU; one where there is none", at_least=1
+    )
+    time: str | None = setting(None, "the site's default")
+    modules: tuple[str, ...] = setting((), "none")
+    setup: tuple[str, ...] = setting((), "nothing")
+    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is")
+    options: dict[str, str | int | float | bool] = setting(dict, "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """Which environment of the bundle runs the ranks, and whether it runs from each node's disk."""
+
+    asset: str = setting()
+    node_local: bool | Auto = setting("auto", "from each node's own disk instead of a network disk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. `RunConfig.load` reads them.
+
+    Attributes:
+        path: the run file.
+        given: dotted keys that the user set: in the run file, with `--set`, or in a ds_config.json.
+        theirs: those of `given` that the user's ds_config.json sets.
+        deepspeed: settings of the user's ds_config.json that are no keys of the run file. They go
+            to DeepSpeed unchanged.
+        accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: not set.
+        notes: choices made while the ds_config.json was read.
+    """
+
+    format: int = setting()
+    name: str = setting("auto", "the run file's name")
+    task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
+    bundle: BundleConfig = setting(BundleConfig)
+    model: ModelConfig = setting()
+    dataset: DatasetConfig | None = setting(None)
+    datasets: tuple[DatasetConfig, ...] = setting(())
+    packing: PackingConfig = setting(PackingConfig)
+    sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
+    epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
+    steps: int | None = setting(None, "follows from the epochs", at_least=1)
+    batch: BatchConfig = setting(BatchConfig)
+    optimizer: OptimizerConfig = setting(OptimizerConfig)
+    schedule: ScheduleConfig = setting(ScheduleConfig)
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = setting(
+        "auto", "bf16 where the device has it, then fp16"
+    )
+    activation_checkpointing: bool = setting(
+        False, "a third slower; only for what does not fit otherwise"
+    )
+    compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
+    engine: EngineConfig = setting(EngineConfig)
+    lora: LoraConfig | None = setting(None, "every weight is trained")
+    quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
+    environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    evaluation: EvaluationConfig = setting(EvaluationConfig)
+    hang_after: float | Auto = setting(
+        "auto", "ten times the longest silence so far; 300 s at least", above=0
+    )
+    seed: int = setting(42, "any number will do", at_least=0, below=2**63)
+    slurm: SlurmConfig = setting(SlurmConfig)
+    path: Path = field(default=Path("run.yaml"))
+    given: frozenset[str] = field(default=frozenset())
+    theirs: frozenset[str] = field(default=frozenset())
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Choice, ...] = field(default=())
+    accumulation: int | None = field(default=None)
+
+    @property
+    def sources(self) -> tuple[DatasetConfig, ...]:
+        """The datasets of `dataset` or `datasets`; never empty."""
+        return (self.dataset,) if self.dataset is not None else self.datasets
+
+    @staticmethod
+    def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+        """Reads a run file.
+
+        Args:
+            path: the YAML file.
+            overrides: `a.b=value` texts, as given with `--set`; each value is read as YAML.
+
+        Raises:
+            UsageError: a value is wrong, with file:line; a setting is not supported by this
+            version;
+                or the user's ds_config.json contradicts the run file.
+        """
+        data, lines = load_yaml_with_lines(path)
+        data, lines = override(data, lines, overrides)
+        if data.get("format", FORMAT) != FORMAT:
+            raise UsageError(
+                f"{lines.place('format')}: format {data['format']!r}; "
+                f"this version of airlift reads format {FORMAT}",
+                f"Use a newer airlift: update its source, then {install_command()}",
+            )
+        config, given = read(RunConfig, data, (), lines)
+        if config.name == "auto":
+            config = replace(config, name=Path(path).stem)
+        if config.steps is not None and "epochs" not in given:
+            config = replace(config, epochs=None)
+        config = _with_optimizers_own(replace(config, path=Path(path), given=given))
+        _check_together(config, lines)
+        config = _with_their_config(_with_first_weights(config, lines), lines)
+        engine = config.engine
+        check_lora(
+            config.lora,
+            config.quantization,
+            config.model.init,
+            engine.name,
+            engine.zero,
+            engine.offload,
+            lines,
+            given,
+        )
+        return config
+
+    def explain(self) -> list[Choice]:
+        """Returns every default in use with its reason, in the file's order; then `notes`."""
+        skip = {note.key for note in self.notes} | set(unused_keys(self.task))
+        skip |= {"slurm", "steps" if self.steps is None else "epochs"}
+        skip |= {
+            f"engine.{key}"
+            for name, keys in KEYS_OF_ENGINES.items()
+            if name != self.engine.name
+            for key in keys
+        }
+        if self.schedule.name != "wsd":
+            skip.add("schedule.decay")
+        if self.quantization and self.quantization.bits == 8:
+            skip |= {"quantization.type", "quantization.double"}
+        choices = [
+            c
+            for c in defaults(self, (), self.given)
+            if c.key not in skip and not c.key.startswith("slurm.")
+        ]
+        return [*choices, *self.notes]
+
+    def as_said(self, key: str) -> str:
+        """Describes the file in which the user set a key."""
+        theirs = Path(self.engine.config or "").name
+        return f"as {theirs} says" if key in self.theirs else "as the run file says"
+
+    def how_to_set(self, key: str, value: object) -> str:
+        """Describes how to give a key another value, in the run file or the ds_config.json."""
+        if key not in self.theirs:
+            return f"Set {key}: {value}"
+        theirs = config_deepspeed.their_key(key)
+        return f'Write "auto" for {theirs} in {self.engine.config}, and set {key}: {value}'
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns the settings as YAML data with all defaults: the content of a run file."""
+        data: dict[str, Any] = plain(self)
+        return data
+
+    def to_yaml(self) -> str:
+        """Returns the text of `config.yaml` in a run folder."""
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+
+
+def _check_together(config: RunConfig, lines: Lines) -> None:
+    """Refuses values that do not go together, and values that their type alone does not exclude."""
+    if not re.fullmatch(r"[\w][\w.+-]*", config.name):
+        raise UsageError(
+            f"{lines.place('name')}: `{config.name}` becomes a folder's name: "
+            "letters, digits, `.`, `_`, `-`, `+`"
+        )
+    if config.bundle.id is not None and not re.fullmatch(r"[0-9a-f]{64}", config.bundle.id):
+        raise UsageError(
+            f"{lines.place('bundle', 'id')}: `{config.bundle.id}` is not a bundle id, "
+            "64 hex digits.",
+            "`stage show BUNDLE` prints it.",
+        )
+    _check_length(config, lines)
+    _check_data(config, lines)
+    _check_schedule(config, lines)
+    if isinstance(config.checkpoint.every, str) and not config.checkpoint.seconds:
+        raise UsageError(
+            f"{lines.place('checkpoint', 'every')}: `{config.checkpoint.every}` "
+            "is neither steps nor a time",
+            "For instance: every: 500, or every: 10 min",
+        )
+    check_engine(config.engine, config.optimizer, lines)
+
+
+def _check_length(config: RunConfig, lines: Lines) -> None:
+    if (
+        {"epochs", "steps"} <= config.given
+        and config.epochs is not None
+        and config.steps is not None
+    ):
+        raise UsageError(
+            f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them."
+        )
+    if config.epochs is None and config.steps is None:
+        raise UsageError(
+            f"{lines.place('epochs')}: neither `epochs` nor `steps`", "Give one of them."
+        )
+
+
+def _check_data(config: RunConfig, lines: Lines) -> None:
+    if bool(config.dataset) == bool(config.datasets):
+        what = (
+            "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
+        )
+        raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+    if config.task == "image-classification" and config.sequence_length != "auto":
+        raise UsageError(
+            f"{lines.place('sequence_length')}: images have no sequence_length.", "Leave it out."
+        )
+    check_datasets(config.task, config.sources, lines, config.given)
+
+
+def _check_schedule(config: RunConfig, lines: Lines) -> None:
+    for key, part in (("warmup", config.schedule.warmup), ("decay", config.schedule.decay)):
+        if part > 1 and part != int(part):
+            raise UsageError(
+                f"{lines.place('schedule', key)}: {part} is neither a share below 1 nor whole steps"
+            )
+    schedule = config.schedule
+    if schedule.name != "wsd" and "schedule.decay" in config.given and schedule.decay != 0.1:
+        raise UsageError(
+            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own"
+        )
+
+
+def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
+    """Makes `model.init` an absolute path, if it is a folder.
+
+    Raises:
+        UsageError: the folder has no model.
+    """
+    if config.model.folder is None:
+        return config
+    folder = (config.path.parent / config.model.folder).resolve()
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` "
+            f"nor `scratch` nor a folder with a model in it ({folder})",
+            "A folder is relative to the run file: the `model/` that another run exported.",
+        )
+    return replace(config, model=replace(config.model, init=str(folder)))
+
+
+def _with_optimizers_own(config: RunConfig) -> RunConfig:
+    """Sets Lion's default betas, which are not Adam's."""
+    if config.optimizer.name != "lion" or "optimizer.betas" in config.given:
+        return config
+    note = Choice("optimizer.betas", (0.9, 0.99), "Lion's own")
+    return replace(
+        config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)), notes=(*config.notes, note)
+    )
+
+
+def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
+    """Merges the user's ds_config.json into the run file."""
+    if config.engine.config is None:
+        return config
+    theirs = (config.path.parent / config.engine.config).resolve()
+    merged = config_deepspeed.merge(
+        config_deepspeed.load(theirs, lines.place("engine", "config")),
+        theirs,
+        {key: lookup(config, key) for key in config_deepspeed.RUN_FILE_KEYS if key in config.given},
+        lambda key: lines.place(*key.split(".")),
+    )
+    for key, value in merged.values.items():
+        config = replaced(config, key.split("."), value, (key, Lines(theirs)))
+    config = replace(config, engine=replace(config.engine, config=str(theirs)))
+    explained = {key for key, _, _ in merged.notes}
+    name = theirs.name
+    taken = [
+        Choice(k, v, f"from {name}", name) for k, v in merged.values.items() if k not in explained
+    ]
+    filled = _filled(config, merged.autos, name)
+    kept = [note for note in config.notes if note.key not in merged.autos]
+    notes = (*kept, *taken, *(Choice(*note, name) for note in merged.notes), *filled)
+    return replace(
+        config,
+        given=config.given | frozenset(merged.values),
+        theirs=frozenset(merged.values),
+        deepspeed=merged.rest,
+        notes=notes,
+        accumulation=merged.accumulation,
+    )
+
+
+def _filled(config: RunConfig, autos: Sequence[str], name: str) -> list[Choice]:
+    """Returns the value that each "auto" of the ds_config.json got from the run file.
+
+    Keys that are `auto` in the run file too are omitted. The ranks decide them and print them.
+    """
+    reasons = {
+        choice.key: choice.reason for choice in (*defaults(config, (), config.given), *config.notes)
+    }
+    return [
+        Choice(key, value, reasons.get(key, "as the run file says"), f'"auto" in {name}')
+        for key in autos
+        if (value := lookup(config, key)) != "auto"
+    ]

@@ -1,0 +1,144 @@
+"""Which disk a folder is on, and the folders of compiler caches on this node's own disk.
+
+The file locks of these caches fail on NFS and Lustre, and hundreds of ranks would wait for one
+server. Nothing is written to the home folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from runner.errors import UsageError
+
+NETWORK_DISKS = frozenset({
+    "lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "panfs", "wekafs", "cifs", "smb3", "9p",
+    "afs", "orangefs", "pvfs2", "glusterfs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs",
+    "fuse.sshfs",
+})  # fmt: skip
+
+CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+"""Variables of the folders to which Triton, torch.compile and DeepSpeed compile."""
+
+LAST_RESORT = Path("/tmp")
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def read_mounts() -> str:
+    """The mounts of this process (proc(5)); empty where the system does not list them."""
+    try:
+        return os.fsdecode(_MOUNTS.read_bytes())
+    except OSError:
+        return ""
+
+
+def disk_type(path: Path, mounts: str) -> str:
+    """The type of a path's file system: that of the nearest mount above it, the latest if several.
+
+    Args:
+        mounts: the text of `/proc/self/mounts` (proc(5), fstab(5)).
+
+    Returns:
+        Such as `lustre`; `unknown` if no mount matches.
+    """
+    best = ("", "unknown")
+    real = os.path.realpath(path)
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        # The kernel writes blanks, tabs, newlines and backslashes in octal.
+        at = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best[0]):
+            best = (at, fields[2])
+    return best[1]
+
+
+def job_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of this job for temporary files, where the site or the user wants them."""
+    base = Path(environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or LAST_RESORT)
+    return base / _own_name(environ)
+
+
+def local_folder(environ: Mapping[str, str], mounts: str) -> tuple[Path, str]:
+    """The folder of this job on this node's own disk.
+
+    Args:
+        mounts: as for `disk_type`.
+
+    Returns:
+        The folder, and a line if the wanted one is on a network disk; empty: it is not.
+    """
+    folder = job_folder(environ)
+    kind = disk_type(folder, mounts)
+    if kind not in NETWORK_DISKS:
+        return folder, ""
+    other = LAST_RESORT / folder.name
+    return other, f"compiler caches are in {other}: {folder.parent} is a network disk ({kind})"
+
+
+def cache_variables(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The variables of compiler caches that are not set yet, with folders in `folder`. Pure."""
+    names = [name for name in CACHES if not environ.get(name)]
+    return {name: str(folder / name.lower().removesuffix("_dir")) for name in names}
+
+
+def use_local_caches(environ: MutableMapping[str, str]) -> list[str]:
+    """Sets the variables of compiler caches to folders on this node's own disk.
+
+    What the user set stays. A choice of our launcher on another node is made again here if it
+    cannot be used here.
+
+    Returns:
+        Lines for people: a folder was avoided, or the user's variable names a network disk.
+
+    Raises:
+        UsageError: as for `own_folder`, for the folder in /tmp too.
+    """
+    mounts = read_mounts()
+    folder, line = local_folder(environ, mounts)
+    lines = [line] if line else []
+    theirs = {name: value for name in CACHES if (value := environ.get(name, ""))}
+    for name, value in list(theirs.items()):
+        if Path(value).parent.name == folder.name:
+            del theirs[name], environ[name]
+        elif (kind := disk_type(Path(value), mounts)) in NETWORK_DISKS:
+            lines.append(f"{name}={value} is on a network disk ({kind}), where its locks may fail")
+    if len(theirs) == len(CACHES):
+        return lines[bool(line) :]
+    try:
+        own_folder(folder)
+    except UsageError as error:
+        folder = own_folder(LAST_RESORT / folder.name)
+        lines.append(f"compiler caches are in {folder}: {error.message}")
+    environ.update(cache_variables(environ, folder))
+    return lines
+
+
+def own_folder(folder: Path) -> Path:
+    """Creates a folder that only this user can write: others can guess its name in /tmp.
+
+    Raises:
+        UsageError: it exists already, and another user could write it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: it cannot be created: {error.strerror}.",
+            "Set TMPDIR to a folder of yours on this node's disk.",
+        ) from None
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UsageError(
+            f"{folder}: not a folder that only you can write.",
+            "Set TMPDIR to a folder of yours on this node's disk.",
+        )
+    return folder
+
+
+def _own_name(environ: Mapping[str, str]) -> str:
+    return f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"

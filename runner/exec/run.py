@@ -1,0 +1,218 @@
+"""`runner exec`: a user's own script, unmodified and offline, with the Hub names that it uses.
+
+Two things replace the Hub (docs/adr/0011): a cache of links into the bundle, which
+`from_pretrained` and `snapshot_download` read without a copy, and `stage serve` on loopback, which
+answers what a cache cannot (the list of files, the splits of a dataset). Then this process
+*becomes* the script: exit code, signals and streams are the script's own.
+`runner.exec.server_process` ends the server when the script has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from runner import offline
+from runner.disks import cache_variables, job_folder, local_folder, own_folder, read_mounts
+from runner.errors import StageError, UsageError
+from runner.exec.hub_cache import write_hub_cache
+from runner.exec.server_process import read_line, stage_command, start_server
+from runner.inputs import check_known_damage, check_names_and_sizes, hub_repositories, running_tree
+from runner.isolation import note_for_script
+from runner.ranks.environment import variables_between_nodes
+from runner.slurm.environment import SlurmJobEnvironment
+
+MULTI_NODE_LAUNCHERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "pdsh", "clush"}
+)
+"""Commands that start processes on other nodes, which cannot reach this node's loopback."""
+
+REMOVED_VARIABLES = (
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_DATASETS_OFFLINE",
+    "TRANSFORMERS_CACHE",
+)
+"""Variables that would stop libraries from using the server, or old libraries from the cache."""
+
+NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+"""Errors of flock(2) on a file system without locks."""
+NEVER_CLEANED = "exec.unlocked"
+"""A file beside the caches: some script uses them without a lock."""
+
+
+def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by `command`, for which the bundle is the Hub. Does not return.
+
+    Raises:
+        UsageError: the program does not exist, the command would start processes on other nodes, or
+            another user owns the folder of the caches.
+        DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
+        StageError: the server did not start; it has printed the reason.
+    """
+    program = _program(command, environ)
+    _check_one_node(command, environ)
+    _check_bundle(bundle.resolve(), environ)
+    bundle_id, repositories = hub_repositories(bundle)
+    base = own_folder(job_folder(environ))
+    compiled, avoided = local_folder(environ, read_mounts())
+    own_folder(compiled)
+    lock = _in_use(base)
+    folder = base / "exec" / bundle_id[:12]
+    server = stage_command("serve", str(bundle.resolve()), "--port", "0")
+    reader = start_server(server, _cleaner(base, lock, environ))
+    write_hub_cache(repositories, folder / "hub")  # while the server starts
+    address = _address(read_line(reader))
+    between, notes = variables_between_nodes(environ)
+    variables = environment(environ, address, folder, compiled) | between
+    in_prefix = Path(program).resolve().is_relative_to(Path(sys.prefix).resolve())
+    if in_prefix and running_tree() is not None:
+        # An environment from a bundle contains all packages that it needs.
+        variables.setdefault("PYTHONNOUSERSITE", "1")
+    num_models = sum(repository.kind == "models" for repository in repositories)
+    about = (
+        f"bundle {bundle_id[:12]} is the Hub at {address} ({num_models} names of models, "
+        f"{len(repositories) - num_models} of datasets); caches: {folder}"
+    )
+    if environ.get("SLURM_PROCID", "0") == "0":
+        for note in filter(None, (note_for_script(environ), about, avoided, *notes)):
+            print(f"runner exec: {note}", file=sys.stderr, flush=True)
+    os.execve(program, list(command), variables)
+
+
+def environment(
+    environ: Mapping[str, str], address: str, folder: Path, compiled: Path
+) -> dict[str, str]:
+    """The script's variables: ours, the bundle as the Hub, and caches on this node's disk. Pure.
+
+    Args:
+        address: the URL of the server.
+        folder: the folder of this bundle's caches. If HF_DATASETS_CACHE is set, the datasets cache
+            is a folder in it instead: Arrow copies are as large as the data, and a node's own disk
+            may be small.
+        compiled: the folder of compiler caches.
+    """
+    variables = {name: value for name, value in environ.items() if name not in REMOVED_VARIABLES}
+    variables |= cache_variables(variables, compiled)
+    theirs = environ.get("HF_DATASETS_CACHE")
+    datasets = Path(theirs) / f"airlift-{folder.name}" if theirs else folder / "datasets"
+    quiet = {
+        name: value for name, value in offline.VARIABLES.items() if not name.endswith("_OFFLINE")
+    }
+    direct = {name: _with_loopback(environ.get(name, "")) for name in ("no_proxy", "NO_PROXY")}
+    return {
+        **variables,
+        **quiet,
+        **direct,
+        "HF_ENDPOINT": address,
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "HUGGINGFACE_HUB_CACHE": str(folder / "hub"),  # its name before huggingface_hub 0.17
+        "HF_DATASETS_CACHE": str(datasets),
+        "HF_MODULES_CACHE": environ.get("HF_MODULES_CACHE") or str(folder / "modules"),
+        "HF_HUB_DISABLE_XET": "1",
+        # Otherwise `load_dataset("csv", ...)` first connects to a host on the internet.
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    }
+
+
+def _with_loopback(hosts: str) -> str:
+    """Adds loopback to a no_proxy list: else the site's proxy would be asked for our server."""
+    have = [host.strip() for host in hosts.split(",") if host.strip()]
+    return ",".join([*have, *(host for host in ("127.0.0.1", "localhost") if host not in have)])
+
+
+def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    found = shutil.which(command[0], path=environ.get("PATH"))
+    if found is None:
+        raise UsageError(
+            f"{command[0]}: no such program on PATH.",
+            "runner exec --bundle B -- python their_script.py ...",
+        )
+    return found
+
+
+def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    job = SlurmJobEnvironment.from_environ(environ)
+    name = Path(command[0]).name
+    if job is not None and job.num_nodes > 1 and name in MULTI_NODE_LAUNCHERS:
+        raise UsageError(
+            f"`{name}` starts processes on {job.num_nodes} nodes; the bundle would be served on "
+            "this one alone.",
+            f"The other way round, so that each node serves itself: {name} ... runner exec "
+            "--bundle B -- python ...",
+        )
+
+
+def _check_bundle(bundle: Path, environ: Mapping[str, str]) -> None:
+    """Checks that the bundle is not damaged, as far as names and sizes show it.
+
+    In a Slurm step one task compares names and sizes for all, because that is many `stat` calls.
+
+    Raises:
+        DamageError: it is damaged; names the damaged files.
+    """
+    check_known_damage(bundle, environ)
+    if environ.get("SLURM_PROCID", "0") == "0":
+        check_names_and_sizes(bundle)
+
+
+def _in_use(base: Path) -> int:
+    """Marks the caches as used, as long as the returned descriptor is open in any process.
+
+    On a disk without locks (Lustre mounted without flock, NFS without lockd) it is unknown who uses
+    them; then the file `NEVER_CLEANED` is written, and they are never removed.
+    """
+    descriptor = os.open(base / "exec.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        note = base / NEVER_CLEANED
+        if not note.exists():
+            note.touch()
+            print(
+                f"runner exec: {base} takes no locks ({error.strerror}), so its caches stay there "
+                "after the job; with TMPDIR on the node's own disk they are removed",
+                file=sys.stderr,
+                flush=True,
+            )
+    return descriptor
+
+
+def _cleaner(base: Path, lock: int, environ: Mapping[str, str]) -> Callable[[], None]:
+    """Returns the cleanup: the last script of a job on this node removes the job's caches.
+
+    Outside a job the caches stay for the next script.
+    """
+
+    def clean() -> None:
+        if "SLURM_JOB_ID" not in environ:
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another script of this job uses them
+            return
+        if not (base / NEVER_CLEANED).exists():
+            shutil.rmtree(base / "exec", ignore_errors=True)
+
+    return clean
+
+
+def _address(line: str) -> str:
+    match = re.search(r"\bat (http://\S+?),", line)
+    if match:
+        return match[1]
+    ended = re.fullmatch(r"exit (\d+)", line)
+    raise StageError(
+        "the bundle cannot be served (see above).",
+        "stage verify BUNDLE",
+        exit_code=int(ended[1]) if ended else 1,
+    )

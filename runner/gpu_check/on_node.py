@@ -1,0 +1,53 @@
+"""The first minute of a GPU check, on the node that this process runs on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runner.errors import StageError
+from runner.gpu_check import facts
+from runner.gpu_check.record import Item
+from runner.ranks.child import in_child
+
+# Device -> arguments: matrices of 8192 and copies of 1 GiB fill a data centre's GPU.
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
+
+
+def measured(what: str, *arguments: int) -> dict[str, Any]:
+    """Runs a function of `ceilings` in a child process: a device that fails ends only the child."""
+    return in_child(_measure, (what, *arguments), f"measuring {what}", "See the message above.")
+
+
+def _measure(what: str, *arguments: int) -> dict[str, Any]:
+    from runner.gpu_check.ceilings import measure
+
+    return measure(what, *arguments)
+
+
+def items(environ: Mapping[str, str], kind: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Name -> what measures it, in order.
+
+    Args:
+        environ: the environment variables.
+        kind: `cuda` or `cpu`.
+    """
+    return {
+        "facts": lambda: facts.node_facts(environ),
+        "kernels": lambda: measured("kernels"),
+        "matmul": lambda: measured("matmul", MATMUL_SIZE[kind]),
+        "copy": lambda: measured("copy", COPY_BYTES[kind]),
+        "attention": lambda: measured("attention"),
+    }
+
+
+def run_item(name: str, work: Callable[[], dict[str, Any]]) -> Item:
+    """Runs one item. A failure is a result, not an end."""
+    began = time.monotonic()
+    try:
+        values = work()
+    except StageError as error:
+        return Item(name, "failed", time.monotonic() - began, {}, str(error))
+    return Item(name, "ok", time.monotonic() - began, values)

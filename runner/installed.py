@@ -1,0 +1,132 @@
+"""What of the extra `train` is installed here, and what to install.
+
+The light installation (`pip install .`) is for a login node: it has neither torch nor transformers.
+`check` and `submit` work with it and leave some checks to the ranks; what trains or tokenises is
+refused, in one message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError, install_command
+from runner.inputs import Inputs, environments
+
+PIP_NAMES = {"PIL": "pillow"}
+PREFIX = "~/envs"
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. It is not imported.
+
+    Not `importlib.util.find_spec`: it says no for the torch that `leave_torch_alone` blocks.
+    """
+    found = PathFinder.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def is_light() -> bool:
+    """Whether this Python cannot train or tokenise: packages of `train` are missing."""
+    return not all(map(is_installed, ("torch", "transformers", "numpy")))
+
+
+def to_prepare(config: RunConfig) -> list[str]:
+    """Returns the packages that turn the data of a run into a store."""
+    return ["numpy", "PIL" if config.task == "image-classification" else "transformers"]
+
+
+def to_train(config: RunConfig) -> list[str]:
+    """Returns the packages that the launcher and the ranks of a run need."""
+    lora, bits = config.lora is not None, config.quantization is not None
+    chosen = {
+        "deepspeed": config.engine.name == "deepspeed",
+        "peft": lora,
+        "bitsandbytes": bits or config.optimizer.name.endswith("8bit"),
+    }
+    always = ["torch", "transformers", "safetensors", *to_prepare(config)]
+    return list(dict.fromkeys([*always, *(name for name, used in chosen.items() if used)]))
+
+
+def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:
+    """Refuses work for which packages are missing here.
+
+    Args:
+        config: the run file.
+        inputs: its bundle may hold an environment.
+        packages: what the work needs, by the names that are imported.
+        what: the work, for the message: "training".
+
+    Raises:
+        UsageError: some are missing; names them, and what to install.
+    """
+    missing = [PIP_NAMES.get(name, name) for name in packages if not is_installed(name)]
+    if missing:
+        light = " (a light installation, without the extra `train`)" if is_light() else ""
+        raise UsageError(
+            f"{config.path}: {what} needs {_listed(missing)}, not installed for "
+            f"{sys.executable}{light}.",
+            how_to_install(environments(inputs.bundle)),
+        )
+
+
+def how_to_install(folders: Sequence[Path]) -> str:
+    """What gives this machine the extra `train`: an environment of the bundle, or the index.
+
+    Args:
+        folders: those of the environments in the bundle.
+    """
+    online = f"Where a package index can be reached: {install_command('train')}"
+    if not folders:
+        return (
+            f"{online}. Else stage an environment with the bundle (`environment:` in the manifest, "
+            "docs/environments.md)."
+        )
+    prefix = f"{PREFIX}/{folders[0].name}"
+    return (
+        f"Once, without network: sh {folders[0]}/bootstrap.sh {prefix}; then: . {prefix}/activate "
+        f"and the same command. {online}"
+    )
+
+
+def left_to_ranks(config: RunConfig) -> str | None:
+    """One line on what `check` could not look at here; None: all packages are installed."""
+    missing = [name for name in ("torch", "transformers", "numpy") if not is_installed(name)]
+    if not missing:
+        return None
+    left = []
+    if "transformers" in missing:
+        left.append("whether transformers knows the model")
+        if config.task != "image-classification":
+            left.append("whether its tokenizer loads")
+        if config.task == "instruction":
+            left.append("how samples are written")
+    left.append(f"whether {_listed(to_train(config))} are installed there")
+    return f"left to the ranks ({_listed(missing)} not installed here): {', '.join(left)}"
+
+
+def note_for_job(config: RunConfig, inputs: Inputs) -> str | None:
+    """One line on the Python of the job, if this one cannot train; None: it can.
+
+    It begins with "warning: " if the job cannot work.
+    """
+    missing = [PIP_NAMES.get(name, name) for name in to_train(config) if not is_installed(name)]
+    if not missing or not is_light():
+        return None
+    if config.slurm.setup:
+        return "the job runs the `runner` that slurm.setup puts on PATH: this one cannot train"
+    lacks = f"the job runs {sys.executable}, which lacks {_listed(missing)}"
+    if config.slurm.modules:
+        return f"{lacks}: slurm.modules must bring them, else it ends at once"
+    remedy = how_to_install(environments(inputs.bundle))
+    return (
+        f"warning: {lacks}, so it would end at once. Activate an environment that has them: "
+        f"slurm: {{setup: ['. {PREFIX}/NAME/activate']}}. {remedy}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]

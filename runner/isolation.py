@@ -1,0 +1,96 @@
+"""Keeps a run from importing packages outside its environment: from PYTHONPATH and `~/.local`.
+
+`module load python` sets PYTHONPATH, and an old `pip install --user` filled `~/.local`. Both come
+before the environment's own packages, so the ranks would train with another torch than the locked
+and verified one.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+NEEDED = "torch"
+"""A folder stays if this package is nowhere else: a site's module may provide it by PYTHONPATH."""
+
+
+def isolate(
+    environ: MutableMapping[str, str], say: Callable[[str], None], path: list[str] | None = None
+) -> None:
+    """Removes PYTHONPATH and `~/.local` from this process and its children, and reports it.
+
+    Args:
+        environ: the variables of this process, which its children inherit; changed.
+        say: prints a line.
+        path: a list instead of `sys.path`; changed.
+    """
+    path = sys.path if path is None else path
+    theirs = folders(environ)
+    user = _user_site()
+    elsewhere = [entry for entry in path if _real(entry) not in {*map(_real, theirs), _real(user)}]
+    kept = [folder for folder in theirs if _is_needed(folder, elsewhere)]
+    _set_folders(environ, kept)
+    left_out = [folder for folder in theirs if folder not in kept]
+    if left_out:
+        say(
+            f"not imported from: {', '.join(left_out)} (PYTHONPATH); "
+            "`runner exec` keeps it for your own scripts"
+        )
+    if kept:
+        say(f"imported from: {', '.join(kept)} (PYTHONPATH), because the packages in it are needed")
+    if user not in path:
+        environ["PYTHONNOUSERSITE"] = "1"
+    elif _is_needed(user, elsewhere):
+        say(f"imported from: {user}, because the packages in it are needed")
+    else:
+        environ["PYTHONNOUSERSITE"] = "1"
+        left_out.append(user)
+        say(f"not imported from: {user} (pip install --user)")
+    # For processes that libraries start with `python -m` (Python 3.11 and newer).
+    environ["PYTHONSAFEPATH"] = "1"
+    gone = set(map(_real, left_out))
+    path[:] = [entry for entry in path if _real(entry) not in gone]
+
+
+def folders(environ: Mapping[str, str]) -> list[str]:
+    """The folders of PYTHONPATH, each once. An empty entry, the current folder, is omitted."""
+    return list(dict.fromkeys(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))))
+
+
+def note_for_script(environ: Mapping[str, str]) -> str | None:
+    """A line for a user's own script, which keeps its PYTHONPATH; None if there is none."""
+    found = folders(environ)
+    if not found:
+        return None
+    return (
+        f"PYTHONPATH is set: the script imports from {', '.join(found)} before its environment "
+        "(not meant? unset PYTHONPATH)"
+    )
+
+
+def _set_folders(environ: MutableMapping[str, str], kept: Iterable[str]) -> None:
+    environ.pop("PYTHONPATH", None)
+    if text := os.pathsep.join(kept):
+        environ["PYTHONPATH"] = text
+
+
+def _is_needed(folder: str, elsewhere: list[str]) -> bool:
+    """Whether this program is in `folder`, or the needed package is there and nowhere else."""
+    if _real(folder) == _real(str(Path(__file__).parents[1])):
+        return True
+    return (
+        PathFinder.find_spec(NEEDED, [folder]) is not None
+        and PathFinder.find_spec(NEEDED, elsewhere) is None
+    )
+
+
+def _user_site() -> str:
+    return site.getusersitepackages()
+
+
+def _real(folder: str) -> str:
+    return os.path.realpath(folder or ".")

@@ -1,0 +1,1 @@
+"""`runner train` outside the ranks: checks the run, starts the ranks and watches them."""

@@ -1,0 +1,360 @@
+"""Ranks on one machine: started, watched and ended together.
+
+The same command runs once per rank; the result is one of Airlift's exit codes (0: done, 5: stopped,
+run it again). `runner.launch.srun` does the same with srun and shares the handling of signals.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from runner.errors import say
+from runner.launch.hang_detector import HangDetector
+from runner.ranks.environment import MEETING_FILE, RANK_FLAG, SENTINEL
+from runner.ranks.heartbeat import ASK_FOR_STACKS
+from runner.ranks.network import GLOO, LOOPBACK
+from runner.ranks.processes import die_with_parent
+from runner.ranks.reach import lost_by_watchdog
+from runner.ranks.rendezvous import locate
+from runner.run_folder.checkpoints import newest_first
+from runner.run_folder.layout import RunFolder
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STDERR = 2
+KILL_AFTER_S = 5.0
+TAIL_LINES = 20
+TAIL_BYTES = 2**16
+"""How much of a rank's stderr is kept to find out why it ended."""
+
+
+def run_local(
+    argv: Sequence[str],
+    processes: int,
+    run_folder: Path,
+    environ: Mapping[str, str] | None = None,
+    hang_after_s: float | None = None,
+) -> int:
+    """Runs `argv` as `processes` ranks on this machine and waits for them.
+
+    Rank 0 writes to our stdout and stderr, the others to `<run folder>/logs/rank-N.log`. If a rank
+    fails, its recorded reason (else the end of its log) is printed and the others are ended: by
+    SIGTERM, five seconds later by SIGKILL. If a rank gives no heartbeat, the stack of each rank is
+    printed and all are ended the same way. SIGTERM, SIGINT and SIGHUP reach the ranks as SIGTERM,
+    SIGUSR1 as itself; a second SIGINT ends them at once. The ranks die with this process.
+
+    Args:
+        argv: the command of a rank.
+        hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
+
+    Returns:
+        0: done. 5: stopped by a signal or hanging, with or without a checkpoint; the same command
+        resumes from the newest one. Else the exit code of the first rank that failed, if it is one
+        of Airlift's exit codes, or 1.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    if ignored := locate(environ.get("MASTER_ADDR", ""), [], 1, is_first=True).ignored:
+        say(ignored)
+    meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
+    common = _common_environment(environ, processes, meeting)
+    sentinel = run_folder / SENTINEL
+    sentinel.unlink(missing_ok=True)
+    watch = HangDetector(run_folder / "logs", processes, hang_after_s)
+    ranks: list[_LocalRank] = []
+    with recorded_signals() as received:
+        try:
+            for rank in range(processes):
+                ranks.append(_LocalRank.start(argv, rank, processes, common, run_folder / "logs"))
+            failed, stopped, hang = _watch(ranks, received, watch)
+        finally:
+            _end(ranks)
+            _wait_for_output(ranks)
+            shutil.rmtree(meeting, ignore_errors=True)
+    if hang:
+        say("the ranks were ended; run the same command again to resume from the last checkpoint")
+        return 5
+    if failed is not None:
+        return _report(failed, stopped, watch, RunFolder(run_folder))
+    if sentinel.exists():
+        sentinel.unlink()
+        say("stopped by a signal; run the same command again to resume")
+        return 5
+    return 0
+
+
+@dataclass
+class _LocalRank:
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: Path | None
+    log_start: int
+    stderr: CopiedStderr | None
+
+    @classmethod
+    def start(
+        cls, argv: Sequence[str], rank: int, processes: int, common: Mapping[str, str], logs: Path
+    ) -> _LocalRank:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environ = {
+            **common,
+            **place,
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+        }
+        log, output = None, None
+        if rank > 0:
+            logs.mkdir(parents=True, exist_ok=True)
+            log = logs / f"rank-{rank}.log"
+            output = log.open("ab")
+        start = output.tell() if output else 0
+        try:
+            process = _popen(argv, environ, output)
+        finally:
+            if output:
+                output.close()
+        stderr = CopiedStderr(process.stderr) if process.stderr else None
+        return cls(rank, process, log, start, stderr)
+
+    def tail(self) -> list[str]:
+        if self.log is None:
+            return []
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            return [
+                line.decode("utf-8", "replace").rstrip("\n") for line in deque(file, TAIL_LINES)
+            ]
+
+    def last_words(self) -> str:
+        """The end of what this rank wrote to stderr, after it has ended."""
+        if self.stderr is not None:
+            return self.stderr.tail()
+        if self.log is None:
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(self.log_start, self.log.stat().st_size - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+
+
+class CopiedStderr:
+    """Copies a process's stderr to ours as it comes, in a thread, and keeps its end."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._kept = b""
+        self._pipe = pipe
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        while piece := os.read(self._pipe.fileno(), TAIL_BYTES):
+            self._kept = (self._kept + piece)[-TAIL_BYTES:]
+            with suppress(OSError):  # our terminal is gone: the rank must not end because of it
+                sys.stderr.flush()
+                _write_all(STDERR, piece)
+
+    def tail(self) -> str:
+        """The end of it. Waits until the process has closed it, for a few seconds at most."""
+        self.wait()
+        return self._kept.decode("utf-8", "replace")
+
+    def wait(self) -> None:
+        """Waits until the process has closed it. Its children may keep it open."""
+        self._thread.join(timeout=KILL_AFTER_S)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _common_environment(environ: dict[str, str], processes: int, meeting: Path) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    threads = max(1, _usable_cores() // processes)
+    return {
+        # Without these two, torch uses every core in every rank, and the last lines of a killed
+        # rank are lost.
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
+        GLOO: LOOPBACK,
+        **environ,
+        RANK_FLAG: "1",
+        MEETING_FILE: str(meeting / "ranks"),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _popen(
+    argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    # A new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
+    # be ended with them.
+    return subprocess.Popen(
+        list(argv),
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+
+
+@contextmanager
+def recorded_signals() -> Iterator[deque[int]]:
+    """Records stop signals in a queue instead of acting on them.
+
+    The waiting loop passes them on, so no signal meets a list of ranks that is half filled.
+    """
+    received: deque[int] = deque()
+
+    def note(signum: int, _frame: object) -> None:
+        received.append(signum)
+
+    # A signal that was ignored when we started (nohup) stays ignored.
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in handled}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(
+    ranks: Sequence[_LocalRank], received: deque[int], watch: HangDetector
+) -> tuple[_LocalRank | None, bool, bool]:
+    """Waits for the ranks.
+
+    Returns:
+        The first rank that failed, if any; whether a stop was requested; whether the ranks hang.
+    """
+    stopped = False
+    interrupts = 0
+    while True:
+        while received:
+            number = received.popleft()
+            interrupts += number == signal.SIGINT
+            if interrupts > 1:
+                return next((r for r in ranks if r.process.poll() is None), None), True, False
+            if not stopped:
+                say(f"{signal.Signals(number).name} received: the ranks save a checkpoint and stop")
+            stopped = True
+            for rank in ranks:
+                rank.process.send_signal(
+                    signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+                )
+        codes = [rank.process.poll() for rank in ranks]
+        failed = [rank for rank, code in zip(ranks, codes, strict=True) if code]
+        if failed:
+            return min(failed, key=lambda rank: _order(rank.process.returncode)), stopped, False
+        if all(code == 0 for code in codes):
+            return None, stopped, False
+        if silent := watch.hung_ranks():
+            for rank in ranks:
+                rank.process.send_signal(ASK_FOR_STACKS)
+            print_hang(watch, silent)
+            return None, stopped, True
+        time.sleep(0.05)
+
+
+def _order(code: int) -> int:
+    """Which of several ended ranks is the cause: one that was killed, else one that failed.
+
+    NCCL's watchdog aborts the ranks that lost another one.
+    """
+    if code == -signal.SIGABRT:
+        return 2
+    return 1 if code > 0 else 0
+
+
+def print_hang(watch: HangDetector, silent: dict[int, float]) -> None:
+    """Waits for the requested stacks and prints the innermost frames of each rank."""
+    watch.wait_for_stacks()
+    for line in watch.report_hang(silent):
+        say(line)
+
+
+def _wait_for_output(ranks: Sequence[_LocalRank]) -> None:
+    for rank in ranks:
+        if rank.stderr is not None:
+            rank.stderr.wait()
+
+
+def _end(ranks: Sequence[_LocalRank]) -> None:
+    running = [rank.process for rank in ranks if rank.process.poll() is None]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + KILL_AFTER_S
+        while time.monotonic() < deadline and any(process.poll() is None for process in running):
+            time.sleep(0.05)
+
+
+def report_lost_peer(watch: HangDetector, line: str) -> int:
+    """Reports that NCCL's watchdog ended a rank.
+
+    Args:
+        line: what the watchdog wrote.
+
+    Returns:
+        The exit code: that of the rank that failed first, else 5.
+    """
+    say(f"NCCL's watchdog ended a rank, because another rank is gone or hangs: {line}")
+    first = watch.first_failure()
+    if first is not None and not first.consequence:
+        say(f"the cause is rank {first.rank}, see above")
+        return first.code
+    say("the ranks were ended; run it again to resume from the last checkpoint")
+    return 5
+
+
+def _report(failed: _LocalRank, stopped: bool, watch: HangDetector, folder: RunFolder) -> int:
+    code = failed.process.returncode
+    if stopped and code <= 0:
+        newest = next(iter(newest_first(folder.checkpoints)), None)
+        if newest is None:
+            say(
+                "stopped by a signal before a checkpoint was saved; "
+                "the same command starts from the beginning"
+            )
+        else:
+            say(
+                f"stopped by a signal; {newest.name} is saved: "
+                "run the same command again to resume from there"
+            )
+        return 5
+    reason = watch.report_failure()
+    for line in reason or failed.tail():
+        print(line if reason else f"[rank {failed.rank}] {line}", file=sys.stderr)
+    log = f"; its log: {failed.log}" if failed.log else ""
+    if code == -signal.SIGABRT and (line := lost_by_watchdog(failed.last_words())):
+        return report_lost_peer(watch, line)
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (out of memory? see `dmesg`)" if -code == signal.SIGKILL else ""
+        say(f"rank {failed.rank} was ended by {name}{hint}; the others were ended{log}")
+        from_outside = -code in (signal.SIGKILL, *STOP_SIGNALS)
+        return 5 if from_outside else 1
+    say(f"rank {failed.rank} failed with exit code {code}; the others were ended{log}")
+    return code if code <= 5 else 1

@@ -1,0 +1,126 @@
+"""What a rank does before torch is imported, and when it fails.
+
+`become_rank` sets its limits and variables, and starts its heartbeat. `give_up` records why it
+fails, and ends it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from runner import offline
+from runner.disks import use_local_caches
+from runner.errors import LostPeerError, NeverMetError, StageError, shortage
+from runner.ranks.environment import (
+    RANK_FLAG,
+    RankEnvironment,
+    network_variables,
+    rank_environment,
+    rank_number,
+)
+from runner.ranks.heartbeat import Heartbeat, flight_prefix
+from runner.ranks.processes import raise_limits, too_few_files
+from runner.run_folder.layout import RunFolder
+
+RECORDED = 2000
+"""How many collectives the flight recorder keeps; torch's own advice and newer default."""
+
+
+def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvironment, Heartbeat]:
+    """Does what each rank does before torch is imported.
+
+    It starts the heartbeat, sets the rank's variables in `os.environ` and installs the tripwire.
+
+    Raises:
+        UsageError: as for `rank_environment`.
+    """
+    try:
+        place = rank_environment(environ)
+    except StageError as error:
+        if rank_number(environ) == 0:  # the other ranks wait for it
+            Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
+        raise
+    raise_limits()
+    heartbeat = Heartbeat(folder.logs, place.rank)
+    variables, notes = network_variables(place, environ)
+    os.environ.update(place.variables())
+    os.environ.update(variables)
+    os.environ.update(flight_recorder(folder.logs, environ))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    caches = use_local_caches(os.environ)
+    if place.rank == 0:
+        for note in filter(None, (*place.notes, *notes, *caches, too_few_files(place.world_size))):
+            print(note, flush=True)
+    offline.tripwire([place.master_addr])
+    return place, heartbeat
+
+
+def flight_recorder(logs: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which torch writes its last collectives to `logs` when NCCL fails. Pure.
+
+    torch before 2.8 knows the old names only. Newer ones warn about an old name that they read, and
+    they read that of the file only to write a dump, so it may always be set. A user's value wins.
+    Sources: torch's FlightRecorder.hpp and ProcessGroupNCCL.hpp, 2.6 to 2.13.
+    """
+    prefix = str(flight_prefix(logs))
+    names = {
+        _size_name(): str(RECORDED),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+    }
+    return {name: value for name, value in names.items() if name not in environ}
+
+
+def _size_name() -> str:
+    try:
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        is_old = (int(major), int(minor)) < (2, 8)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        is_old = False
+    return "TORCH_NCCL_TRACE_BUFFER_SIZE" if is_old else "TORCH_FR_BUFFER_SIZE"
+
+
+def end_rank(code: int) -> NoReturn:
+    """Ends the process of a rank whose work is done.
+
+    `os._exit`: while Python ends, threads of torch, gloo and NCCL may still be inside its code, and
+    that has ended finished ranks with SIGABRT ("terminate called without an active exception").
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def give_up(
+    folder: RunFolder, rank: int, heartbeat: Heartbeat, text: str, error: Exception
+) -> NoReturn:
+    """Records why this rank fails, and ends the process.
+
+    Our launcher prints the first failure once. Without our launcher the reason is printed here.
+    `os._exit`, because with other ranks waiting or gone the teardown of C++ threads can hang or
+    abort, and lose the exit code.
+    """
+    fault = error if isinstance(error, StageError) else shortage(error)
+    code = fault.exit_code if fault else 1
+    launched = os.environ.get(RANK_FLAG) == "1"
+    try:
+        heartbeat.fail(text, code, consequence=isinstance(error, LostPeerError | NeverMetError))
+    except OSError:  # often because this disk is full: then the reason is in our output
+        launched = False
+    with suppress(OSError):
+        sys.stdout.flush()
+    if launched:
+        path = folder.logs / f"rank-{rank}.log"
+        with suppress(OSError), path.open("a", encoding="utf-8") as log:
+            print(text, file=log)
+    else:
+        print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+    os._exit(code)

@@ -1,0 +1,360 @@
+"""Ranks on the nodes of a Slurm job: started with srun, stopped by signal, requeued.
+
+This code runs in the batch script, or in an salloc shell. Slurm signals the ranks; they save a
+checkpoint, write a sentinel file and exit. The job is requeued here, after all ranks are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from runner.errors import IncompleteError, UsageError, say
+from runner.launch.hang_detector import HangDetector
+from runner.launch.local import print_hang, recorded_signals, report_lost_peer
+from runner.ranks import network
+from runner.ranks.environment import RANK_FLAG, SENTINEL, TORCH_VARIABLES
+from runner.ranks.heartbeat import ASK_FOR_STACKS
+from runner.ranks.processes import die_with_parent
+from runner.ranks.reach import lost_by_watchdog
+from runner.ranks.rendezvous import (
+    Master,
+    address_in_slurm,
+    free_port,
+    locate,
+    read_ephemeral_ports,
+)
+from runner.slurm.commands import ask
+from runner.slurm.environment import (
+    BINDS_GPUS,
+    VARIABLES,
+    SlurmJobEnvironment,
+    cpus_per_task,
+    host_names,
+    master_port,
+    tasks_per_node,
+)
+from runner.slurm.jobs import running_step, step_name
+
+MAX_REQUEUES = 32
+"""A job is requeued at most this often: beyond that, something else than progress causes it."""
+
+SCONTROL_TIMEOUT_S = 40
+LINES_KEPT = 2000
+TRIES = 5
+"""How often a busy Slurm controller is asked."""
+
+_STOPPED = ("Terminated", "User defined signal 1")
+"""srun's texts for ranks that got a stop signal during their imports: nothing saved, no error."""
+
+_TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.*)")
+
+
+def srun_command(
+    job: SlurmJobEnvironment, environ: Mapping[str, str], argv: Sequence[str], name: str
+) -> list[str]:
+    """Returns the srun command that starts `argv` once per rank, as a step named `name`. Pure."""
+    ranks = tasks_per_node(job)
+    return [
+        "srun",
+        f"--job-name={name}",  # a launcher that finds the run folder locked asks Slurm by this name
+        # Without these options srun may place 3 + 1 tasks, and since 22.05 it ignores the job's
+        # --cpus-per-task.
+        f"--nodes={job.num_nodes}",
+        f"--ntasks={job.num_nodes * ranks}",
+        f"--ntasks-per-node={ranks}",
+        f"--cpus-per-task={cpus_per_task(job, environ)}",
+        "--kill-on-bad-exit=1",  # else the other ranks wait in a collective until it times out
+        "--mpi=none",  # ranks meet through MASTER_ADDR; a site's default MPI plugin can only fail
+        "--export=ALL",  # else sbatch --export=NONE removes PATH from the tasks
+        "--input=none",
+        "--label",  # each line shows the rank that wrote it
+        *argv,
+    ]
+
+
+def srun_environment(
+    job: SlurmJobEnvironment, environ: Mapping[str, str], port: int, address: str = ""
+) -> dict[str, str]:
+    """Returns the environment of the ranks: ours, without stale rank variables. Pure.
+
+    Each rank sees all GPUs that the job has on its node, and takes its own by local rank.
+
+    Args:
+        port: the TCP port of rank 0.
+        address: the address of rank 0. Empty: the ranks find it themselves.
+    """
+    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
+    if not address:
+        stale.remove("MASTER_ADDR")
+    return {
+        "OMP_NUM_THREADS": str(cpus_per_task(job, environ)),
+        "PYTHONUNBUFFERED": "1",
+        **{name: value for name, value in environ.items() if name not in stale},
+        RANK_FLAG: "1",
+        **({"MASTER_ADDR": address} if address else {}),
+        "MASTER_PORT": str(port),
+    }
+
+
+def find_rank_0(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> Master:
+    """Finds where rank 0 listens. The address is empty if only the nodes can find it.
+
+    Raises:
+        UsageError: MASTER_ADDR points to another node, or there is no address.
+    """
+    hosts = host_names(job.nodes)
+    on_login_node = job.num_nodes > 1 and environ.get(VARIABLES["node_rank"]) != "0"
+    if on_login_node:  # an salloc shell
+        return Master("", "the ranks find its address")
+    given = environ.get("MASTER_ADDR", "")
+    return locate(given, hosts, job.num_nodes, is_first=True, address_in_scheduler=address_in_slurm)
+
+
+def run_batch(
+    argv: Sequence[str],
+    run_folder: Path,
+    environ: Mapping[str, str] | None = None,
+    hang_after_s: float | None = None,
+) -> int:
+    """Runs `argv` as the ranks of this job and waits for them.
+
+    Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
+    on as SIGUSR1, which srun forwards to each rank; on SIGTERM srun would kill them. If the ranks
+    saved because of a signal, the job is requeued. If they hang, the stack of each rank is printed
+    and the ranks are ended.
+
+    Args:
+        argv: the command of a rank.
+        hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
+
+    Returns:
+        0: done. 5: stopped, submit again. Else the exit code of the first rank that failed, if it
+        is one of Airlift's exit codes, or 1.
+
+    Raises:
+        UsageError: this is not a job, the tasks do not divide among the nodes, rank 0 has no
+            address, or srun cannot be started.
+    """
+    environ = os.environ if environ is None else environ
+    job = SlurmJobEnvironment.from_environ(environ)
+    if job is None:
+        raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
+    port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
+    name = step_name(platform.node(), os.getpid())
+    master = find_rank_0(job, environ)
+    command, variables = (
+        srun_command(job, environ, argv, name),
+        srun_environment(job, environ, port, master.address),
+    )
+    _describe(job, command, master, port)
+    sentinel = run_folder / SENTINEL
+    sentinel.unlink(missing_ok=True)
+    watch = HangDetector(run_folder / "logs", job.num_nodes * tasks_per_node(job), hang_after_s)
+    code, first_end, hang, last_words = _srun(command, variables, watch)
+    if code < 0:
+        say(f"srun was ended by {signal.Signals(-code).name}")
+        end_ranks(job.job_id, os.getpid())
+    if hang:
+        say("the ranks were ended; submit the run again to resume from its last checkpoint")
+        return 5
+    if sentinel.exists():
+        # Rank 0 wrote it after all ranks had saved, so errors during their exit do no harm.
+        sentinel.unlink()
+        return _requeue(job)
+    if first_end.startswith(_STOPPED):
+        say("the ranks got a stop signal before they could save")
+        return _requeue(job)
+    if code:
+        for line in watch.report_failure():
+            print(line, file=sys.stderr)
+    if first_end.startswith("Aborted") and (line := lost_by_watchdog(last_words)):
+        return report_lost_peer(watch, line)
+    return _exit_code(code, first_end)
+
+
+def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, port: int) -> None:
+    ranks = tasks_per_node(job)
+    address = network.with_port(master.address or host_names(job.nodes)[0], port)
+    say(
+        f"job {job.job_id}: {job.num_nodes} x {ranks} ranks on {job.nodes}; "
+        f"rank 0 listens on {address} ({master.reason})"
+    )
+    if master.ignored:
+        say(master.ignored)
+    if job.restart_count:
+        say(f"restart {job.restart_count} of this job")
+    if job.gpus_on_node is not None and job.gpus_on_node > ranks:
+        say(
+            f"each node has {job.gpus_on_node} GPUs but {ranks} ranks: "
+            f"{job.gpus_on_node - ranks} stay idle (ask for --ntasks-per-node={job.gpus_on_node})"
+        )
+    say(" ".join(command))
+
+
+def _srun(
+    command: Sequence[str], variables: Mapping[str, str], watch: HangDetector
+) -> tuple[int, str, bool, str]:
+    """Runs srun and watches the ranks.
+
+    Returns:
+        srun's exit code, its text about the first task that failed, whether ranks hung, and the
+        end of what the ranks wrote to stderr.
+    """
+    first_end: list[str] = []
+    last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+    hang = False
+
+    def copy(stderr: IO[bytes]) -> None:
+        for line in stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            text = line.decode("utf-8", "replace").rstrip()
+            last_lines.append(text)
+            match = _TASK_ENDED.match(text)
+            if match and not first_end:
+                first_end.append(match["how"])
+
+    with recorded_signals() as received:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                # On SIGTERM srun ends the ranks; SIGKILL would leave them running.
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+        except FileNotFoundError:
+            raise UsageError(
+                "srun is not on PATH inside this job", "Load the site's Slurm module in setup."
+            ) from None
+        assert process.stderr is not None
+        reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)
+        reader.start()
+        while process.poll() is None:
+            while received:
+                name = signal.Signals(received.popleft()).name
+                say(f"{name} received: the ranks save a checkpoint and stop")
+                process.send_signal(signal.SIGUSR1)
+            if not hang and (silent := watch.hung_ranks()):
+                hang = True
+                process.send_signal(ASK_FOR_STACKS)
+                print_hang(watch, silent)
+                process.terminate()  # srun ends the tasks, and kills the rest after KillWait
+            time.sleep(0.1)
+        reader.join(timeout=5)
+    return process.returncode, first_end[0] if first_end else "", hang, "\n".join(last_lines)
+
+
+def end_ranks(job_id: int, launcher: int) -> None:
+    """Ends the ranks of a launcher on this machine, and waits for them.
+
+    Used after the launcher, or its srun, was killed.
+
+    Args:
+        launcher: the launcher's process id.
+    """
+    name = step_name(platform.node(), launcher)
+    seen = unanswered = 0
+    while (step := running_step(job_id, name)) != "" and unanswered < TRIES:
+        if step and seen % 60 == 0:
+            say(f"the ranks still run: scancel {step}")
+            with suppress(IncompleteError):
+                ask("scancel", step)
+        seen += bool(step)
+        unanswered += step is None
+        time.sleep(1)
+    if step is None:
+        say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
+
+
+def _exit_code(code: int, first_end: str) -> int:
+    """The exit code of the run.
+
+    srun ends the other tasks after one fails and returns *their* code, so the first task decides.
+    """
+    if code == 0:
+        return 0
+    exited = re.match(r"Exited with exit code (\d+)", first_end)
+    if exited:
+        return int(exited[1]) if int(exited[1]) <= 5 else 1
+    ended_from_outside = first_end.startswith(("Killed", *_STOPPED, "Out Of Memory"))
+    if ended_from_outside or code < 0 or (not first_end and code > 128):
+        say(f"the ranks were ended from outside ({first_end or f'srun exit code {code}'})")
+        say("submit the run again to resume from its last checkpoint")
+        return 5
+    return 1
+
+
+def _requeue(job: SlurmJobEnvironment) -> int:
+    """Requeues the job if Slurm counts it as running and `MAX_REQUEUES` is not reached.
+
+    Returns:
+        5, always.
+    """
+    if obstacle := _why_not_requeued(job):
+        say(obstacle)
+        return 5
+    requeued = _scontrol("requeue", str(job.job_id))
+    if requeued.returncode != 0:
+        why = requeued.stderr.strip()
+        say(f"Slurm refused to requeue the job: {why}; submit the run again to resume")
+        return 5
+    restart = job.restart_count + 1
+    say(f"job {job.job_id} is back in the queue (restart {restart} of at most {MAX_REQUEUES})")
+    # Slurm ends this script as part of the requeue; an exit before that would only race with it.
+    time.sleep(60)
+    return 5
+
+
+def _why_not_requeued(job: SlurmJobEnvironment) -> str:
+    """The reason why this job is not requeued, as a message; empty: it can be requeued."""
+    shown = _scontrol("show", "job", str(job.job_id), "--oneliner")
+    if shown.returncode != 0:
+        why = shown.stderr.strip()
+        return f"stopped: Slurm does not answer ({why}); submit the run again to resume"
+    fields = dict(field.partition("=")[::2] for field in shown.stdout.split())
+    if fields.get("BatchFlag") != "1":
+        return (
+            "stopped by a signal; run the same command again to resume (only batch jobs are "
+            "requeued)"
+        )
+    if fields.get("JobState") != "RUNNING":
+        return (
+            f"stopped: Slurm ends the job ({fields.get('JobState')}), so it is not requeued; "
+            "submit it again to resume"
+        )
+    if job.restart_count >= MAX_REQUEUES:
+        return (
+            f"stopped: requeued {job.restart_count} times already; submit the run again to resume"
+        )
+    return ""
+
+
+def _scontrol(*arguments: str, tries: int = TRIES) -> subprocess.CompletedProcess[str]:
+    """Asks Slurm's controller, up to `tries` times: the rest of the run depends on the answer."""
+    for left in reversed(range(tries)):
+        try:
+            done = ask("scontrol", *arguments, timeout_s=SCONTROL_TIMEOUT_S)
+            answer = done or subprocess.CompletedProcess(
+                arguments, 1, "", "scontrol is not on PATH"
+            )
+        except (OSError, IncompleteError) as error:
+            answer = subprocess.CompletedProcess(arguments, 1, "", str(error))
+        if answer.returncode == 0:
+            break
+        if left:
+            time.sleep(5)
+    return answer

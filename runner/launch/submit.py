@@ -1,0 +1,317 @@
+"""`runner submit`: a run file becomes a job.
+
+`RunConfig` -> `request` (asks Slurm for the shape of a node) -> `sbatch_script` -> `submit` (writes
+the script to the run folder, tries `--test-only`, submits). Problems that Slurm would report only
+in the queue or in a log are found here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.config.run_config import RunConfig, SlurmConfig
+from runner.errors import IncompleteError, UsageError, human_count, write_atomically
+from runner.installed import is_light
+from runner.plan import devices
+from runner.plan.devices import NodeShape
+from runner.plan.shapes import Device
+from runner.ranks.environment import runner_command
+from runner.slurm.commands import ask
+from runner.slurm.job_array import Member
+from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
+
+REMEDIES = {
+    "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
+    "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
+    "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
+    "generic resource": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set "
+    'slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.',
+    "node configuration is not available": "See `sinfo -N -o '%P %n %c %m %G'`: no node has what "
+    "was requested. Lower slurm.gpus_per_node, or slurm.options cpus-per-task or mem.",
+    "more processors": "Lower slurm.tasks_per_node or slurm.options cpus-per-task.",
+    "time limit": "See `sinfo -o '%P %l'` for the limits, and lower slurm.time.",
+    "node count": "See `sinfo -s`, and lower slurm.nodes.",
+    "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
+}
+"""Parts of sbatch's error messages, in lower case -> the remedy."""
+
+_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused")
+_ADVICE_ELSEWHERE = (
+    "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
+)
+
+
+class NoClusterError(UsageError):
+    """sbatch is installed, but this machine belongs to no cluster."""
+
+
+def request(
+    config: RunConfig,
+    bundle: Path,
+    run_folder: Path,
+    overrides: Sequence[str] = (),
+    sweep: tuple[Member, ...] = (),
+) -> SbatchRequest:
+    """Decides what the job requests. Every path becomes absolute.
+
+    Args:
+        overrides: the `--set` texts.
+        sweep: the members of a job array; empty: a single run.
+    """
+    slurm, run_folder = config.slurm, run_folder.absolute()
+    ranks = ranks_on_node(slurm)
+    cpus, reason = cpus_per_task(node_shapes(slurm.partition), ranks, slurm.gpus_per_node)
+    sets = [argument for override in overrides for argument in ("--set", override)]
+    paths = [str(config.path.absolute()), "--bundle", str(bundle.absolute())]
+    paths += [] if sweep else ["--output", str(run_folder)]
+    return SbatchRequest(
+        name=config.name,
+        run_folder=run_folder,
+        working_folder=Path.cwd(),
+        command=(*_runner(slurm), "train", *paths, *sets),
+        bin_folder=Path(sys.executable).parent,
+        nodes=slurm.nodes,
+        tasks_per_node=ranks,
+        gpus_per_node=slurm.gpus_per_node,
+        partition=slurm.partition,
+        cpus_per_task=cpus,
+        cpus_reason=reason,
+        time=slurm.time,
+        modules=slurm.modules,
+        setup=slurm.setup,
+        options=slurm.options,
+        members=sweep,
+    )
+
+
+def _runner(slurm: SlurmConfig) -> list[str]:
+    """The command of `runner` in the job: this one, unless it cannot train and `setup` has another.
+
+    A light installation submits for an environment that `slurm.setup` activates.
+    """
+    return ["runner"] if slurm.setup and is_light() else runner_command()
+
+
+def node_shapes(partition: str | None) -> list[NodeShape]:
+    """The nodes of a partition (None: the default one), as sinfo(1) lists them.
+
+    Empty if Slurm is not installed or does not answer.
+    """
+    shown = ask(
+        "sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", *_partition_option(partition)
+    )
+    if shown is None or shown.returncode != 0:
+        return []
+    rows = [line.split("|", 3) for line in shown.stdout.splitlines() if line.count("|") >= 3]
+    wanted = [row for row in rows if partition or row[0].endswith("*")]
+    return [
+        NodeShape(
+            int(cpus),
+            count_gpus(gres),
+            int(memory) * 2**20 if memory.isdigit() else 0,
+            types_of_gpus(gres),
+        )
+        for _, cpus, memory, gres in wanted
+        if cpus.isdigit()
+    ]
+
+
+def count_gpus(gres: str) -> int:
+    """The number of GPUs in Slurm's gres notation: 4 for `gpu:a800:4(S:0-1),nvme:1`."""
+    return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))
+
+
+def types_of_gpus(gres: str) -> tuple[str, ...]:
+    """The types of GPU in Slurm's gres notation: `gpu:a800:4,nvme:1` has `a800`; `gpu:4` none."""
+    return tuple(
+        entry[1] for entry in _gpu_entries(gres) if len(entry) > 1 and not entry[1].isdigit()
+    )
+
+
+def _gpu_entries(gres: str) -> list[list[str]]:
+    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return [entry for entry in entries if entry[0] == "gpu"]
+
+
+def device_of_job(
+    config: RunConfig, processes: int | None, environ: Mapping[str, str]
+) -> Device | None:
+    """The device of a rank in the job that the run file requests; None if it is unknown here.
+
+    Args:
+        processes: the number of ranks on this machine, if there is no Slurm.
+    """
+    slurm = config.slurm
+    shapes = node_shapes(slurm.partition)
+    if processes is not None and not shapes and not slurm.gpus_per_node:
+        return devices.here(processes, environ, own_torch=config.environment is None)
+    return devices.of_job(slurm, shapes, ranks_on_node(slurm))
+
+
+def notes_of_job(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+    """Notes for people about the accelerators that the job requests, one line each.
+
+    Raises:
+        UsageError: no rank can use the requested accelerators.
+    """
+    own_torch = config.environment is None and not config.slurm.container
+    return devices.notes_of_job(
+        config.slurm, ranks_on_node(config.slurm), environ, own_torch=own_torch
+    )
+
+
+def ranks_on_node(slurm: SlurmConfig) -> int:
+    """Ranks on each node: `slurm.tasks_per_node`, else one for each GPU, else one."""
+    if isinstance(slurm.tasks_per_node, int):
+        return slurm.tasks_per_node
+    return slurm.gpus_per_node or 1
+
+
+def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[int | None, str]:
+    """A rank's share of the CPUs of the smallest node that fits, and a reason for the script.
+
+    Returns:
+        The CPUs of one rank, or None if no node fits; the reason.
+    """
+    fitting = [shape for shape in shapes if shape.gpus >= gpus and shape.cpus >= ranks]
+    if not fitting:
+        return None, ""
+    if gpus:
+        # A share in proportion to the GPUs: a job with one GPU of four leaves the CPUs of the
+        # other three to other jobs.
+        smallest = min(fitting, key=lambda shape: shape.cpus / shape.gpus)
+        share = smallest.cpus * gpus // (smallest.gpus * ranks)
+        node = f"{smallest.cpus} CPUs and {smallest.gpus} GPUs"
+        return max(1, share), f"A rank's share: the smallest node has {node}."
+    cpus = min(shape.cpus for shape in fitting)
+    return cpus // ranks, f"A rank's share: the smallest node has {cpus} CPUs."
+
+
+def submit(wanted: SbatchRequest) -> int:
+    """Writes the script to the run folder and submits it.
+
+    Returns:
+        The job's number.
+
+    Raises:
+        UsageError: there is no sbatch, Slurm would refuse the job, or a job for this run folder is
+            in the queue already.
+        IncompleteError: Slurm's controller does not answer.
+    """
+    script = sbatch_script(wanted)
+    _check_time(wanted)
+    _check_no_second_job(wanted.script)
+    # Slurm does not create the log's folder: without it a job fails without a message.
+    wanted.log.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(wanted.script, script.encode())
+    _sbatch("--test-only", str(wanted.script))
+    output = _sbatch("--parsable", str(wanted.script)).stdout
+    number = re.match(r"(\d+)", output)
+    if not number:
+        raise UsageError(
+            f"sbatch printed no job number: {output.strip()!r}", "Look with `squeue --me`."
+        )
+    return int(number[1])
+
+
+def try_script(script: Path) -> None:
+    """Lets Slurm check a script that is on the disk.
+
+    Raises:
+        NoClusterError: this machine belongs to no cluster.
+        UsageError: Slurm would refuse the job.
+        IncompleteError: Slurm's controller does not answer.
+    """
+    _sbatch("--test-only", str(script))
+
+
+def check(wanted: SbatchRequest) -> str:
+    """Lets Slurm check the job without submitting it, and describes the result in one line.
+
+    Raises:
+        UsageError: Slurm would refuse the job, or leave it waiting forever.
+    """
+    if shutil.which("sbatch") is None:
+        return "Slurm request: not checked, there is no sbatch here"
+    _check_time(wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "submit.sbatch")
+        script.write_text(sbatch_script(wanted), encoding="utf-8")
+        try:
+            _sbatch("--test-only", str(script))
+        except NoClusterError as error:
+            return f"Slurm request: not checked: {error.message}"
+    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    return f"Slurm request: {shape}: sbatch --test-only accepts it"
+
+
+def _check_time(wanted: SbatchRequest) -> None:
+    """Checks the time limit against the partition's.
+
+    `--test-only` does not, and the job would stay in the queue forever.
+    """
+    if not wanted.time:
+        return
+    shown = ask("sinfo", "--noheader", "--format=%P|%l", *_partition_option(wanted.partition))
+    for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
+        partition, _, limit = line.partition("|")
+        if not wanted.partition and not partition.endswith("*"):
+            continue
+        asked, allowed = time_limit_s(wanted.time), time_limit_s(limit.strip())
+        if allowed is not None and (asked is None or asked > allowed):
+            raise UsageError(
+                f"slurm.time: {wanted.time} is more than partition {partition.rstrip('*')} allows, "
+                f"{limit.strip()}",
+                "Lower it: the job saves, is requeued and resumes as often as it takes.",
+            )
+
+
+def _partition_option(partition: str | None) -> list[str]:
+    return [f"--partition={partition}"] if partition else []
+
+
+def _check_no_second_job(script: Path) -> None:
+    """Checks that no other job writes this run folder: they would damage each other's checkpoints.
+
+    Raises:
+        UsageError: one does.
+    """
+    shown = ask("squeue", "--noheader", "--me", "--format=%i|%T|%o")
+    for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
+        job, _, rest = line.partition("|")
+        state, _, command = rest.partition("|")
+        if command.strip() == str(script):
+            raise UsageError(
+                f"job {job} ({state.lower()}) already writes {script.parent}",
+                f"Let it finish, or `scancel {job}` first; --output FOLDER starts another run.",
+            )
+
+
+def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = ask("sbatch", *arguments)
+    if done is None:
+        raise UsageError("there is no sbatch on this machine", _ADVICE_ELSEWHERE)
+    if done.returncode == 0:
+        return done
+    lines = [line.partition("error: ")[2] or line for line in done.stderr.splitlines()]
+    message = " ".join(lines).strip()
+    lowered = message.lower()
+    if any(text in lowered for text in _NO_ANSWER):
+        raise IncompleteError(
+            f"Slurm does not answer: {message}", "Try again; `scontrol ping` shows when it is back."
+        )
+    if "configuration source" in lowered:
+        raise NoClusterError(
+            "sbatch is here, but this machine belongs to no Slurm cluster", _ADVICE_ELSEWHERE
+        )
+    remedy = next((advice for text, advice in REMEDIES.items() if text in lowered), "")
+    raise UsageError(
+        f"Slurm refuses the job: {message}",
+        remedy or f"Correct `slurm:` in the run file ({arguments[-1]}).",
+    )

@@ -1,0 +1,497 @@
+"""`runner train` and `runner prepare`: from a run file to running ranks.
+
+The same command is first a launcher and then, started by the launcher, srun or mpirun, a rank. The
+launcher checks, prepares the data and writes the run folder; the rank trains. So the heavy work is
+done once and outside the ranks, however the command is started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from runner import inputs as inputs_module
+from runner import isolation, offline
+from runner.config.explain import choices_as_comments, explain_choices
+from runner.config.run_config import RunConfig
+from runner.data.prepare import check_together, is_prepared, prepare
+from runner.data.recipe import recipes
+from runner.disks import use_local_caches
+from runner.errors import (
+    FULL_DISK,
+    IncompleteError,
+    StageError,
+    UsageError,
+)
+from runner.inputs import Inputs
+from runner.installed import check_installed, to_prepare, to_train
+from runner.launch import node_local
+from runner.launch.local import run_local
+from runner.launch.rank import become_rank, end_rank, give_up
+from runner.launch.srun import run_batch
+from runner.plan import devices
+from runner.plan.plan import sequence_length
+from runner.plan.shapes import Device, ModelShape
+from runner.plan.transformers_tables import leave_torch_alone
+from runner.preflight import preflight
+from runner.preflight.findings import Findings
+from runner.ranks import environment as ranks_environment
+from runner.ranks.child import in_child
+from runner.ranks.environment import RANK_FLAG
+from runner.ranks.heartbeat import PREPARE, Heartbeat
+from runner.ranks.processes import raise_limits
+from runner.run_folder.history import describe_finished
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import RunLock, hold_run_folder, holder_of
+from runner.slurm.environment import SlurmJobEnvironment, tasks_per_node
+
+_PREPARING = ("preparing the data", "Run it on a machine with more memory, then train.")
+_CHECKING = ("checking the run", "Run it on a machine with more memory.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file, the inputs that it names, and its run folder.
+
+    Attributes:
+        bundle: the bundle's folder, as the user wrote it.
+        overrides: the `--set` texts.
+    """
+
+    config: RunConfig
+    inputs: Inputs
+    folder: RunFolder
+    bundle: Path
+    overrides: tuple[str, ...]
+
+    @staticmethod
+    def load(run_file: Path, bundle: Path, output: Path | None, overrides: Sequence[str]) -> Run:
+        """Reads the run file and resolves its assets.
+
+        Raises:
+            UsageError: as for `RunConfig.load` and `inputs.resolve`; the run folder is inside the
+                bundle.
+            DamageError: as for `inputs.resolve`.
+        """
+        config = RunConfig.load(run_file, overrides)
+        inputs = inputs_module.resolve(config, bundle)
+        folder = RunFolder((output or Path("output") / config.name).absolute())
+        inputs_module.check_not_inside(folder.root, inputs.bundle)
+        return Run(config, inputs, folder, bundle, tuple(overrides))
+
+    def check(
+        self, world_size: int | None, say: Callable[[str], None], device: Device | None = None
+    ) -> None:
+        """Checks that the run can work, and reports what it finds.
+
+        Args:
+            world_size: the number of ranks. None: not known.
+            device: the device of a rank. None: not known.
+
+        Raises:
+            StageError: it cannot work.
+        """
+        found = self.examine(world_size, device)
+        found.raise_errors()
+        for line in (*found.lines, *map(str, found.others)):
+            say(line)
+
+    def examine(
+        self, world_size: int | None, device: Device | None = None, *, with_texts: bool = False
+    ) -> Findings:
+        """Finds everything that can be known before the run: facts, warnings and errors.
+
+        Args:
+            world_size, device, with_texts: as for `preflight.examine`.
+        """
+        found = preflight.examine(
+            self.config, self.inputs, self.folder, world_size, device, with_texts=with_texts
+        )
+        if self.config.environment is not None and self.inputs.environment is not None:
+            with found.keeping():
+                wanted = self.config.environment.node_local
+                found.lines.append(node_local.preview(wanted, self.inputs.environment))
+        return found
+
+    def held(self, environ: Mapping[str, str]) -> list[str]:
+        """One line on the launcher that trains in the run folder now; empty if there is none."""
+        holder = holder_of(self.folder, RunLock.me(environ))
+        if holder is None:
+            return []
+        return [
+            f"{self.folder.root}: {holder.describe()} trains there now; `train` would be refused"
+        ]
+
+    def finished(self) -> list[str]:
+        """One line if this run has done all its steps; else empty."""
+        line = describe_finished(self.folder, self.config)
+        return [f"{self.folder.root}: {line}"] if line else []
+
+    def write_config(self) -> None:
+        """Writes config.yaml: the run file with all values, and comments on automatic choices."""
+        text = f"{self.config.to_yaml()}{choices_as_comments(self.config.explain())}"
+        self.folder.config.write_text(text, encoding="utf-8")
+
+
+def check_not_finished(runs: Sequence[Run]) -> None:
+    """Checks that some run has steps left.
+
+    Raises:
+        UsageError: all of them are finished.
+    """
+    lines = [line for run in runs for line in run.finished()]
+    if len(lines) == len(runs):
+        raise UsageError(
+            f"{'; '.join(lines)}.",
+            "Ask for more steps or epochs to continue it; or start again with another name or "
+            "--output. To export the model again, remove model/ first.",
+        )
+
+
+def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
+    """Trains: as a launcher or as a rank, whichever this process is.
+
+    Args:
+        processes: the number of ranks on this machine. None: one, or those of the Slurm job.
+        dry_run: check and explain, but start nothing.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        StageError: the run cannot work; raised before anything is launched.
+    """
+    offline.set_variables(os.environ)
+    raise_limits()
+    role = ranks_environment.role(environ, processes)
+    isolation.isolate(os.environ, _say_once(role, environ))
+    check_all_installed(run, role)
+    if role == "rank" and environ.get(RANK_FLAG) == "1":
+        return _be_a_rank(run, environ)
+    if role == "rank":
+        return _be_a_rank_of_others(run, environ, dry_run=dry_run)
+    num_local = processes or 1
+    _print_headline(run)
+    device = _device(run, role, num_local, environ)
+    run.check(world_size(role, num_local, environ), print, device)
+    _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
+    if dry_run:
+        for line in run.held(environ):
+            print(line)
+        print("dry run: nothing was started")
+        return 0
+    if finished := run.finished():
+        print("\n".join(finished))
+        return 0
+    run.folder.make()
+    with hold_run_folder(run.folder, environ):
+        return _launch(run, role, num_local, environ)
+
+
+def check_all_installed(run: Run, role: str) -> None:
+    """Refuses to train where packages are missing, before anything is written.
+
+    The ranks of a batch job may run another environment than its launcher, which then only has to
+    prepare the data.
+
+    Raises:
+        UsageError: packages are missing; names them, and what to install.
+    """
+    config = run.config
+    elsewhere = role == "batch" and (config.environment is not None or config.slurm.container)
+    packages = to_prepare(config) if elsewhere else to_train(config)
+    check_installed(config, run.inputs, packages, "training")
+
+
+def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
+    """`print` in a launcher, and in rank 0 of another launcher than ours; else prints nothing."""
+    rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
+    prints = role != "rank" or (environ.get(RANK_FLAG) != "1" and rank == "0")
+    return print if prints else lambda _line: None
+
+
+def _print_headline(run: Run) -> None:
+    print(
+        f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, "
+        f"run folder {run.folder.root}"
+    )
+
+
+def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> int:
+    prepare_in_sandbox(run)
+    run.write_config()
+    for line in use_local_caches(os.environ):
+        print(line)
+    prefix = _environment_for_ranks(run, role, environ)
+    argv = ranks_environment.runner_command(
+        "train",
+        str(run.config.path),
+        *("--bundle", str(run.bundle.absolute())),
+        *("--output", str(run.folder.root)),
+        *(argument for override in run.overrides for argument in ("--set", override)),
+        prefix=prefix,
+    )
+    hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
+    if role == "batch":
+        argv = [*run.config.slurm.container, *argv]
+        return run_batch(argv, run.folder.root, hang_after_s=hang_after_s)
+    return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
+
+
+def _environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
+    """The prefix of the ranks' environment on their nodes; None: that of this process.
+
+    Raises:
+        StageError: the ranks would run another environment than the run file names.
+    """
+    wanted, environment = run.config.environment, run.inputs.environment
+    if wanted is None or environment is None:
+        return None
+    if role == "batch":
+        return node_local.arrange(wanted.node_local, environment, environ, print)
+    node_local.check_running(environment)
+    return None
+
+
+def prepare_in_sandbox(run: Run) -> None:
+    """Prepares the data in a child process that cannot open an internet socket.
+
+    Returns at once if all stores exist.
+
+    Raises:
+        StageError: the child raised it, or was killed.
+    """
+    length, is_done = _prepared(run)
+    if is_done:
+        prepare_all(run, length)
+    else:
+        in_child(_prepare_offline, (run, length), *_PREPARING)
+
+
+def _prepared(run: Run) -> tuple[int, bool]:
+    """The tokens of a sequence, and whether all stores of the run exist."""
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    wanted = recipes(run.config, run.inputs, length)
+    every = [recipe for several in wanted.values() for recipe in several]
+    return length, all(is_prepared(recipe, run.folder.stores) for recipe in every)
+
+
+def check_and_prepare(run: Run) -> None:
+    """Checks the run and prepares its data, in one child process.
+
+    transformers is imported there only: that takes a second.
+
+    Raises:
+        StageError: as for `Run.check` and `prepare_in_sandbox`.
+        UsageError: a package is missing.
+    """
+    check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
+    in_child(_check_and_prepare, (run,), *_PREPARING)
+
+
+def _check_and_prepare(run: Run) -> None:
+    run.check(None, partial(print, flush=True))
+    length, is_done = _prepared(run)
+    (prepare_all if is_done else _prepare_offline)(run, length)
+
+
+def _prepare_offline(run: Run, length: int) -> None:
+    """Prepares the data, in a child process without network."""
+    leave_torch_alone()
+    if why_not := offline.close_network():
+        print(f"no network sandbox around the preparation: {why_not}")
+    try:
+        prepare_all(run, length)
+    except OSError as error:
+        raise failed_to_prepare(error, run) from None
+
+
+def prepare_all(run: Run, length: int) -> None:
+    """Prepares the missing stores, in this process.
+
+    Args:
+        length: tokens of a sequence.
+
+    Raises:
+        StageError: as for `prepare` and `check_together`.
+    """
+    wanted = recipes(run.config, run.inputs, length)
+    check_together(
+        {
+            role: [prepare(recipe, run.folder.stores, print) for recipe in several]
+            for role, several in wanted.items()
+        }
+    )
+
+
+def failed_to_prepare(error: OSError, run: Run) -> StageError:
+    """Turns a system error during the preparation into one with a remedy.
+
+    The cause is an unreadable bundle, a full disk, or a folder that cannot be written.
+    """
+    path = Path(os.fsdecode(error.filename)) if error.filename else run.folder.stores
+    if path.is_relative_to(run.inputs.bundle):
+        return inputs_module.unreadable(path, error.strerror or str(error))
+    remedy = "Correct that (`ls -ld` shows who may write there)"
+    if error.errno in FULL_DISK:
+        remedy = "Free space or quota there"
+    return IncompleteError(
+        f"{path}: {error.strerror or error}.", f"{remedy}, then run the same command again."
+    )
+
+
+def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
+    place, heartbeat = become_rank(run.folder, environ)
+    _train_as(run, place, heartbeat, nullcontext())
+    end_rank(0)
+
+
+def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool) -> int:
+    """Trains as a rank that srun, torchrun or mpirun started.
+
+    Rank 0 also does the launcher's work; the others wait for it.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        StageError: the same for all ranks, before anything is done.
+    """
+    leads = ranks_environment.rank_number(environ) == 0
+    say: Callable[[str], None] = print if leads else lambda _line: None
+    if finished := run.finished():
+        say("\n".join(finished))
+        return 0
+    if dry_run and not leads:
+        return 0
+    if dry_run:
+        place = ranks_environment.rank_environment(environ)
+        in_child(_check_as_launcher, (run, place, dict(environ), False), *_CHECKING)
+        print("dry run: nothing was started")
+        return 0
+    run.folder.make()
+    place, heartbeat = become_rank(run.folder, environ)
+    _train_as(
+        run, place, heartbeat, _leading(run, place, heartbeat, environ) if leads else nullcontext()
+    )
+    stopped = (run.folder.root / ranks_environment.SENTINEL).exists()
+    if stopped:
+        say("stopped by a signal; run the same command again to resume")
+    return end_rank(5 if stopped else 0)
+
+
+@contextmanager
+def _leading(
+    run: Run,
+    place: ranks_environment.RankEnvironment,
+    heartbeat: Heartbeat,
+    environ: Mapping[str, str],
+) -> Iterator[None]:
+    """Does the launcher's work in rank 0; its heartbeat shows the other ranks that it works."""
+    with hold_run_folder(run.folder, environ):
+        (run.folder.root / ranks_environment.SENTINEL).unlink(missing_ok=True)
+        with heartbeat.beating(PREPARE):
+            in_child(_check_as_launcher, (run, place, dict(environ), True), *_CHECKING)
+        run.write_config()
+        yield
+
+
+def _check_as_launcher(
+    run: Run, place: ranks_environment.RankEnvironment, environ: Mapping[str, str], prepares: bool
+) -> None:
+    """Does what a launcher does before it starts ranks, in a child process of rank 0.
+
+    A child, because a rank imports torch and a launcher must not.
+    """
+    _print_headline(run)
+    _environment_for_ranks(run, "local", environ)
+    own_torch = run.config.environment is None
+    device = devices.here(place.local_world_size, environ, own_torch=own_torch)
+    run.check(place.world_size, print, device)
+    _explain(run, f" (one per line in {run.folder.config})" if prepares else "")
+    if prepares:
+        prepare_in_sandbox(run)
+
+
+def _train_as(
+    run: Run,
+    place: ranks_environment.RankEnvironment,
+    heartbeat: Heartbeat,
+    around: AbstractContextManager[None],
+) -> None:
+    """Trains as one rank. On a failure it ends this process instead of returning.
+
+    Args:
+        around: entered before the training and left after it.
+    """
+    try:
+        with around:
+            from runner.training.start import train as train_rank
+
+            train_rank(run.config, run.inputs, run.folder, place, heartbeat)
+    except StageError as error:
+        give_up(run.folder, place.rank, heartbeat, f"error: {error}", error)
+    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
+        give_up(run.folder, place.rank, heartbeat, traceback.format_exc(), error)
+
+
+def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
+    """The number of ranks.
+
+    Args:
+        role: "batch" (srun starts the ranks) or "local".
+        num_local: the number of ranks on this machine.
+
+    Raises:
+        UsageError: the role is "batch", but this is not a Slurm job.
+    """
+    if role == "local":
+        return num_local
+    job = SlurmJobEnvironment.from_environ(environ)
+    if job is None:
+        raise UsageError("this is not inside a Slurm job.", "Submit it with `runner submit`.")
+    return job.num_nodes * tasks_per_node(job)
+
+
+def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> Device | None:
+    """The device of a rank on this machine, in a job its first node; None: not known here.
+
+    Raises:
+        UsageError: accelerators are requested that the ranks cannot use.
+    """
+    ranks, own_torch = report_devices(run, role, num_local, environ, print)
+    return devices.here(ranks, environ, own_torch=own_torch)
+
+
+def report_devices(
+    run: Run, role: str, num_local: int, environ: Mapping[str, str], say: Callable[[str], None]
+) -> tuple[int, bool]:
+    """Reports on this machine's accelerators.
+
+    Returns:
+        The number of ranks on this machine, and whether they use the torch that is installed here.
+
+    Raises:
+        UsageError: accelerators are requested that the ranks cannot use.
+    """
+    job = SlurmJobEnvironment.from_environ(environ) if role == "batch" else None
+    elsewhere = run.config.environment is not None or (
+        job is not None and run.config.slurm.container
+    )
+    ranks = tasks_per_node(job) if job else num_local
+    for line in devices.notes(run.config.slurm, ranks, environ, own_torch=not elsewhere):
+        say(line)
+    return ranks, not elsewhere
+
+
+def _explain(run: Run, where: str) -> None:
+    if lines := explain_choices(run.config.explain()):
+        print(f"{run.config.path.name}: values chosen automatically, with the reason{where}:")
+        print("\n".join(lines))
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""What `auto` means and what can be known to fail before a rank starts."""

@@ -1,0 +1,76 @@
+"""Computes how much of a node's memory the weights take while a model is loaded. Pure.
+
+Rank 0 maps the files and hands out weight by weight (runner.training.weights). So a node holds what
+its ranks keep, one weight per rank on its way, and on rank 0's node what cannot be mapped.
+"""
+
+from __future__ import annotations
+
+from runner.config.run_config import RunConfig
+from runner.errors import human_size
+from runner.plan.memory import frozen_bytes
+from runner.plan.plan import TrainingPlan
+from runner.plan.shapes import Device, ModelShape
+
+
+def peak_at_load(
+    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device, ranks: int
+) -> int:
+    """Returns the bytes of weights that the node of rank 0 holds at most while it loads.
+
+    Mapped files do not count: the kernel takes their memory back at any time. Nor do Python, its
+    libraries and the optimizer.
+
+    Args:
+        config: the run file.
+        shape: the model's counts.
+        plan: precision and what the ranks partition.
+        device: the device of each rank.
+        ranks: number of ranks on the node.
+    """
+    largest = 4 * max(
+        shape.vocabulary * shape.hidden, shape.num_parameters // max(1, shape.layers) // 3
+    )
+    is_host = device.kind == "cpu"
+    if config.quantization is not None:  # each rank reads and quantises, weight by weight
+        return ranks * (largest + (_model(config, shape, plan) if is_host else 0))
+    on_way = largest * (ranks if is_host else 1)
+    made = 0
+    if config.model.init == "scratch":
+        made = 4 * shape.num_parameters
+    elif config.lora is not None:  # rank 0 converts them all, then adds the matrices
+        made = int(frozen_bytes(config, shape)) + 4 * (shape.num_trained or 0)
+    return on_way + max(made, _kept(config, shape, plan, ranks) if is_host or _moves(plan) else 0)
+
+
+def describe_at_load(
+    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device, ranks: int
+) -> str:
+    """Returns a line on `peak_at_load` for the user."""
+    peak = human_size(peak_at_load(config, shape, plan, device, ranks))
+    how = "rank 0 reads them once and hands them out one at a time"
+    if config.quantization is not None:
+        how = "each rank quantises them one at a time"
+    elif config.model.init == "scratch":
+        how = "rank 0 makes them and hands them out one at a time"
+    return f"host memory at load: up to {peak} of weights on a node of {ranks}  ({how})"
+
+
+def _moves(plan: TrainingPlan) -> bool:
+    """Returns whether weights stay in the host's memory beside a GPU."""
+    return plan.offload != "none" and plan.zero == 3
+
+
+def _kept(config: RunConfig, shape: ModelShape, plan: TrainingPlan, ranks: int) -> int:
+    """Returns the bytes of weights that the ranks of a node keep."""
+    whole = _model(config, shape, plan)
+    is_shared = plan.zero == 3 or config.engine.name == "fsdp"
+    return whole * ranks // plan.world_size if is_shared else whole * ranks
+
+
+def _model(config: RunConfig, shape: ModelShape, plan: TrainingPlan) -> int:
+    """Returns the bytes of one copy of the model, as the engine keeps it."""
+    if shape.num_trained is not None:
+        return int(frozen_bytes(config, shape)) + 4 * shape.num_trained
+    is_low = config.engine.name == "deepspeed" and plan.precision != "fp32"
+    return (2 if is_low else 4) * shape.num_parameters

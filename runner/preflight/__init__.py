@@ -1,0 +1,1 @@
+"""What can be known to fail before a rank starts. Nothing here imports torch."""

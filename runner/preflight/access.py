@@ -1,0 +1,230 @@
+"""Rights, inodes and quota: what a run reads can be read, and where it writes it can write.
+
+`shutil.disk_usage` says nothing about inodes, quotas, rights, or a disk that is mounted read-only.
+So a file is really made where the run will write, and removed at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from runner.disks import disk_type
+from runner.errors import (
+    FULL_DISK,
+    IncompleteError,
+    StageError,
+    UsageError,
+    human_count,
+    human_size,
+)
+from runner.inputs import Inputs
+
+ENVIRONMENT_FILES = ("env.json", "bootstrap.sh", "node-local.sh", "image.tar.gz")
+NAMED = 3  # at most so many files are named in a message
+PROBE = 2**20  # bytes that are written: a quota that is used up refuses them
+FILES_OF_A_RUN = 500  # inodes of a run folder: logs, checkpoints of many ranks, the model
+QUOTA_TIMEOUT_S = 3.0
+_WITH_LFS = ("lustre",)
+_UNLIMITED = 0
+
+
+def files_to_read(inputs: Inputs) -> list[Path]:
+    """Lists the bundle's files that a run reads: of its model, datasets and environment."""
+    splits = [s for data in inputs.datasets for s in (data.train, data.validation) if s]
+    environment = inputs.environment.path if inputs.environment else None
+    return [
+        inputs.bundle / "stage.lock",
+        *(inputs.model.path / name for name in inputs.model.digests),
+        *(file for split in splits for file in split.files),
+        *(environment / name for name in ENVIRONMENT_FILES if environment),
+    ]
+
+
+def check_readable(paths: Iterable[Path]) -> None:
+    """Checks that this user may read files.
+
+    Raises:
+        UsageError: some cannot be read; says which folder or file is closed.
+    """
+    closed = [path for path in paths if not os.access(path, os.R_OK, effective_ids=True)]
+    closed = [path for path in closed if _is_there(path)]
+    if not closed:
+        return
+    first = _first_closed(closed[0])
+    named = ", ".join(str(path) for path in closed[:NAMED])
+    more = f" and {len(closed) - NAMED} more" if len(closed) > NAMED else ""
+    what = "entered" if first.is_dir() else "read"
+    raise UsageError(
+        f"{human_count(len(closed), 'file')} of this run cannot be read: {named}{more}. "
+        f"{first} cannot be {what} by you; it is not damaged.",
+        f"Its owner can open it: chmod {'a+rx' if first.is_dir() else 'a+r'} {first} "
+        f"(`namei -l {closed[0]}` shows every right on the way)",
+    )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path is there, or cannot be known to be missing."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _first_closed(path: Path) -> Path:
+    """Returns the first folder above a file that cannot be entered; else the file."""
+    for folder in reversed(path.parents):
+        if not os.access(folder, os.X_OK, effective_ids=True):
+            return folder
+    return path
+
+
+def nearest_folder(path: Path) -> Path:
+    """Returns the nearest folder that exists, at a path or above it.
+
+    Raises:
+        UsageError: something above the path is a file.
+    """
+    for folder in (path, *path.parents):
+        # Not Path.exists(): it raises where a folder above is closed.
+        if os.path.isdir(folder):  # noqa: PTH112
+            return folder
+        if os.path.lexists(folder):
+            raise UsageError(
+                f"{folder}: a folder is needed there, and it is a file or a broken link.",
+                f"Give another --output, or look at it: ls -ld {folder}",
+            )
+    return Path("/")
+
+
+def check_writable(where: Path) -> None:
+    """Checks that files can be made at a path, by making one.
+
+    Args:
+        where: a folder of the run; it need not exist.
+
+    Raises:
+        UsageError: no right to write, or a disk that is mounted read-only.
+        IncompleteError: no space, no inodes, or no quota.
+    """
+    folder = nearest_folder(where)
+    try:
+        status = os.statvfs(folder)
+        # A file system without a fixed number of inodes (btrfs, many network disks) has 0 files.
+        if status.f_files and status.f_favail < FILES_OF_A_RUN:
+            raise no_inodes(where, status.f_favail)
+        _write_a_file(folder)
+    except OSError as error:
+        raise _refusal(where, folder, error) from None
+
+
+def no_inodes(where: Path, free: int) -> IncompleteError:
+    """The error of a disk with space but without free inodes."""
+    return IncompleteError(
+        f"{where}: {human_count(free, 'file')} can still be made there; a run makes up to "
+        f"{FILES_OF_A_RUN}. Not the space is used up but the inodes (df -i).",
+        "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
+        "or choose another --output",
+    )
+
+
+def _write_a_file(folder: Path) -> None:
+    """Makes a file without a name and writes to it; where that is not possible, one with a name.
+
+    Raises:
+        OSError: it is not possible.
+    """
+    with tempfile.TemporaryFile(prefix=".airlift-check-", dir=folder) as file:
+        file.write(os.urandom(PROBE))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
+    if error.errno == errno.EDQUOT:
+        return IncompleteError(
+            f"{where}: your quota is used up, of bytes or of files ({error.strerror}).",
+            "Free space or files there (quota -s, or lfs quota -h -u $USER "
+            f"{folder}), or choose another --output",
+        )
+    if error.errno in FULL_DISK:
+        return IncompleteError(
+            f"{where}: the disk is full ({error.strerror}).",
+            "Free space there, or choose another --output",
+        )
+    if error.errno == errno.EROFS:
+        return UsageError(
+            f"{where}: {folder} is mounted read-only here.",
+            "Choose another --output, on a disk that this node and the job's nodes can write",
+        )
+    return UsageError(
+        f"{where}: no file can be made in {folder}: {error.strerror or error}.",
+        f"Choose an --output in a folder of yours (`ls -ld {folder}` and `id` show who may write)",
+    )
+
+
+def check_quota(where: Path, needed: int, mounts: str) -> None:
+    """Compares this user's quota on a Lustre disk with what a run needs.
+
+    Args:
+        where: a folder of the run; it need not exist.
+        needed: bytes.
+        mounts: the text of `/proc/self/mounts`.
+
+    Raises:
+        IncompleteError: the quota is too small.
+    """
+    folder = nearest_folder(where)
+    if disk_type(folder, mounts) not in _WITH_LFS or shutil.which("lfs") is None:
+        return
+    try:
+        shown = subprocess.run(
+            ["lfs", "quota", "-q", "-u", str(os.geteuid()), str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=QUOTA_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    left = quota_left(shown.stdout)
+    if left is None:
+        return
+    space, files = left
+    if space is not None and space < needed:
+        raise IncompleteError(
+            f"{where}: the run needs up to {human_size(needed)}; your quota leaves "
+            f"{human_size(space)}.",
+            f"Free space (lfs quota -h -u $USER {folder}), keep fewer: --set checkpoint.keep=1, "
+            "or choose another --output",
+        )
+    if files is not None and files < FILES_OF_A_RUN:
+        raise IncompleteError(
+            f"{where}: your quota leaves {human_count(files, 'file')}; a run makes up to "
+            f"{FILES_OF_A_RUN}.",
+            f"Remove many small files (lfs quota -u $USER {folder}), or choose another --output",
+        )
+
+
+def quota_left(text: str) -> tuple[int | None, int | None] | None:
+    """Reads `lfs quota -q` (lfs-quota(1)): bytes and files that are left; None: no limit. Pure.
+
+    A line has the path, kbytes, quota, limit, grace, files, quota, limit, grace. A long path is
+    alone on the line before. A number over its quota has a `*`. A limit of 0 is no limit.
+    """
+    fields = text.split()
+    numbers = [re.sub(r"[*\[\]]", "", field) for field in fields[1:9]]
+    if len(numbers) < 8 or not all(numbers[at].isdecimal() for at in (0, 1, 2, 4, 5, 6)):
+        return None
+    used, _, limit, _, files, _, most, _ = (int(n) if n.isdecimal() else 0 for n in numbers)
+    space = None if limit == _UNLIMITED else max(0, limit - used) * 1024
+    return space, None if most == _UNLIMITED else max(0, most - files)

@@ -1,0 +1,109 @@
+"""What the checks of a run find: errors, warnings and notes, all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from runner.errors import DamageError, StageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a person should know before the run starts.
+
+    Attributes:
+        level: `error`: the run cannot work; `warning`: it may not; `note`: good to know.
+        message: what and where.
+        remedy: the command or the line that fixes it; empty only for notes.
+        exit_code: of an error, as if it were the only one; else 0.
+    """
+
+    level: Literal["error", "warning", "note"]
+    message: str
+    remedy: str = ""
+    exit_code: int = 0
+
+    def __str__(self) -> str:
+        """Returns the finding as printed, without the word `error`."""
+        text = self.message if self.level == "error" else f"{self.level}: {self.message}"
+        return f"{text}\n  -> {self.remedy}" if self.remedy else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the finding as `runner check --json` prints it."""
+        return {
+            "level": self.level,
+            "message": self.message,
+            "remedy": self.remedy,
+            "exit_code": self.exit_code,
+        }
+
+
+def finding_of(error: StageError) -> Finding:
+    """Returns an error as a finding."""
+    return Finding("error", error.message, error.remedy, error.exit_code)
+
+
+def joined(errors: Sequence[StageError]) -> StageError:
+    """Returns one error for several, of the class of the most important one.
+
+    Args:
+        errors: at least one; a single one is returned unchanged.
+    """
+    if len(errors) == 1:
+        return errors[0]
+    lines = [f"{len(errors)} faults, each of which would end this run:"]
+    for number, error in enumerate(errors, 1):
+        lines.append(f"  {number}. {error.message}")
+        lines += [f"     -> {error.remedy}"] if error.remedy else []
+    most = _most_important(errors)
+    return type(most)("\n".join(lines), exit_code=most.exit_code)
+
+
+@dataclass
+class Findings:
+    """Collects what is found. An error ends one check only, not those after it.
+
+    Attributes:
+        errors: what ends the run.
+        others: warnings and notes.
+        lines: facts about the run, for printing.
+    """
+
+    errors: list[StageError] = field(default_factory=list)
+    others: list[Finding] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def attempt(self, check: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+        """Calls a check; an error is kept, and the result is None then."""
+        with self.keeping():
+            return check(*arguments, **named)
+        return None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keeps an error that is raised in this context."""
+        try:
+            yield
+        except StageError as error:
+            if str(error) not in map(str, self.errors):  # two checks can meet the same fault
+                self.errors.append(error)
+
+    def raise_errors(self) -> None:
+        """Raises what was found: the error itself if it is the only one.
+
+        Raises:
+            StageError: there are errors.
+        """
+        if self.errors:
+            raise joined(self.errors)
+
+
+def _most_important(errors: Sequence[StageError]) -> StageError:
+    """Damage first: it can be the cause of the others. Then what was found first."""
+    return next((error for error in errors if isinstance(error, DamageError)), errors[0])

@@ -1,0 +1,496 @@
+"""Checks everything that can be known to fail before a rank starts, without a GPU, in seconds.
+
+(run file, inputs, number of ranks if known) -> facts, warnings, and all errors at once. It reads
+headers, configs, the tokenizer, and small texts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from runner.config.data import LANGUAGE
+from runner.config.run_config import RunConfig
+from runner.data.instruction import Writer
+from runner.data.recipe import data_key, documents_of, recipes
+from runner.data.tokenizer_files import check_tokenizer_files
+from runner.data.tokenizing import frame, load_tokenizer
+from runner.disks import read_mounts
+from runner.errors import (
+    DamageError,
+    PolicyError,
+    UsageError,
+    human_count,
+    human_size,
+)
+from runner.inputs import (
+    DatasetInput,
+    Inputs,
+    ModelInput,
+    SplitInput,
+    index_problems,
+    safetensors_header,
+    verification,
+)
+from runner.installed import is_installed, is_light, left_to_ranks
+from runner.plan.activations import measured
+from runner.plan.load_memory import describe_at_load
+from runner.plan.memory import describe_state, state_needed
+from runner.plan.model_layers import check_fsdp, check_wrap, why_not_here
+from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
+from runner.plan.shapes import Device, ModelShape, shape_of, weight_shapes
+from runner.plan.transformers_tables import leave_torch_alone, model_types
+from runner.preflight.access import (
+    check_quota,
+    check_readable,
+    check_writable,
+    files_to_read,
+    nearest_folder,
+)
+from runner.preflight.disk import check_disk, disk_needed
+from runner.preflight.findings import Findings
+from runner.preflight.settings import check_accumulation, check_precision
+from runner.preflight.texts import check_texts
+from runner.preflight.vocabulary import check_vocabulary, read_vocabulary
+from runner.preflight.weights import check_weights, embedding_of
+from runner.run_folder.checkpoints import check_before_launch, signature
+from runner.run_folder.history import earlier_settings, settings_of
+from runner.run_folder.layout import RunFolder
+
+TABLES = {
+    "masked-lm": "MASKED_LM",
+    "causal-lm": "CAUSAL_LM",
+    "instruction": "CAUSAL_LM",
+    "image-classification": "IMAGE_CLASSIFICATION",
+}
+
+
+def check(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    world_size: int | None,
+    device: Device | None = None,
+) -> list[str]:
+    """Checks a run before anything is launched. See `examine`.
+
+    Returns:
+        Lines for the user.
+
+    Raises:
+        StageError: the error that was found, or one that lists all.
+    """
+    found = examine(config, inputs, folder, world_size, device)
+    found.raise_errors()
+    return [*found.lines, *map(str, found.others)]
+
+
+def examine(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    world_size: int | None,
+    device: Device | None = None,
+    *,
+    with_texts: bool = False,
+) -> Findings:
+    """Finds everything that can be known about a run before it is launched.
+
+    Args:
+        config: the run file.
+        inputs: model, datasets and environment of the run.
+        folder: the run folder; it need not exist.
+        world_size: number of ranks; None: not known.
+        device: the device of each rank; None: not known.
+        with_texts: whether small datasets are prepared, to see whether they fill a step.
+
+    Returns:
+        Facts, warnings, and errors: UsageError (the run cannot work, or the checkpoint is of
+        another run), DamageError (the bundle is known to be damaged), PolicyError (it must be
+        verified, and is not), IncompleteError (no space, inodes or quota).
+    """
+    found = Findings()
+    found.attempt(check_readable, files_to_read(inputs))
+    if found.errors:
+        return found  # a bundle that is closed must not be called damaged
+    verified = found.attempt(_check_verified, config, inputs)
+    if any(isinstance(error, DamageError) for error in found.errors):
+        return found  # everything else would follow from it
+    with found.keeping():
+        _check_writable(folder)
+    found.attempt(_check_installed, config)
+    if device is not None and not why_not_here(config):
+        found.attempt(check_fsdp, config, device.kind)
+    found.lines += [verified] if verified else []
+    shape = found.attempt(shape_of, config, inputs.model)
+    before = len(found.errors)
+    layers = found.attempt(_check_model_for_task, config, inputs.model)
+    if shape is not None:
+        _examine_model(found, config, inputs.model, shape)
+        model_fits = len(found.errors) == before
+        length, total = _examine_run(found, config, inputs, folder, shape, world_size, device)
+        if model_fits:
+            found.attempt(_examine_tokenizer, found, config, inputs.model, shape)
+        if with_texts and length is not None and not found.errors and not is_light():
+            wanted = recipes(config, inputs, length)
+            texts = check_texts(config, wanted, folder.stores, total)
+            found.errors += texts.errors
+            found.others += texts.others
+    found.lines += [line for line in (layers, left_to_ranks(config)) if line]
+    return found
+
+
+def _check_writable(folder: RunFolder) -> None:
+    places = {nearest_folder(path): path for path in (folder.stores, folder.root)}
+    for path in places.values():
+        check_writable(path)
+
+
+def _examine_model(
+    found: Findings, config: RunConfig, model: ModelInput, shape: ModelShape
+) -> None:
+    """Compares config.json, weights and tokenizer of a model. Loads none of them."""
+    shapes: Mapping[str, Sequence[int]] = {}
+    if config.model.init != "scratch" and config.model.folder is None:
+        shapes = weight_shapes(model) or {}
+        errors, warnings = check_weights(model.asset, model.settings, shapes)
+        found.errors += errors
+        found.others += warnings
+        found.attempt(check_index, config, model)
+    if config.task == "image-classification":
+        return
+    vocabulary = found.attempt(read_vocabulary, model.path)
+    embedding = embedding_of(shapes)
+    rows = {"its vocab_size": shape.vocabulary}
+    if embedding is not None:
+        rows |= {f"its {embedding.name} has so many rows": embedding.rows}
+    known = {where: number for where, number in rows.items() if number}
+    if vocabulary is not None and known:
+        where = min(known, key=lambda name: known[name])
+        errors, warnings = check_vocabulary(
+            model.asset, config.task, vocabulary, known[where], where
+        )
+        found.errors += errors
+        found.others += warnings
+
+
+def _examine_tokenizer(
+    found: Findings, config: RunConfig, model: ModelInput, shape: ModelShape
+) -> None:
+    if how := _check_tokenizer(config, model, shape):
+        found.lines.append(f"samples are written {how}")
+
+
+def _examine_run(
+    found: Findings,
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    shape: ModelShape,
+    world_size: int | None,
+    device: Device | None,
+) -> tuple[int | None, int | None]:
+    """Finds what follows from the model's shape: length, batch, memory, checkpoints, disk.
+
+    Returns:
+        Tokens of a sequence and sequences of a step; None: not known.
+    """
+    model = inputs.model
+    length = documents = plan = resumed = None
+    with found.keeping():
+        length, _ = sequence_length(config, shape)
+        documents = documents_of(config, model, length)
+    if device is not None and world_size is not None and length is not None:
+        measure = partial(measured, model=model, shape=shape, world_size=world_size)
+        plan = found.attempt(decide, config, shape, device, world_size, measure)
+    elif world_size is not None:
+        found.attempt(check_batch, config, world_size)
+    if length is not None and documents is not None:
+        resumed = found.attempt(_check_checkpoint, config, inputs, folder, length, world_size)
+    needed = disk_needed(config, shape)
+    found.attempt(check_disk, config, folder, shape, needed)
+    found.attempt(check_quota, folder.root, needed, read_mounts())
+    found.lines += [
+        f"model {model.asset}: {model.settings.get('model_type')}, "
+        f"{shape.num_parameters / 1e6:.1f} M parameters, init {config.model.init}",
+        *(_describe_dataset(config, data, length or 0) for data in inputs.datasets),
+    ]
+    if config.task != "image-classification" and documents is not None:
+        found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
+    found.lines.append(
+        f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model"
+    )
+    found.lines += _describe_memory(config, shape, plan, device, world_size)
+    found.lines += [resumed] if resumed else []
+    total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
+    precision = plan.precision if plan else config.precision
+    found.others += check_precision(config, model.settings, precision)
+    if world_size is not None and isinstance(total, int) and isinstance(micro, int):
+        found.others += check_accumulation(config, total, micro, world_size)
+    return length, total if isinstance(total, int) else None
+
+
+def _check_checkpoint(
+    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int, world_size: int | None
+) -> str | None:
+    """Refuses a checkpoint of another run; returns a line on the checkpoint to be resumed."""
+    total = config.batch.total
+    now = signature(
+        config,
+        inputs,
+        data_key(recipes(config, inputs, length)["train"]),
+        total if isinstance(total, int) else None,
+    )
+    return check_before_launch(
+        folder.checkpoints,
+        now,
+        world_size,
+        config.steps,
+        config.engine.name,
+        config.precision,
+        _changed(config, folder),
+    )
+
+
+def _describe_memory(
+    config: RunConfig,
+    shape: ModelShape,
+    plan: TrainingPlan | None,
+    device: Device | None,
+    world_size: int | None,
+) -> list[str]:
+    lines = []
+    if world_size is not None:
+        state = state_needed(config, shape, world_size)
+        sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
+        ranks = human_count(world_size, "rank")
+        lines.append(
+            f"model state per rank, by ZeRO stage, on {ranks} "
+            f"({describe_state(config, shape)}): {sizes}"
+        )
+    if plan is not None and device is not None:
+        zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
+        lines.append(
+            f"it fits: {device.name}, {human_size(device.memory)} per rank; "
+            f"{plan.precision}, {zero}micro batch {plan.micro}"
+        )
+        decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
+        on_node = -(-plan.world_size // config.slurm.nodes)
+        lines.append(describe_at_load(decided, shape, plan, device, on_node))
+        if device.kind == "cpu" and config.quantization is not None:
+            lines.append(
+                "quantised weights are unpacked for each product on a CPU: slow, for trials only"
+            )
+    return lines
+
+
+def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
+    """Lists the keys that decide the training data and differ from the run to be resumed.
+
+    Each entry has both values.
+    """
+    before, after = earlier_settings(folder), settings_of(config)
+    same = ("sequence_length", "packing", "dataset", "datasets")
+    return [
+        f"{key} {before.get(key)} (now {after.get(key)})"
+        for key in sorted(
+            before.keys() | after.keys(), key=lambda key: (key != "sequence_length", key)
+        )
+        if before and before.get(key) != after.get(key) and key.split(".")[0] in same
+    ]
+
+
+def _check_installed(config: RunConfig) -> None:
+    """Refuses a run that needs a package which is not installed.
+
+    An environment of the bundle may have it, so a run in one is not checked here.
+    """
+    if is_light():
+        return  # `left_to_ranks` says so
+    needs = {
+        f"engine.name: {config.engine.name}": "deepspeed"
+        if config.engine.name == "deepspeed"
+        else None,
+        f"optimizer.name: {config.optimizer.name}": "bitsandbytes"
+        if config.optimizer.name.endswith("8bit")
+        else None,
+        "lora": "peft" if config.lora else None,
+        "quantization": "bitsandbytes" if config.quantization else None,
+    }
+    for key, package in needs.items():
+        if package and config.environment is None and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"{config.path}: {key} needs {package}, which is not installed.",
+                f"pip install {package}",
+            )
+
+
+def _check_verified(config: RunConfig, inputs: Inputs) -> str:
+    known = verification(inputs.bundle, os.environ, pinned=config.bundle.id is not None)
+    command = (
+        f"stage verify {inputs.bundle}{f' --id {config.bundle.id}' if config.bundle.id else ''}"
+    )
+    if not known.holds and config.bundle.verified == "required":
+        raise PolicyError(
+            f"{config.path}: `bundle.verified: required`, and {inputs.bundle} is not: "
+            f"{known.text}.",
+            command,
+        )
+    state = known.text if known.holds else f"{known.text} ({command} reads every byte)"
+    return f"bundle {inputs.bundle_id[:12]}: {state}"
+
+
+def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
+    """Refuses a model that transformers cannot use for the task.
+
+    Returns:
+        A line on the model's layers, if the run file names one in `engine.wrap`.
+    """
+    names = {task: model_types(table) for task, table in TABLES.items()}
+    kind = model.settings.get("model_type")
+    is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
+    is_known = is_installed("transformers") or any(kind in types for types in names.values())
+    if is_known and kind not in names[config.task]:
+        # Suggest only language tasks: they read the same column. Other tasks need other keys.
+        others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
+        other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
+        raise UsageError(
+            f"{config.path}: transformers has no {config.task} model of type `{kind}` "
+            f"({model.path / 'config.json'}).",
+            f"Set task: {other}" if other else "Use another model.",
+        )
+    if config.task in ("causal-lm", "instruction") and is_encoder:
+        remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
+        raise UsageError(
+            f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: "
+            "a token would see the one it has to guess.",
+            f"{remedy} a decoder such as GPT-2.",
+        )
+    _check_first_weights(config, model)
+    if config.lora is not None and "quantization_config" in model.settings:
+        raise UsageError(
+            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); "
+            "LoRA here begins with whole weights, and quantises them itself.",
+            "Stage the model that it was made from.",
+        )
+    if config.model.init == "pretrained" and not any(
+        name.endswith(".safetensors") for name in model.digests
+    ):
+        raise UsageError(
+            f"{config.path}: `{model.asset}` has no weights in this bundle.",
+            "Stage the weights."
+            if config.lora
+            else "Set model.init: scratch, or stage the weights.",
+        )
+    return check_wrap(config, model.path)
+
+
+def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
+    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
+    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
+    train, of_train = _rows(data, "train", data.train)
+    validation, of_validation = _rows(data, "validation", data.validation)
+    return (
+        f"data {data.asset}/{data.config}: {train:,} rows to train on{of_train}, "
+        f"{validation:,} to validate{of_validation}{share}{each}"
+    )
+
+
+def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int, str]:
+    """Returns the number of rows that are read, and a note if `limit` omits some."""
+    rows = split.rows if split else 0
+    limit = data.settings.limit.get(role)
+    if limit is None or limit >= rows:
+        return rows, ""
+    return limit, f" (limit.{role}, of {rows:,})"
+
+
+def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) -> str | None:
+    """Checks that the tokenizer fits the task and the model.
+
+    Returns:
+        How instruction samples are written; empty for other texts; None: the task reads no text.
+    """
+    if config.task == "image-classification":
+        return None
+    if not is_installed("transformers"):
+        known = read_vocabulary(model.path) is not None  # compared already
+        check_tokenizer_files(config, model, 0 if known else shape.vocabulary)
+        return None
+    leave_torch_alone()
+    tokenizer = load_tokenizer(model)
+    frame(config.task, tokenizer)
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        # transformers makes an empty one of the class that config.json names.
+        raise UsageError(
+            f"`{config.model.asset}` has no tokenizer: none of its files (tokenizer.json, "
+            "vocab.txt, vocab.json, a SentencePiece model) is in the bundle.",
+            "Stage the tokenizer's files with the model, from the same repository.",
+        )
+    if read_vocabulary(model.path) is None:
+        _check_vocabulary(config, model, len(tokenizer), shape)
+    if config.task != "instruction":
+        return ""
+    writers = (Writer.of(source, tokenizer) for source in config.sources)
+    return "; ".join(dict.fromkeys(writer.description for writer in writers))
+
+
+def check_index(config: RunConfig, model: ModelInput) -> None:
+    """Checks that the shards of an index are here, with the weights that it names.
+
+    Raises:
+        UsageError: some are not.
+    """
+    name = "model.safetensors.index.json"
+    if name not in model.digests:
+        return
+    try:
+        weight_map = json.loads((model.path / name).read_bytes()).get("weight_map")
+    except (OSError, ValueError, AttributeError):
+        weight_map = None
+    tensors = {
+        n: safetensors_header(model.path / n) for n in model.digests if n.endswith(".safetensors")
+    }
+    if problems := index_problems(weight_map, tensors):
+        raise UsageError(
+            f"{config.path}: `{model.asset}`: {name} {'; '.join(problems[:3])}.",
+            "Fetch the whole model: an `include` or `exclude` in the manifest can leave files out.",
+        )
+
+
+def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+    """Refuses `model.init` with another architecture: tokenizer and config come from the asset."""
+    if config.model.folder is None:
+        return
+    path = config.model.folder / "config.json"
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
+        same = (
+            theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{path}: not a model's config: {error}.", "Export the model again."
+        ) from None
+    if not same:
+        raise UsageError(
+            f"{config.path}: model.init: the weights in {config.model.folder} "
+            f"are not of the shape of `{model.asset}`.",
+            "Name the asset that the first run began with.",
+        )
+
+
+def _check_vocabulary(
+    config: RunConfig, model: ModelInput, num_tokens: int, shape: ModelShape
+) -> None:
+    if shape.vocabulary and num_tokens > shape.vocabulary:
+        raise UsageError(
+            f"{config.path}: the tokenizer of `{model.asset}` knows {num_tokens} tokens, "
+            f"its model {shape.vocabulary}.",
+            "Tokenizer and model do not belong together: stage both from one repository.",
+        )

@@ -1,0 +1,127 @@
+"""Whether a small dataset fills one sequence, and one step. Large ones do.
+
+The data are really prepared, in a temporary folder: the same code and the same message as in
+`runner prepare`, but before the job waits in the queue.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from runner import offline
+from runner.config.run_config import RunConfig
+from runner.data import tokens
+from runner.data.prepare import is_prepared
+from runner.data.recipe import Recipe
+from runner.data.table import reading
+from runner.errors import UsageError, human_count
+from runner.plan.transformers_tables import leave_torch_alone
+from runner.preflight.findings import Finding, Findings
+from runner.ranks.child import in_child
+
+MOST_ROWS = 20_000
+"""Larger datasets fill a step, and to read them takes more than a second."""
+ROWS_PER_SEQUENCE = 2
+"""Where documents are not joined, some rows are left out, and some share a sequence."""
+LONGEST_TOKEN = 16
+
+
+def check_rows(recipe: Recipe) -> None:
+    """Refuses a split without rows.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if recipe.split.rows == 0:
+        raise UsageError(
+            f"split `{recipe.split.name}` has no rows.",
+            "Set another split in the run file (`stage show BUNDLE` lists them).",
+        )
+
+
+def may_be_few(recipe: Recipe, total: int) -> bool:
+    """Whether a split may have less than a step's sequences; from the footers of its files.
+
+    A token is at most 16 bytes long, on average over a text.
+
+    Args:
+        recipe: what is read.
+        total: sequences per step.
+    """
+    import pyarrow.parquet as pq
+
+    rows = min(recipe.split.rows, recipe.limit or recipe.split.rows)
+    if recipe.documents != "joined":
+        return rows < ROWS_PER_SEQUENCE * total
+    if rows > MOST_ROWS:
+        return False
+    size = 0
+    for path in recipe.split.files:
+        with reading(path):
+            groups = pq.read_metadata(path)
+        for group in (groups.row_group(number) for number in range(groups.num_row_groups)):
+            columns = (group.column(number) for number in range(group.num_columns))
+            size += sum(
+                column.total_uncompressed_size
+                for column in columns
+                if column.path_in_schema.split(".")[0] == recipe.dataset.text
+            )
+    share = rows / max(1, recipe.split.rows)
+    return size * share < LONGEST_TOKEN * recipe.sequence_length * total
+
+
+def check_texts(
+    config: RunConfig, recipes: dict[str, tuple[Recipe, ...]], stores: Path, total: int | None
+) -> Findings:
+    """Prepares datasets that may be too small, if they are not prepared yet.
+
+    Args:
+        config: the run file.
+        recipes: `train` and `validation` -> what is read.
+        stores: the folder with prepared data.
+        total: sequences per step; None: not known.
+    """
+    found = Findings()
+    counts: list[int | None] = []
+    for role, several in recipes.items():
+        for recipe in several:
+            number = None
+            with found.keeping():
+                check_rows(recipe)
+                if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
+                    number = in_child(_count, (recipe,), "counting the texts", "")
+            counts += [number] if role == "train" else []
+    known = [number for number in counts if number is not None]
+    if total is not None and known and len(known) == len(counts) and sum(known) < total:
+        found.others.append(_too_few(config, sum(known), total))
+    return found
+
+
+def _is_tried(recipe: Recipe, stores: Path, total: int) -> bool:
+    return (
+        recipe.task != "image-classification"
+        and not is_prepared(recipe, stores)
+        and may_be_few(recipe, total)
+    )
+
+
+def _too_few(config: RunConfig, number: int, total: int) -> Finding:
+    return Finding(
+        "warning",
+        f"{config.path}: the training data are {human_count(number, 'sequence')}, a step takes "
+        f"{total}: each step has some of them several times.",
+        f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
+    )
+
+
+def _count(recipe: Recipe) -> int:
+    """Returns the number of sequences of a split; in a child process without network.
+
+    Raises:
+        UsageError: there is none.
+    """
+    leave_torch_alone()
+    offline.close_network()
+    with tempfile.TemporaryDirectory(prefix="airlift-check-") as folder:
+        return tokens.write(recipe, Path(folder)).num_sequences

@@ -1,0 +1,1 @@
+"""A rank's number, its heartbeat, and the address of rank 0."""

@@ -1,0 +1,244 @@
+"""Finds which of this node's addresses and interfaces leads to another node.
+
+It resolves names and reads the kernel's routes; it sends nothing. A node's own name is never
+trusted: Debian maps it to 127.0.1.1 in /etc/hosts, other sites to a management network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+NCCL_FILE = Path("/etc/nccl.conf")
+PEERS_ASKED = 3
+"""At most this many other hosts are looked up, because DNS may be slow."""
+
+_UNANSWERED = ("192.0.2.1", "2001:db8::1")
+"""Documentation addresses (RFC 5737, RFC 3849), which only the default route reaches."""
+
+_DISCARD = 9  # a port; connect() of a datagram socket sends nothing
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The network interface for gloo and NCCL.
+
+    Attributes:
+        name: the kernel's name; empty if unknown.
+        address: this node's address on it.
+        reason: why this one was chosen.
+    """
+
+    name: str
+    address: str
+    reason: str
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is a loopback address or the name `localhost`."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(plain(address)).is_loopback
+    except ValueError:
+        return False
+
+
+def plain(address: str) -> str:
+    """Turns an IPv4 address in IPv6 notation (`::ffff:10.0.0.1`) into IPv4 notation."""
+    try:
+        mapped = getattr(ipaddress.ip_address(address.partition("%")[0]), "ipv4_mapped", None)
+    except ValueError:
+        return address
+    return str(mapped) if mapped else address
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a name on this node, in the resolver's order, with loopback ones."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(plain(str(info[4][0])) for info in found))
+
+
+def is_own(address: str) -> bool:
+    """Whether this node has the address."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+def source_towards(address: str) -> str | None:
+    """This node's source address on the route to `address`; None: no route. Sends nothing."""
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def own_address_towards(peers: Sequence[str]) -> tuple[str, str] | None:
+    """This node's address on the route to the first of `peers` that has one, and the reason.
+
+    Args:
+        peers: names or addresses of other nodes.
+
+    Returns:
+        None if no peer has a route.
+    """
+    for peer in peers:
+        for address in addresses_of(peer):
+            if is_loopback(address) or is_own(address):
+                continue
+            source = source_towards(address)
+            if source and not is_loopback(source):
+                return source, f"the route to {peer}" + (f" ({address})" if address != peer else "")
+    return None
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface that has an address; empty if unknown.
+
+    psutil comes with deepspeed and accelerate; a user's script may run without both.
+    """
+    try:
+        import psutil  # type: ignore[import-untyped]
+    except ImportError:
+        return ""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(plain(entry.address.partition("%")[0]) == address for entry in entries):
+            return str(name)
+    return ""
+
+
+def find_interface(master_addr: str, peers: Sequence[str]) -> Interface | None:
+    """Finds the interface of the route to rank 0; on rank 0's own node, of the route to the others.
+
+    Args:
+        master_addr: where rank 0 listens, a name or an address.
+        peers: the known other hosts of the job.
+
+    Returns:
+        None if no route leads to another node.
+    """
+    # This node's own name is not trusted: other nodes may know another address for it.
+    own_name = same_host(master_addr, platform.node())
+    for address in [] if own_name else addresses_of(master_addr):
+        source = None if is_loopback(address) else source_towards(address)
+        if source and not is_loopback(source):
+            why = f"the route to {master_addr}, where rank 0 listens"
+            if is_own(address):
+                why = "rank 0 listens there"
+            return Interface(interface_of(source), source, why)
+    if found := own_address_towards(peers[:PEERS_ASKED]):
+        return Interface(interface_of(found[0]), *found)
+    for address in [*addresses_of(master_addr), *_UNANSWERED]:
+        source = None if is_loopback(address) else source_towards(address)
+        if source:
+            default = address in _UNANSWERED
+            why = "the default route" if default else f"the address of {master_addr}"
+            return Interface(interface_of(source), source, why)
+    return None
+
+
+def interface_variables(
+    environ: Mapping[str, str], master_addr: str, peers: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The variables that select gloo's and NCCL's interface, and lines with the reasons.
+
+    Without them gloo offers its peers the address of this node's own name, and NCCL uses the first
+    interface that is up.
+
+    Args:
+        environ: variables that the user set in it win.
+        master_addr: where rank 0 listens.
+        peers: the known other hosts of the job.
+    """
+    theirs = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
+    lines = [f"{name}={value}: as you set it" for name, value in theirs.items()]
+    if NCCL not in theirs and (in_file := nccl_in_file(environ)):
+        theirs[NCCL] = in_file[0]
+        lines.append(f"{NCCL}={in_file[0]}: from {in_file[1]}")
+    if len(theirs) == 2:
+        return {}, lines
+    found = find_interface(master_addr, peers)
+    if found is None or not found.name:
+        why = "no route leads to another node"
+        if found is not None:
+            why = f"the interface of {found.address} has no name"
+        line = f"{why} on {platform.node()}; if ranks do not meet, set {GLOO} and {NCCL}"
+        return {}, [*lines, line]
+    # Without the equals sign NCCL takes a name as a prefix: eth1 would match eth10.
+    both = {GLOO: found.name, NCCL: f"={found.name}"}
+    ours = {name: value for name, value in both.items() if name not in theirs}
+    libraries = " and ".join(name.partition("_")[0].replace("GLOO", "gloo") for name in ours)
+    line = f"{libraries} between nodes over {found.name} ({found.address}): {found.reason}"
+    return ours, [*lines, line]
+
+
+def nccl_in_file(environ: Mapping[str, str]) -> tuple[str, Path] | None:
+    """NCCL_SOCKET_IFNAME in a configuration file of NCCL, and the file; None: in no file.
+
+    A variable that we set would hide it. Source: NCCL's "Environment Variables", the files
+    NCCL_CONF_FILE (else ~/.nccl.conf), then /etc/nccl.conf.
+    """
+    home = Path(environ.get("HOME") or "/", ".nccl.conf")
+    for path in (Path(environ.get("NCCL_CONF_FILE") or home), NCCL_FILE):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if equals and name.strip() == NCCL and value.strip():
+                return value.strip(), path
+    return None
+
+
+def with_port(host: str, port: int) -> str:
+    """Such as `n1:29500` or `[fd00::1]:29500`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def same_host(one: str, other: str) -> bool:
+    """Whether two names mean one host, with or without a domain (`n1`, `n1.cluster.local`)."""
+    if _is_address(one) or _is_address(other):
+        return one == other
+    one, other = one.lower().rstrip("."), other.lower().rstrip(".")
+    return one == other or (
+        ("." in one) != ("." in other) and one.partition(".")[0] == other.partition(".")[0]
+    )
+
+
+def here(environ: Mapping[str, str]) -> str:
+    """The scheduler's name of this node."""
+    return environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def other_hosts(hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The hosts of a job without this one."""
+    return [host for host in hosts if not same_host(host, here(environ))]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,119 @@
+"""Processes: when one was started, whether it is alive, how it ends with its parent, its limits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+MOST_FILES = 2**20
+"""The limit of open files is not raised above this: some programs close every possible number."""
+
+SOCKETS_PER_RANK, OTHER_FILES = 3, 200
+"""What a rank has open: sockets of gloo's groups to each other rank; weights, data, libraries."""
+
+
+def birth_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot (proc(5), stat, field 22).
+
+    Returns:
+        `gone` for a process that has ended and that its parent has not yet reaped. None if /proc
+        does not show the process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return "gone" if fields[0] in "ZX" else fields[19]
+
+
+def is_alive(pid: int, born: str | None = None) -> bool:
+    """Whether a process of this machine runs, under any user. One that has ended does not, even if
+    its parent has not reaped it.
+
+    Args:
+        born: its `birth_time`. None: any process with this number counts, so a reused number too.
+    """
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    now = birth_time(pid)
+    return now != "gone" if born is None else now in (born, None)
+
+
+def die_with_parent(ended_by: int = signal.SIGKILL) -> Callable[[], None] | None:
+    """Returns a `preexec_fn` that makes the child end with this process (Linux, `prctl(2)`).
+
+    Args:
+        ended_by: the signal that the child gets when this process ends.
+
+    Returns:
+        None where the system is not Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    return lambda: _tie(libc, parent, ended_by)
+
+
+def die_with(parent: int) -> None:
+    """Makes this process end with its parent, if other code started it (multiprocessing)."""
+    if sys.platform == "linux":
+        _tie(ctypes.CDLL(None), parent, signal.SIGKILL)
+
+
+def _tie(libc: ctypes.CDLL, parent: int, ended_by: int) -> None:
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def raise_limits() -> None:
+    """Raises this process's limits of open files and locked memory, and turns core files off.
+
+    Soft limits only, up to the hard ones; children inherit them. Many systems have a soft limit of
+    1024 open files, which ends a run of some 300 ranks. RDMA locks memory. A crash of many ranks
+    would fill the disk with core files as large as their memory.
+    """
+    for kind, most in (
+        (resource.RLIMIT_NOFILE, MOST_FILES),
+        (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY),
+    ):
+        soft, hard = resource.getrlimit(kind)
+        wanted = _smaller(hard, most)
+        if wanted != _smaller(wanted, soft):
+            with suppress(ValueError, OSError):  # macOS has a lower limit of its own
+                resource.setrlimit(kind, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def too_few_files(world_size: int) -> str:
+    """A warning if this process may not open as many files as a rank needs; empty if it may.
+
+    Args:
+        world_size: the number of ranks.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = SOCKETS_PER_RANK * world_size + OTHER_FILES
+    if limit == _smaller(limit, needed) != needed:
+        return (
+            f"a rank may open {limit} files here, and {world_size} ranks need about {needed}: if "
+            "it ends with `Too many open files`, ask the site to raise the hard limit (ulimit -Hn)"
+        )
+    return ""
+
+
+def _smaller(one: int, other: int) -> int:
+    """The smaller of two limits; RLIM_INFINITY, which may be -1, is the largest."""
+    finite = [limit for limit in (one, other) if limit != resource.RLIM_INFINITY]
+    return min(finite, default=resource.RLIM_INFINITY)

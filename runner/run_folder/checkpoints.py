@@ -1,0 +1,245 @@
+"""The state in a checkpoint, and the checks that a run can resume from it.
+
+checkpoints/step-N/state.json -> `TrainingState`. The launcher compares what is known without a
+device; the ranks compare everything. Pure, except that it reads `state.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError, human_count
+from runner.inputs import Inputs
+
+STATE = "state.json"
+MAY_BE_ABSENT = ("lora", "quantization")
+"""Keys of a signature that are absent if the feature is not used."""
+_START_AGAIN = "start again: give the run another name or another --output"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run needs, besides weights and optimizer, to resume exactly.
+
+    Attributes:
+        step: optimizer steps done. Order, masks, dropout and learning rate follow from it and the
+            seed.
+        zero: the ZeRO stage that wrote it.
+        engine: the engine that wrote it.
+        signature: what must be equal when it is read: model, data, batch, seed.
+        evaluation_due: a stop signal came before the evaluation of this step.
+    """
+
+    step: int
+    world_size: int
+    zero: int
+    precision: str
+    signature: dict[str, Any]
+    evaluation_due: bool = False
+    engine: str = "deepspeed"
+
+
+def read_state(folder: Path) -> TrainingState:
+    """Reads the state of the checkpoint in `folder`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a state that this version knows.
+    """
+    try:
+        document = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{STATE}: {error}") from None
+    names = {field.name for field in dataclasses.fields(TrainingState)}
+    if not isinstance(document, dict) or set(document) - names:
+        raise ValueError(f"{STATE} is of another version")
+    try:
+        return TrainingState(**document)
+    except TypeError as error:
+        raise ValueError(f"{STATE} is of another version: {error}") from None
+
+
+def newest_first(checkpoints: Path) -> list[Path]:
+    """Finished checkpoints, the newest first."""
+    found = [
+        p
+        for p in checkpoints.glob("step-*")
+        if p.is_dir() and p.name.removeprefix("step-").isdecimal()
+    ]
+    return sorted(found, key=lambda p: -int(p.name.removeprefix("step-")))
+
+
+def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -> dict[str, Any]:
+    """What must stay equal from a run's first step to its last.
+
+    Args:
+        data: the key of the training store.
+        total: sequences per step; None if that is not decided yet.
+    """
+    known = {
+        "task": config.task,
+        "model": f"{inputs.model.source}@{inputs.model.commit}",
+        "init": config.model.init,
+        "data": data,
+        "batch.global": total,
+        "seed": config.seed,
+        "optimizer": config.optimizer.name,
+        "lora": config.lora.describe() if config.lora else None,
+        "quantization": config.quantization.describe() if config.quantization else None,
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> None:
+    """Checks that a checkpoint belongs to this run.
+
+    Args:
+        found: the state of the checkpoint.
+        now: the state of this run.
+        folder: the checkpoint, for the message.
+
+    Raises:
+        UsageError: names the first difference, both values, and what to do.
+    """
+    before = {**asdict(found), **found.signature}
+    after = {**asdict(now), **now.signature}
+    _check_engine(found, now.engine, now.zero, folder)
+    _check_ranks(found, now.engine, now.world_size, now.zero, folder)
+    for key in ("precision", *now.signature):
+        if before.get(key, after[key]) != after[key]:  # older versions did not record every key
+            raise _not_this_run(folder, key, before.get(key), after[key])
+    for key in MAY_BE_ABSENT:
+        if before.get(key) != after.get(key):
+            raise _not_this_run(folder, key, before.get(key), after.get(key))
+
+
+def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: Path) -> None:
+    """DDP and FSDP2 read each other's checkpoints on any number of ranks; DeepSpeed only its own.
+
+    ZeRO 1 and 2 partition the same state, so they read each other's too. Stages 0 and 3 keep it in
+    other shapes.
+    """
+    native = ("ddp", "fsdp")
+    if found.engine != engine and not (found.engine in native and engine in native):
+        raise _not_this_run(folder, "engine.name", found.engine, engine)
+    if (
+        engine == "deepspeed"
+        and zero is not None
+        and found.zero != zero
+        and not {found.zero, zero} <= {1, 2}
+    ):
+        raise _not_this_run(folder, "zero", found.zero, zero)
+
+
+def _check_ranks(
+    found: TrainingState, engine: str, world_size: int | None, zero: int | None, folder: Path
+) -> None:
+    """DeepSpeed must convert a partitioned checkpoint for other ranks or another stage.
+
+    The conversion knows only AdamW's two moments of a whole model (ds_to_universal.py, 0.19). At
+    stage 0 each rank holds everything, so any number of ranks can read it.
+    """
+    as_it_was = world_size in (None, found.world_size) and zero in (None, found.zero)
+    if engine != "deepspeed" or found.zero == 0 or as_it_was:
+        return
+    optimizer, lora = found.signature.get("optimizer", "adamw"), found.signature.get("lora")
+    if optimizer == "adamw" and lora is None:
+        return
+    what = f"a checkpoint of {optimizer}" if optimizer != "adamw" else "a checkpoint of LoRA"
+    raise UsageError(
+        f"{folder}: DeepSpeed does not convert {what} for other ranks or another stage; it was "
+        f"written by {human_count(found.world_size, 'rank')} at stage {found.zero}.",
+        f"Resume with {human_count(found.world_size, 'rank')} and `engine.zero: {found.zero}`; or "
+        "start again with engine.name: fsdp or ddp, which resume on any number of ranks.",
+    )
+
+
+def check_before_launch(
+    checkpoints: Path,
+    now: dict[str, Any],
+    world_size: int | None,
+    steps: int | None,
+    engine: str = "deepspeed",
+    precision: str = "auto",
+    data: Sequence[str] = (),
+) -> str | None:
+    """Checks in the launcher, within a second, what it can know of `check_resumable`.
+
+    Args:
+        now: the known part of the run's `signature`.
+        world_size: the number of ranks; None: not known.
+        steps: the number of steps; None: not known.
+        precision: `auto` if only the ranks will know.
+        data: descriptions of how the data of the earlier run differ; the key of its store is a
+            hash, which explains nothing to a person.
+
+    Returns:
+        A line on the checkpoint from which the run will resume; None if there is none.
+
+    Raises:
+        UsageError: as `check_resumable` and `check_not_past_the_end`.
+    """
+    for folder, found in _readable(checkpoints):
+        if precision not in ("auto", found.precision):
+            raise _not_this_run(folder, "precision", found.precision, precision)
+        for key, value in now.items():
+            if found.signature.get(key, value) != value:
+                if key == "data" and data:
+                    raise _other_data(folder, data)
+                raise _not_this_run(folder, key, found.signature.get(key), value)
+        for key in MAY_BE_ABSENT:
+            if found.signature.get(key) != now.get(key):
+                raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
+        _check_engine(found, engine, None, folder)
+        _check_ranks(found, engine, world_size, None, folder)
+        if steps is not None:
+            check_not_past_the_end(found.step, steps, folder)
+        ranks = ""
+        if world_size not in (None, found.world_size):
+            ranks = f", written by {human_count(found.world_size, 'rank')}"
+        return f"resumes from {folder.name} of {checkpoints}{ranks}, if it is complete"
+    return None
+
+
+def check_not_past_the_end(done: int, asked: int, folder: Path) -> None:
+    """Checks that a run asks for at least as many steps as it has done.
+
+    Raises:
+        UsageError: it asks for fewer; with both numbers.
+    """
+    if done > asked:
+        raise UsageError(
+            f"{folder}: this run has done {done} steps; now {asked} are asked for.",
+            f"Ask for more steps, or {_START_AGAIN}.",
+        )
+
+
+def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
+    for folder in newest_first(checkpoints):
+        try:
+            yield folder, read_state(folder)
+        except (OSError, ValueError):  # the ranks name it and skip it
+            continue
+
+
+def _other_data(folder: Path, changed: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"{folder}: this checkpoint was made with {'; '.join(changed)}.",
+        f"Use the same data, or {_START_AGAIN}.",
+    )
+
+
+def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:
+    more = "."
+    if key in ("engine.name", "zero"):
+        more = "; `model.init` may be the model/ folder that this run exports."
+    return UsageError(
+        f"{folder}: this checkpoint was made with {key} {before}; the run now has {after}.",
+        f"Resume with {key} {before}, or {_START_AGAIN}{more}",
+    )

@@ -1,0 +1,238 @@
+"""Reads a run folder without trust in it: the run may continue, may be killed, may be foreign.
+
+`RunFolder` -> `History`: settings, environment, metrics, checkpoints, logs, and warnings on what
+could not be read. Used by `status`, `logs`, `report` and `bench`; needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.errors import StageError, UsageError, load_yaml_with_lines, read_value
+from runner.run_folder.checkpoints import read_state
+from runner.run_folder.layout import EXPORTED, RunFolder
+
+LARGEST_DOCUMENT = 16 * 2**20  # bytes; a larger config.yaml or environment.json is not ours
+LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
+_STEP = re.compile(r"step-(\d{1,18})")
+_SLURM_LOG = re.compile(r"slurm-(\d{1,18})\.out")
+
+
+@dataclass(frozen=True)
+class History:
+    """One run, as its folder records it.
+
+    Attributes:
+        settings: dotted key -> value of config.yaml.
+        facts: environment.json.
+        steps: lines of metrics.jsonl with a `loss`, in order; the last line of each step.
+        validations: the same of lines with a `validation_...`.
+        checkpoints: the steps of the complete checkpoints, in order.
+        jobs: the numbers of the Slurm jobs that wrote logs here, oldest first.
+        warnings: messages about what could not be read.
+    """
+
+    folder: RunFolder
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    steps: tuple[Mapping[str, Any], ...]
+    validations: tuple[Mapping[str, Any], ...]
+    checkpoints: tuple[int, ...]
+    jobs: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name, else its folder's."""
+        return str(self.settings.get("name") or self.folder.root.name)
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many steps the run asks for; None if that is not recorded."""
+        steps = self.facts.get("num_steps", self.settings.get("steps"))
+        is_number = isinstance(steps, int) and not isinstance(steps, bool)
+        return steps if is_number and steps > 0 else None
+
+    @property
+    def last_job(self) -> int | None:
+        """The number of the Slurm job that wrote here last; None if there was none."""
+        slurm = self.facts.get("slurm")
+        recorded = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
+        jobs = list(self.jobs[-1:])
+        if isinstance(recorded, str) and re.fullmatch(r"\d{1,18}", recorded):
+            jobs.append(int(recorded))
+        return max(jobs, default=None)
+
+    @property
+    def has_exported_its_last_step(self) -> bool:
+        """Whether `model/` was exported after the last step, and not before the run was extended.
+
+        Older versions did not record this; then the newest checkpoint decides: a run that was
+        killed before its export has a checkpoint to resume from. Without a checkpoint `model/`
+        counts, because training again would cut the metrics.
+        """
+        done = self.steps[-1]["step"] if self.steps else 0
+        if not self.folder.model.is_dir():
+            return False
+        if EXPORTED in self.facts:
+            return bool(self.facts[EXPORTED] == done)
+        newest = max(self.checkpoints, default=done)
+        checkpoint = self.folder.checkpoints / f"step-{newest}"
+        try:
+            return newest >= done and not read_state(checkpoint).evaluation_due
+        except (OSError, ValueError):
+            return True
+
+    @staticmethod
+    def read(root: Path) -> History:
+        """Reads a run folder.
+
+        Raises:
+            UsageError: there is no such folder, or it is not a run folder.
+        """
+        folder = RunFolder(root)
+        _check_is_run_folder(folder)
+        warnings: list[str] = []
+        lines = list(_metrics(folder.metrics, warnings))
+        return History(
+            folder=folder,
+            settings=dict(_flat(_document(folder.config, warnings))),
+            facts=_document(folder.environment, warnings),
+            steps=_by_step(line for line in lines if "loss" in line),
+            validations=_by_step(
+                line for line in lines if any(key.startswith("validation_") for key in line)
+            ),
+            checkpoints=tuple(sorted(_numbers(folder.checkpoints, _STEP, "files.json"))),
+            jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
+            warnings=tuple(warnings),
+        )
+
+
+def _check_is_run_folder(folder: RunFolder) -> None:
+    hint = "Give a folder that `runner train` wrote: output/<name>."
+    if not folder.root.is_dir():
+        raise UsageError(f"{folder.root}: no such run folder.", hint)
+    files = (folder.config, folder.metrics, folder.environment, folder.logs)
+    if not any(path.exists() for path in files):
+        inside = sorted(path.parent for path in folder.root.glob("*/config.yaml"))
+        raise UsageError(
+            f"{folder.root}: not a run folder: it has no config.yaml and no metrics.jsonl.",
+            f"Did you mean {inside[0]}?" if inside else hint,
+        )
+
+
+def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
+    """A line if the run has done all that its run file asks for; None if not, or if unknown."""
+    try:
+        history = History.read(folder.root)
+    except UsageError:
+        return None
+    asked = settings_of(config)
+    same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
+    wanted = config.steps or (history.num_steps if same else None)
+    done = int(history.steps[-1]["step"]) if history.steps else 0
+    if wanted is None or done < wanted or not history.has_exported_its_last_step:
+        return None
+    return f"finished already: {done} of {wanted} steps; its model: {folder.model}"
+
+
+def earlier_settings(folder: RunFolder) -> dict[str, Any]:
+    """Dotted key -> value of the config.yaml in a run folder; empty if it cannot be read."""
+    return dict(_flat(_document(folder.config, [])))
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Dotted key -> value of a run file."""
+    return dict(_flat(read_value(config.to_yaml())))
+
+
+def number(line: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a metrics line; None if there is none (null stands for nan and inf)."""
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _document(path: Path, warnings: list[str]) -> dict[str, Any]:
+    """Reads a YAML or JSON mapping; empty, with a warning, if that fails."""
+    try:
+        if not path.exists():
+            return {}
+        if not path.is_file() or path.stat().st_size > LARGEST_DOCUMENT:
+            raise ValueError("not a file that a run writes")
+        if path.suffix == ".yaml":
+            return load_yaml_with_lines(path)[0]
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("not a mapping")
+    except (OSError, ValueError, StageError, RecursionError) as error:
+        warnings.append(
+            f"{path.name} cannot be read: {str(error).splitlines()[0] if str(error) else 'damaged'}"
+        )
+        return {}
+    return found
+
+
+def _metrics(path: Path, warnings: list[str]) -> Iterator[dict[str, Any]]:
+    unread = 0
+    try:
+        with open(path, "rb") as file:
+            while raw := file.readline(LONGEST_LINE):
+                line = _line(raw)
+                if line is not None:
+                    yield line
+                # A last line without a line break is still being written.
+                elif raw.strip() and (raw.endswith(b"\n") or file.peek(1)):
+                    unread += 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        warnings.append(f"{path.name} cannot be read: {error.strerror}")
+    if unread:
+        warnings.append(f"{path.name}: {unread} lines are damaged and left out")
+
+
+def _line(raw: bytes) -> dict[str, Any] | None:
+    """Reads one line of metrics; None if it is damaged or incomplete."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    step = found.get("step") if isinstance(found, dict) else None
+    return found if isinstance(step, int) and abs(step) <= 2**53 else None
+
+
+def _by_step(lines: Iterator[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    last = {line["step"]: line for line in lines}
+    return tuple(last[step] for step in sorted(last))
+
+
+def _flat(value: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, dict) and inner and depth < 8:
+            yield from _flat(inner, f"{name}.", depth + 1)
+        else:
+            yield name, inner
+
+
+def _numbers(folder: Path, pattern: re.Pattern[str], must_have: str | None) -> Iterator[int]:
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match and (must_have is None or (folder / name / must_have).is_file()):
+            yield int(match[1])

@@ -1,0 +1,214 @@
+"""The files of a run folder, and how they are written.
+
+There is one folder per run; `RunFolder` owns every name in it. `metrics.jsonl` grows by one object
+per logged step. A resumed run first cuts it to the step of its checkpoint, so that each step is
+recorded once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from runner.errors import write_atomically
+
+PACKAGES = (
+    "airlift",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run's files."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The run file with all default values."""
+        return self.root / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """A record of the machine, the versions and the job."""
+        return self.root / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """The logs of the ranks and of Slurm."""
+        return self.root / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`step-N` folders."""
+        return self.root / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The exported model."""
+        return self.root / "model"
+
+    @property
+    def holder(self) -> Path:
+        """The lock file of the launcher that trains here (`runner.run_folder.run_lock`)."""
+        return self.root / "running"
+
+    @property
+    def stores(self) -> Path:
+        """Tokenised data, shared with the other runs in the parent folder."""
+        return self.root.parent / ".stores"
+
+    def make(self) -> None:
+        """Creates the folder and its subfolders."""
+        for folder in (self.root, self.logs, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl`. Only rank 0 has one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Appends one line, and closes the file: it survives the end of a killed job."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({key: _finite(value) for key, value in values.items()}) + "\n")
+
+    def cut_back(self, step: int) -> None:
+        """Removes the lines after `step`, from which the run resumes."""
+        if self._path.exists():
+            kept = [line for line in read_metrics(self._path) if line["step"] <= step]
+            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a `metrics.jsonl`; an incomplete last line of a killed run is skipped."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                if line.endswith("\n"):
+                    raise
+
+
+def _finite(value: Any) -> Any:
+    """Replaces inf and nan by null: JSON has neither, and an fp16 step may overflow."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def environment_record(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The content of `environment.json`.
+
+    Args:
+        facts: what the run itself adds.
+
+    Returns:
+        `facts`, the machine, versions, the Slurm job, and the git commit of the current folder.
+    """
+    slurm = {key: environ[key] for key in sorted(environ) if key in _SLURM_VARIABLES}
+    return {
+        **facts,
+        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "slurm": slurm or None,
+        "git_commit": _git_commit(Path.cwd()),
+        "command": sys.argv,
+    }
+
+
+_SLURM_VARIABLES = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        "JOB_ID",
+        "JOB_NODELIST",
+        "JOB_PARTITION",
+        "NNODES",
+        "NTASKS",
+        "CLUSTER_NAME",
+        "RESTART_COUNT",
+    )
+)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a JSON file atomically."""
+    write_atomically(path, (json.dumps(document, indent=1, default=str) + "\n").encode())
+
+
+EXPORTED = "exported_step"
+"""In `environment.json`: the step after which `model/` was exported.
+
+null: `model/` is older than the run. Absent: an older version wrote the folder.
+"""
+
+
+def exported(folder: RunFolder) -> dict[str, Any]:
+    """The recorded export step, to keep it when the record is rewritten; empty if there is none."""
+    try:
+        found = json.loads(folder.environment.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {EXPORTED: found[EXPORTED]} if isinstance(found, dict) and EXPORTED in found else {}
+
+
+def note_export(folder: RunFolder, step: int | None) -> None:
+    """Records the step after which `model/` was exported; None: `model/` is older than the run."""
+    found = json.loads(folder.environment.read_text(encoding="utf-8"))
+    write_json(folder.environment, {**found, EXPORTED: step})
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit(folder: Path) -> str | None:
+    """The git commit of a folder; None if it is not in a repository or git is not installed."""
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env=environ,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,78 @@
+"""`runner logs`: the last lines of a log, and new ones as they are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from runner.errors import UsageError
+from runner.run_folder.history import History
+
+READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
+LOOK_EVERY_S = 0.5
+
+
+def log_of(history: History, rank: int | None) -> Path:
+    """The log of a rank.
+
+    Args:
+        rank: its number. None: the log of the newest job, else of rank 0.
+
+    Raises:
+        UsageError: there is no such log; names the existing ones.
+    """
+    logs = history.folder.logs
+    if rank is None and history.jobs:
+        return logs / f"slurm-{history.jobs[-1]}.out"
+    path = logs / f"rank-{rank or 0}.log"
+    if not path.is_file():
+        names = sorted(found.name for found in logs.glob("*") if found.is_file())
+        raise UsageError(
+            f"{path}: no such log.",
+            f"There are: {', '.join(names)}." if names else "Nothing ran yet.",
+        )
+    return path
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """The last `count` lines of a log, and the position after them in bytes."""
+    with open(path, "rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - READ_BACK))
+        data = file.read(end - file.tell())
+    lines = data.decode("utf-8", "replace").splitlines()
+    return (lines[-count:] if count else []), end
+
+
+def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Yields what is written after `position`, as it appears, until the run is over.
+
+    A log that became shorter was rewritten, so it is read from its beginning.
+
+    Args:
+        position: in bytes.
+        is_over: called between two looks; whether the run is over.
+    """
+    with open(path, "rb") as file:
+        file.seek(position)
+        while True:
+            over = is_over()
+            if path.stat().st_size < file.tell():
+                file.seek(0)
+            if data := _whole_lines(file):
+                yield data
+            elif over:
+                yield file.read().decode("utf-8", "replace")
+                return
+            time.sleep(LOOK_EVERY_S)
+
+
+def _whole_lines(file: IO[bytes]) -> str:
+    """Reads up to the last line break: the last character may be incomplete."""
+    start = file.tell()
+    data = file.read(READ_BACK)
+    whole = data[: data.rfind(b"\n") + 1]
+    file.seek(start + len(whole))
+    return whole.decode("utf-8", "replace")

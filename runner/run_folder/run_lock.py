@@ -1,0 +1,257 @@
+"""The lock of a run folder: two launchers would overwrite each other's checkpoints.
+
+`hold_run_folder` creates `<run folder>/running` with O_EXCL, touches it while it holds the lock,
+and removes it at the end. A launcher that was killed leaves the file behind; another launcher takes
+the lock when neither the old launcher nor its ranks run (docs/adr/0012). flock is not used: on some
+Lustre mounts it does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runner.errors import FULL_DISK, IncompleteError, UsageError, say
+from runner.ranks.processes import birth_time, is_alive
+from runner.run_folder.layout import RunFolder
+from runner.slurm.jobs import running_step, states, step_name
+
+TOUCH_EVERY_S = 20.0
+GONE_AFTER_S = 300.0
+"""A launcher on another machine that Slurm does not know is gone after this silence."""
+
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class RunLock:
+    """The launcher that holds a run folder: the content of the file `running`.
+
+    Attributes:
+        born: the `birth_time` of its process; None where there is no /proc.
+        machine: identifies the boot and the process namespace: process numbers mean something else
+            in a container, or on a host with the same name.
+        job: the number of its Slurm job, or None.
+        restart: the restart count of its Slurm job, or 0.
+        since: when it took the lock, in seconds since 1970.
+    """
+
+    pid: int
+    born: str | None
+    host: str
+    machine: str
+    job: int | None
+    restart: int
+    since: float
+
+    @staticmethod
+    def me(environ: Mapping[str, str]) -> RunLock:
+        """The lock of this process."""
+        job, restart = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+        return RunLock(
+            pid=os.getpid(),
+            born=birth_time(os.getpid()),
+            host=platform.node(),
+            machine=_machine(),
+            job=int(job) if job.isdecimal() else None,
+            restart=int(restart) if restart.isdecimal() else 0,
+            since=time.time(),
+        )
+
+    def is_on_machine_of(self, me: RunLock) -> bool:
+        """Whether its process number is valid on the machine of `me`."""
+        return (self.host, self.machine) == (me.host, me.machine)
+
+    def describe(self) -> str:
+        """For people: `process 4711 on gpu7 (job 17), since 2026-11-22 10:00:00`."""
+        job = f" (job {self.job})" if self.job is not None else ""
+        since = time.strftime("%F %T", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}{job}, since {since}"
+
+
+@contextmanager
+def hold_run_folder(folder: RunFolder, environ: Mapping[str, str]) -> Iterator[None]:
+    """Holds the lock of a run folder while the block runs.
+
+    Raises:
+        UsageError: another launcher holds it; names that launcher.
+        IncompleteError: the file cannot be written.
+    """
+    me = RunLock.me(environ)
+    _take(folder, me)
+    over = threading.Event()
+    touching = threading.Thread(target=_touch, args=(folder.holder, over), daemon=True)
+    touching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        touching.join()
+        if _read(folder.holder) == me:
+            folder.holder.unlink(missing_ok=True)
+
+
+def check_not_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Checks that no launcher holds the run folder.
+
+    Raises:
+        UsageError: one does; names it, since when, and what to do.
+    """
+    if holder := holder_of(folder, RunLock.me(environ)):
+        raise _refused(folder, holder, RunLock.me(environ))
+
+
+def holder_of(folder: RunFolder, me: RunLock) -> RunLock | None:
+    """The launcher that holds the run folder; None if there is none or it is gone."""
+    holder = _read(folder.holder)
+    return holder if holder is not None and not _why_gone(holder, me, folder) else None
+
+
+def _take(folder: RunFolder, me: RunLock) -> None:
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(folder.holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            _clear(folder, me)
+            continue
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(me)))
+        except OSError as error:
+            folder.holder.unlink(missing_ok=True)
+            remedy = "Free space or quota there" if error.errno in FULL_DISK else "Correct that"
+            raise IncompleteError(
+                f"{folder.holder}: {error.strerror}.", f"{remedy}, then run the same command again."
+            ) from None
+        return
+    raise UsageError(
+        f"{folder.holder}: other launchers start and end in this run folder.",
+        f"runner status {folder.root}",
+    )
+
+
+def _clear(folder: RunFolder, me: RunLock) -> None:
+    """Removes the lock of a launcher that is gone.
+
+    Raises:
+        UsageError: it is not gone.
+    """
+    holder = _read(folder.holder)
+    if holder is None:
+        if _age_s(folder.holder) < 1:  # it is being written, or was just removed
+            time.sleep(0.3)
+            return
+        why = "it cannot be read"
+    else:
+        why = _why_gone(holder, me, folder)
+        if not why:
+            raise _refused(folder, holder, me)
+    # Renamed first: a launcher that starts at the same time must not remove our new file.
+    aside = folder.holder.with_name(f"{folder.holder.name}.{me.host}.{me.pid}")
+    try:
+        folder.holder.rename(aside)
+    except FileNotFoundError:
+        return
+    if _read(aside) != holder:
+        with suppress(OSError):
+            os.link(aside, folder.holder)
+    elif holder is not None:
+        say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")
+    aside.unlink(missing_ok=True)
+
+
+def _refused(folder: RunFolder, holder: RunLock, me: RunLock) -> UsageError:
+    if _is_gone_here(holder, me) and (step := _step_of(holder)):
+        return UsageError(
+            f"{folder.root}: {holder.describe()} was killed, and its ranks still run "
+            f"(step {step}).",
+            f"scancel {step}; then run the same command again.",
+        )
+    return UsageError(
+        f"{folder.root}: {holder.describe()} trains in this run folder.",
+        f"runner status {folder.root}; wait for its end, or give another --output.",
+    )
+
+
+def _why_gone(holder: RunLock, me: RunLock, folder: RunFolder) -> str:
+    """The reason to believe that a launcher and its ranks are gone; empty: they may still run."""
+    if holder.job is not None and holder.job == me.job and me.restart > holder.restart:
+        return "this job was requeued"
+    here = holder.is_on_machine_of(me)
+    if here and not _is_gone_here(holder, me):
+        return ""
+    if here and holder.job is None:
+        return "that process is gone"  # and its ranks: the kernel ends them with it
+    if (
+        holder.job is not None
+        and (here or holder.job != me.job)
+        and (found := states(holder.job)) is not None
+    ):
+        if not found:
+            return f"job {holder.job} is over"
+        # While a job ends, Slurm no longer lists its steps, which may still run.
+        if not here or "COMPLETING" in found:
+            return ""
+        if (step := _step_of(holder)) is not None:
+            return "" if step else "that process is gone"
+    signs = [folder.holder, folder.metrics, *folder.logs.glob("rank-*.pulse")]
+    silent = min(map(_age_s, signs))
+    return f"no sign of life for {silent / 60:.0f} min" if silent > GONE_AFTER_S else ""
+
+
+def _step_of(holder: RunLock) -> str | None:
+    """The Slurm step of its ranks that still runs; empty: none. None: unknown."""
+    if holder.job is None:
+        return None
+    return running_step(holder.job, step_name(holder.host, holder.pid))
+
+
+def _is_gone_here(holder: RunLock, me: RunLock) -> bool:
+    """Whether its process belongs to this machine and is gone."""
+    return holder.is_on_machine_of(me) and not is_alive(holder.pid, holder.born)
+
+
+def _touch(path: Path, over: threading.Event) -> None:
+    while not over.wait(TOUCH_EVERY_S):
+        with suppress(OSError):
+            os.utime(path)
+
+
+def _read(path: Path) -> RunLock | None:
+    try:
+        found = RunLock(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    kinds = (
+        (found.pid, int),
+        (found.host, str),
+        (found.machine, str),
+        (found.restart, int),
+        (found.since, float),
+    )
+    fits = all(isinstance(value, kind) for value, kind in kinds) and isinstance(
+        found.job, int | None
+    )
+    return found if fits and found.pid > 0 else None
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -1,0 +1,270 @@
+"""`runner status`: the state of a run, from its folder and from Slurm.
+
+RUN (a run file, a run folder or a job's number) -> `find` -> `Status` -> lines for people, or JSON.
+It runs on a login node, without torch.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+from runner.ranks.processes import is_alive
+from runner.run_folder.history import History, number
+from runner.run_folder.run_lock import RunLock, holder_of
+from runner.slurm import jobs
+from runner.slurm.jobs import Job
+
+QUIET_S = 600
+"""After this time without a write, a process with the recorded number is another program's."""
+
+RECENT_STEPS = 50
+
+_MEASURES = {
+    "loss": "loss {:.4f}",
+    "lr": "lr {:.2e}",
+    "tokens_per_s": "{:.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "memory_gib": "{:.1f} GiB",
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a run.
+
+    Attributes:
+        history: what its folder records; None: no job has written to it yet.
+        state: waiting, running, finished, stopped, or new.
+        notes: what Slurm or this machine reports of it, one line each.
+        job: its Slurm job, if Slurm knows one.
+        seconds_left: estimated from its recent steps; None if unknown.
+    """
+
+    history: History | None
+    run_folder: Path
+    state: str
+    notes: tuple[str, ...]
+    job: Job | None
+    seconds_left: float | None
+
+    def lines(self) -> list[str]:
+        """Lines for people."""
+        name = self.history.name if self.history else self.run_folder.name
+        lines = [f"{name}: {self.state}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
+        if self.history is None:
+            return lines
+        progress = _progress(self.history, self.seconds_left, running=self.state == "running")
+        lines += [f"  {line}" for line in progress]
+        return lines + [f"  note: {warning}" for warning in self.history.warnings]
+
+    def document(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        history = self.history
+        last = dict(history.steps[-1]) if history and history.steps else None
+        validation = dict(history.validations[-1]) if history and history.validations else None
+        job = self.job
+        return {
+            "run_folder": str(self.run_folder),
+            "state": self.state,
+            "job": job and {"id": job.id, "state": job.state, "words": job.describe()},
+            "step": last["step"] if last else 0,
+            "num_steps": history.num_steps if history else None,
+            "seconds_left": self.seconds_left,
+            "last": last,
+            "last_validation": validation,
+            "last_checkpoint": history.checkpoints[-1] if history and history.checkpoints else None,
+            "warnings": list(history.warnings) if history else [],
+        }
+
+
+def find(what: str) -> tuple[Path, int | None]:
+    """Finds the run folder for RUN, and the job's number if RUN is one.
+
+    Args:
+        what: a run folder, a run file (its folder is `output/<name>` in the current folder), or a
+            job's number.
+
+    Raises:
+        UsageError: none of these; a job that Slurm no longer knows, or that `runner submit` did not
+            create.
+    """
+    path = Path(what)
+    if path.is_dir():
+        return path.absolute(), None
+    if path.is_file():
+        return (Path("output") / RunConfig.load(path).name).absolute(), None
+    if not (what.isascii() and what.isdigit()):
+        raise UsageError(
+            f"{what}: no run folder, run file or job.",
+            "runner status output/<name>, or a job's number.",
+        )
+    job_id = int(what)
+    script = jobs.script_of(job_id)
+    if script is None:
+        for folder in sorted(Path("output").glob(f"*/logs/slurm-{job_id}.out")):
+            return folder.parent.parent.absolute(), job_id
+        raise UsageError(
+            f"job {job_id}: Slurm does not know it (any more), and no run in output/ has its log.",
+            "Give the run folder: runner status output/<name>",
+        )
+    if Path(script).name != "submit.sbatch":
+        raise UsageError(
+            f"job {job_id} runs {script}, which `runner submit` did not write.",
+            "Give the run folder.",
+        )
+    return Path(script).parent, job_id
+
+
+def status(run_folder: Path, job_id: int | None = None) -> Status:
+    """Reads the state of a run.
+
+    Args:
+        job_id: the run's Slurm job. None: the newest one that its folder records.
+
+    Raises:
+        UsageError: the folder is not a run folder, and no job was submitted for it.
+        IncompleteError: Slurm does not answer.
+    """
+    queue = jobs.queued(job_id)
+    try:
+        history: History | None = History.read(run_folder)
+    except UsageError:
+        if not (run_folder / "submit.sbatch").exists():
+            raise
+        history = None
+    newest = job_id or (history.last_job if history else None)
+    job = next((job for job in queue or [] if _writes(job, run_folder, newest)), None)
+    if job is None and newest is not None and queue is not None:
+        job = jobs.ended(newest)
+    state, notes = _state(history, job, newest if queue is not None else None)
+    return Status(history, run_folder, state, tuple(notes), job, _seconds_left(history))
+
+
+def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
+    """Whether a job in the queue belongs to a run: by its script, or by the recorded number.
+
+    The script of a sweep is in the parent folder of its runs. A pending task of a sweep counts for
+    all of them, because Slurm does not report which run it will be.
+    """
+    scripts = [
+        run_folder / "submit.sbatch",
+        *([run_folder.parent / "submit.sbatch"] if job.state == "PENDING" else []),
+    ]
+    return job.id == newest or job.script in map(str, scripts)
+
+
+def _state(history: History | None, job: Job | None, last_job: int | None) -> tuple[str, list[str]]:
+    notes = [job.describe()] if job is not None else []
+    if job is not None and not job.is_over:
+        waits = job.state in ("PENDING", "REQUEUED", "CONFIGURING")
+        return "waiting" if waits else "running", notes
+    if history is None:
+        return "new", notes or ["submitted once; no job of it is in the queue"]
+    if job is None and last_job is not None:
+        notes.append(
+            f"job {last_job} is no longer in the queue, and this cluster keeps no accounts of "
+            "ended jobs"
+        )
+    if holder := holder_of(history.folder, RunLock.me({})):
+        return "running", [*notes, holder.describe()]
+    if _runs_here(history):
+        return "running", [*notes, f"process {history.facts['pid']} on this machine"]
+    state, advice = _state_at_rest(history)
+    return state, [*notes, advice]
+
+
+def _state_at_rest(history: History) -> tuple[str, str]:
+    """The state of a run that does not run, and a line on it."""
+    done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
+    if wanted is not None and done >= wanted and history.has_exported_its_last_step:
+        return "finished", f"its model: {history.folder.model}"
+    if not history.steps and not history.checkpoints:
+        return "stopped", "it has not made a step; `runner logs` may say why"
+    if history.steps and number(history.steps[-1], "loss") is None:
+        return "stopped", (
+            f"its loss was no number at step {done}: `runner logs` says what to change; "
+            "then run it again"
+        )
+    return "stopped", "run the same command again: it resumes from its last checkpoint"
+
+
+def _runs_here(history: History) -> bool:
+    """Whether rank 0 is a running process of this machine."""
+    pid = history.facts.get("pid")
+    if not isinstance(pid, int) or pid <= 0 or history.facts.get("host") != platform.node():
+        return False
+    # Another process may have this number by now.
+    return is_alive(pid) and _age_s(history) < QUIET_S
+
+
+def _age_s(history: History) -> float:
+    """Seconds since the run last wrote something."""
+    paths = (history.folder.metrics, history.folder.environment)
+    written = [path.stat().st_mtime for path in paths if path.exists()]
+    return time.time() - max(written) if written else float("inf")
+
+
+def _seconds_left(history: History | None) -> float | None:
+    if history is None or not history.steps or history.num_steps is None:
+        return None
+    lines = history.steps[-RECENT_STEPS:]
+    recent = [seconds for line in lines if (seconds := number(line, "step_s")) is not None]
+    if not recent:
+        return None
+    done = int(history.steps[-1]["step"])
+    return max(0, history.num_steps - done) * statistics.median(recent)
+
+
+def _progress(history: History, seconds_left: float | None, *, running: bool) -> list[str]:
+    lines = []
+    if history.steps:
+        last = history.steps[-1]
+        of = f" of {history.num_steps}" if history.num_steps else ""
+        values = [_form(last, key, form) for key, form in _MEASURES.items()]
+        measures = ", ".join(filter(None, values)) or "no measures"
+        lines.append(f"step {last['step']}{of}: {measures}; {_ago(_age_s(history))}")
+    if history.validations:
+        last = history.validations[-1]
+        loss = _form(last, "validation_loss", "loss {:.4f}") or "no loss"
+        lines.append(f"validation at step {last['step']}: {loss}")
+    if history.checkpoints:
+        kept = len(history.checkpoints)
+        lines.append(f"checkpoint: step-{history.checkpoints[-1]} ({kept} kept)")
+    elif history.steps:
+        lines.append("checkpoint: none yet")
+    if seconds_left and running:
+        lines.append(f"about {format_duration(seconds_left)} to go, at the pace of its last steps")
+    return lines
+
+
+def _form(line: Mapping[str, Any], key: str, form: str) -> str:
+    value = number(line, key)
+    if value is None:
+        return f"{key} is no number" if key in line and line[key] is None else ""
+    return form.format(value)
+
+
+def _ago(seconds: float) -> str:
+    return "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `3 h 20 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return (
+        f"{minutes} min" if minutes >= 5 else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    )

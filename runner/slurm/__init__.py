@@ -1,0 +1,1 @@
+"""Slurm: its variables, its commands, the sbatch script."""

@@ -1,0 +1,42 @@
+"""Runs Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+from runner.errors import IncompleteError
+
+
+def ask(*command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str] | None:
+    """Runs one of Slurm's commands and returns its output; None if it is not installed.
+
+    Raises:
+        IncompleteError: it does not answer within `timeout_s` seconds.
+    """
+    try:
+        return subprocess.run(
+            list(command),
+            env=clean(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        raise IncompleteError(
+            f"{command[0]} did not answer in {timeout_s:.0f} seconds", "Try again later."
+        ) from None
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """Removes the variables of the job around us: sbatch would pass them to the new job."""
+    keep = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("SLURM_") or name in keep
+    }

@@ -1,0 +1,174 @@
+"""Reads Slurm's jobs: those in the queue by squeue, those that have ended by sacct.
+
+Slurm's texts -> `Job`, with explanations of pending reasons and of ends. A machine without Slurm,
+or a Slurm without accounting, is no error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.errors import IncompleteError
+from runner.slurm.commands import ask
+
+REASONS = {
+    "Priority": "other jobs have a higher priority",
+    "Resources": "it is next; the nodes it needs are busy",
+    "None": "Slurm has not looked at it yet",
+    "Dependency": "it waits for another job (--dependency)",
+    "DependencyNeverSatisfied": "the job it waits for failed: it will never start; scancel it",
+    "BeginTime": "its start was put off (--begin, or after a requeue)",
+    "JobHeldUser": "you hold it; `scontrol release JOBID` releases it",
+    "JobHeldAdmin": "an administrator holds it; ask them",
+    "PartitionTimeLimit": (
+        "its time limit is above the partition's: it will never start; lower slurm.time"
+    ),
+    "PartitionNodeLimit": (
+        "it wants more nodes than the partition gives: it will never start; lower slurm.nodes"
+    ),
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is closed",
+    "ReqNodeNotAvail": (
+        "nodes it needs are down, drained or reserved (maintenance?); `sinfo -R` says why"
+    ),
+    "Reservation": "it waits for its reservation",
+    "Licenses": "it waits for a licence",
+    "AssocGrpCpuLimit": "your group uses all CPUs it may use at once",
+    "AssocGrpGRES": "your group uses all GPUs it may use at once",
+    "AssocGrpNodeLimit": "your group uses all nodes it may use at once",
+    "AssocMaxJobsLimit": "you run as many jobs as you may at once",
+    "AssocGrpCPUMinutesLimit": "your group has used up its CPU hours",
+    "AssocGrpBillingMinutes": "your group has used up its budget",
+    "QOSMaxJobsPerUserLimit": "you run as many jobs as this QOS allows at once",
+    "QOSMaxGRESPerUser": "you use as many GPUs as this QOS allows at once",
+    "QOSMaxCpuPerUserLimit": "you use as many CPUs as this QOS allows at once",
+    "QOSGrpGRES": "all GPUs of this QOS are in use",
+    "InvalidAccount": "its account is not valid: it will never start; set slurm.options.account",
+    "InvalidQOS": "its QOS is not valid: it will never start; set slurm.options.qos",
+    "BadConstraints": "no node has what it asks for: it will never start; see slurm.options",
+    "launch failed requeued held": (
+        "it could not be started on a node and is held; `scontrol release JOBID`"
+    ),
+    "JobLaunchFailure": "it could not be started on a node",
+}
+"""Slurm's reasons for a pending job (squeue(1), JOB REASON CODES) -> an explanation."""
+
+ENDS = {
+    "COMPLETED": "it ended well",
+    "FAILED": "it failed; `runner logs` shows why",
+    "TIMEOUT": "its time limit was reached before the ranks had saved",
+    "CANCELLED": "it was cancelled",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it needed more memory than it asked for (slurm.options: mem)",
+    "PREEMPTED": "another job took its place",
+    "BOOT_FAIL": "a node did not start",
+    "DEADLINE": "its deadline passed",
+}
+"""Slurm's states of an ended job (squeue(1), JOB STATE CODES) -> an explanation."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm reports it. Times are Slurm's texts; empty if it reports none."""
+
+    id: int
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    elapsed: str = ""
+    left: str = ""
+    starts: str = ""
+    script: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left the queue."""
+        return self.state in ENDS
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.is_over:
+            ran = f" (ran {self.elapsed})" if self.elapsed else ""
+            return f"job {self.id}: {self.state.lower()}, {ENDS[self.state]}{ran}"
+        if self.state == "PENDING":
+            known = REASONS.get(self.reason, REASONS.get(self.reason.split(",")[0], ""))
+            why = f"Slurm says {self.reason or 'no reason'}"
+            if known:
+                why = f"{known} ({self.reason})"
+            expected = f"; expected start {self.starts}" if self.starts not in ("", "N/A") else ""
+            return f"job {self.id}: pending: {why}{expected}"
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.id}: {self.state.lower()}{where}, for {self.elapsed}, {self.left} left"
+
+
+def queued(job_id: int | None = None) -> list[Job] | None:
+    """This user's jobs in the queue, or the job with this number. None: there is no Slurm."""
+    which = [f"--jobs={job_id}"] if job_id is not None else ["--me"]
+    shown = ask("squeue", "--noheader", *which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
+    if shown is None:
+        return None
+    # squeue fails for an unknown number. %A, because %i of an array's task is `17_2`.
+    return [job for line in shown.stdout.splitlines() if (job := _queued(line)) is not None]
+
+
+def ended(job_id: int) -> Job | None:
+    """A job that has ended, from the accounting; None without accounting, or if it is unknown."""
+    asked = ("--jobs", str(job_id), "--format=JobIDRaw,State,Elapsed,NodeList")
+    shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked)
+    for line in shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []:
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0] == str(job_id):
+            state = (fields[1].split() or ["UNKNOWN"])[0]  # of "CANCELLED by 1000"
+            return Job(job_id, state, nodes=fields[3], elapsed=fields[2])
+    return None
+
+
+def step_name(host: str, pid: int) -> str:
+    """The name of the step of a launcher's ranks; with it one can ask whether they still run."""
+    return f"runner-{host}-{pid}"
+
+
+def running_step(job_id: int, name: str) -> str | None:
+    """The id of the running step of this name, such as `17.3`; empty: none. None: unknown."""
+    shown = _of_job(job_id, "--steps", "--format=%i|%j")
+    if shown is None:
+        return None
+    steps = (line.partition("|") for line in shown)
+    return next((number for number, _, called in steps if called == name), "")
+
+
+def states(job_id: int) -> frozenset[str] | None:
+    """The states of a job in the queue; empty: it has ended. None: unknown."""
+    shown = _of_job(job_id, "--format=%T")
+    return None if shown is None else frozenset(shown) - ENDS.keys()
+
+
+def script_of(job_id: int) -> str | None:
+    """The batch script of a job; None if Slurm has forgotten it (some minutes after its end)."""
+    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
+    if shown is None or shown.returncode != 0:
+        return None
+    _, found, rest = shown.stdout.partition(" Command=")
+    return rest.partition(" WorkDir=")[0].strip() if found else None
+
+
+def _of_job(job_id: int, *options: str) -> list[str] | None:
+    """The lines of squeue for one job; empty if Slurm has forgotten it. None: squeue failed."""
+    try:
+        shown = ask("squeue", "--noheader", f"--jobs={job_id}", *options)
+    except IncompleteError:
+        return None
+    if shown is None or (shown.returncode != 0 and "invalid job id" not in shown.stderr.lower()):
+        return None
+    return [line.strip() for line in shown.stdout.splitlines() if line.strip()]
+
+
+def _queued(line: str) -> Job | None:
+    fields = line.split("|", 7)
+    if len(fields) != 8 or not fields[0].isdigit():
+        return None
+    number, state, reason, nodes, elapsed, left, starts, script = (
+        field.strip() for field in fields
+    )
+    reason = reason.strip("()")
+    return Job(int(number), state, reason, nodes, elapsed, left, starts, script)

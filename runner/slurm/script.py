@@ -1,0 +1,238 @@
+"""Turns a request for a job into the text of an sbatch script. Pure; golden files hold the result.
+
+`SbatchRequest` (all paths absolute, all values decided) -> `sbatch_script` -> text. Comments in the
+script explain each line that the user did not ask for. `runner.launch.submit` fills in the request
+and submits.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.errors import UsageError
+from runner.slurm.job_array import Member
+
+GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+"""Options of sbatch for GPUs, besides `gres`."""
+
+SAVE_BEFORE_END_S = 300
+"""How many seconds before the time limit the ranks get the signal to save."""
+
+OWN_KEYS = {
+    "partition": "partition",
+    "nodes": "nodes",
+    "ntasks-per-node": "tasks_per_node",
+    "time": "time",
+}
+"""Options of sbatch with their own key in the run file; `options` must not contradict it."""
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?)"
+    r"|(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+))|(?P<only_minutes>\d+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SbatchRequest:
+    """What a job needs. Paths are absolute.
+
+    Attributes:
+        command: the argv that the batch script executes at its end.
+        bin_folder: the programs of the submitting environment; first on PATH.
+        cpus_per_task: None leaves it to the site; `cpus_reason` explains the number.
+        options: more sbatch options, long names without dashes; True is a flag, False removes one
+            of ours.
+        members: the members of a sweep: the job becomes an array, each member with a run folder
+            inside `run_folder`. The command then has no `--output`.
+    """
+
+    name: str
+    run_folder: Path
+    working_folder: Path
+    command: tuple[str, ...]
+    bin_folder: Path
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int
+    partition: str | None = None
+    cpus_per_task: int | None = None
+    cpus_reason: str = ""
+    time: str | None = None
+    modules: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+
+    @property
+    def script(self) -> Path:
+        """The path of the script: one in each run folder."""
+        return self.run_folder / "submit.sbatch"
+
+    @property
+    def log(self) -> Path:
+        """The job's log, with Slurm's `%j` for its number (in an array `%A_%a`: job and member)."""
+        return self.run_folder / "logs" / ("slurm-%A_%a.out" if self.members else "slurm-%j.out")
+
+
+def time_limit_s(text: str) -> int | None:
+    """Converts Slurm's time notation (sbatch(1), `--time`) to seconds; None for no limit.
+
+    Raises:
+        UsageError: the text is not a time. `sbatch --test-only` would not notice.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    match = _TIME.fullmatch(text)
+    if not match:
+        raise UsageError(
+            f"slurm.time: {text!r} is not a time limit",
+            'Slurm reads "MINUTES", "HH:MM:SS", "DAYS-HH" or "DAYS-HH:MM:SS"; '
+            "in YAML it needs the quotes.",
+        )
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    minutes = part["only_minutes"] + part["minutes"] + part["day_minutes"]
+    hours = part["hours"] + part["day_hours"]
+    return ((part["days"] * 24 + hours) * 60 + minutes) * 60 + part["seconds"] + part["day_seconds"]
+
+
+def save_before_end_s(time: str | None) -> int:
+    """Seconds before the time limit at which the ranks get the signal; a quarter of a short job."""
+    limit = time_limit_s(time) if time else None
+    return SAVE_BEFORE_END_S if limit is None else max(1, min(SAVE_BEFORE_END_S, limit // 4))
+
+
+def sbatch_script(request: SbatchRequest) -> str:
+    """Returns the whole script.
+
+    Raises:
+        UsageError: an option has its own key or is not a long option name, a value has a line break
+            in it, or Slurm cannot read the time.
+    """
+    lines = [
+        "#!/bin/bash -l",
+        "# -l: a login shell, because `module` is defined by the login profile.",
+        "#",
+        "# Written by `runner submit`. To run it again, from its last checkpoint: "
+        f"sbatch {_quoted(request.script)}",
+        "",
+    ]
+    for reason, name, value in _directives(request):
+        lines += [f"# {line}" for line in reason.splitlines()]
+        lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quoted(value)}")
+    lines += ["", "# A line that fails ends the job here, not later in the ranks.", "set -e"]
+    lines += [
+        "# Inherited if this was submitted inside another job: they would mislead srun and ranks.",
+        'unset SLURM_EXPORT_ENV SLURM_PTY_PORT "${!SLURM_STEP@}"',
+    ]
+    lines += [f"module load {_quoted(module)}" for module in request.modules]
+    lines += [
+        "# The environment of the submission: its ninja, compilers and python come first.",
+        f'export PATH={_quoted(request.bin_folder)}:"$PATH"',
+    ]
+    lines += [_one_line("slurm.setup", line) for line in request.setup]
+    lines += _choice_of_member(request)
+    lines += [
+        "",
+        "# exec: Slurm's signals reach the runner itself, which starts the ranks with srun, passes",
+        "# signals on to them, and requeues the job after they have saved.",
+        f"exec {' '.join(_quoted(argument) for argument in request.command)}"
+        + (' "$@"' if request.members else ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _choice_of_member(request: SbatchRequest) -> list[str]:
+    if not request.members:
+        return []
+    lines = ["", "# Which run of the sweep this is.", 'case "$SLURM_ARRAY_TASK_ID" in']
+    for number, member in enumerate(request.members):
+        arguments = ["--output", str(request.run_folder / member.name)]
+        arguments += [text for override in member.overrides for text in ("--set", override)]
+        lines.append(f"{number}) set -- {' '.join(map(_quoted, arguments))} ;;")
+    return [*lines, '*) echo "no run $SLURM_ARRAY_TASK_ID in this sweep" >&2; exit 2 ;;', "esac"]
+
+
+def _directives(request: SbatchRequest) -> list[tuple[str, str, str | bool]]:
+    """(reason, option, value) in the order of the script; `options` replace ours."""
+    theirs = {_option_name(name): value for name, value in request.options.items()}
+    dropped = {"gres"} if any(name in theirs for name in GPU_OPTIONS) else set()
+    directives: list[tuple[str, str, str | bool]] = []
+    for reason, name, value in _own_directives(request):
+        given = theirs.pop(name, None)
+        if given is not None:
+            reason, value = "From slurm.options.", given
+        if value is not None and value is not False and name not in dropped:
+            directives.append((reason, name, True if value is True else str(value)))
+    rest = [(name, value) for name, value in theirs.items() if value is not False]
+    return directives + [
+        ("From slurm.options." if index == 0 else "", name, True if value is True else str(value))
+        for index, (name, value) in enumerate(rest)
+    ]
+
+
+def _own_directives(
+    request: SbatchRequest,
+) -> list[tuple[str, str, str | int | float | bool | None]]:
+    lead = save_before_end_s(request.time)
+    gpus = request.gpus_per_node
+    members = f"0-{len(request.members) - 1}" if request.members else None
+    ranks = "Ranks on each node."
+    if gpus == request.tasks_per_node:
+        ranks = f"One rank for each of the {gpus} GPUs."
+    gres = "--gres is the spelling that every version and site understands."
+    signal = (
+        f"{lead} s before the time limit the ranks get SIGTERM, save a checkpoint and exit; then\n"
+        "the job is requeued and resumes. No `B:`: that would signal only this script."
+    )
+    requeue = "After a preemption or the loss of a node Slurm may start the job again: it resumes."
+    output = str(request.log.parent).replace("%", "%%") + "/" + request.log.name
+    chdir = "Relative paths mean the same as when it was submitted."
+    return [
+        ("", "job-name", request.name),
+        ("One run each.", "array", members),
+        ("", "partition", request.partition),
+        ("", "nodes", request.nodes),
+        (ranks, "ntasks-per-node", request.tasks_per_node),
+        (gres, "gres", f"gpu:{gpus}" if gpus else None),
+        (request.cpus_reason, "cpus-per-task", request.cpus_per_task),
+        ("", "time", request.time),
+        (signal, "signal", f"TERM@{lead}"),
+        (requeue, "requeue", True),
+        ("... and continues in the same log.", "open-mode", "append"),
+        ("", "output", output),
+        (chdir, "chdir", str(request.working_folder)),
+    ]
+
+
+def _option_name(given: str) -> str:
+    name = given.lstrip("-").replace("_", "-")
+    if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+        raise UsageError(
+            f"slurm.options: {given!r} is not the long name of an sbatch option",
+            "See `man sbatch`.",
+        )
+    if name == "array":
+        raise UsageError(
+            f"slurm.options: `{given}`: every member would write the same run folder.",
+            "runner submit RUN --array KEY=VALUE,VALUE gives each its own.",
+        )
+    if name in OWN_KEYS:
+        raise UsageError(
+            f"slurm.options: `{given}` has a key of its own", f"Set slurm.{OWN_KEYS[name]} instead."
+        )
+    return name
+
+
+def _quoted(value: str | Path | bool) -> str:
+    """Quotes a value for bash, and for sbatch, which reads quotes in the same way."""
+    return shlex.quote(_one_line("the job", str(value)))
+
+
+def _one_line(where: str, text: str) -> str:
+    if re.search(r"[\n\r\0]", text):
+        raise UsageError(f"{where}: a line break inside {text!r}", "Write one entry per line.")
+    return text

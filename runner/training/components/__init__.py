@@ -1,0 +1,1 @@
+"""Parts of the training loop that do not depend on engines."""

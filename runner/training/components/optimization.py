@@ -1,0 +1,134 @@
+"""The optimizers and the learning rate of a run file.
+
+Each optimizer takes whole parameters, DTensors or the flat partitions of ZeRO, as far as
+`runner.config.engine.OPTIMIZERS` says. The learning rate depends on the step only, and is the same
+for every engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.engine import OptimizerConfig
+from runner.errors import UsageError
+
+
+def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run file, over the trained parameters.
+
+    Biases and norms (vectors) do not decay, as in BERT (google-research/bert). AdamW is torch's
+    fused one on GPUs and CPUs: one kernel for all weights (on a CPU 4 to 7 times faster than the
+    loop over tensors; weights differ by rounding, 5e-7 after ten steps).
+
+    Args:
+        module: has the parameters.
+        config: the optimizer's settings.
+
+    Raises:
+        UsageError: the optimizer's library is not installed.
+    """
+    groups = _groups(module, config.weight_decay)
+    if config.name == "adamw":
+        return torch.optim.AdamW(
+            groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+        )
+    if config.name == "lion":
+        return Lion(groups, lr=config.lr, betas=config.betas)
+    if config.name == "adafactor":
+        from transformers import Adafactor
+
+        # As `--optim adafactor` of transformers' Trainer: only the schedule changes the rate.
+        kwargs = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+        return Adafactor(groups, lr=config.lr, **kwargs)  # type: ignore[no-untyped-call]
+    bnb = _bitsandbytes(config.name)
+    kind = bnb.optim.AdamW8bit if config.name == "adamw_8bit" else bnb.optim.PagedAdamW8bit
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)  # type: ignore[no-any-return]
+
+
+def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    # A parameter that ZeRO-3 has partitioned is an empty vector; `ds_shape` has its shape.
+    is_vector = {id(p): len(getattr(p, "ds_shape", p.shape)) <= 1 for p in parameters}
+    groups = [
+        {"params": [p for p in parameters if not is_vector[id(p)]], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if is_vector[id(p)]], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _bitsandbytes(name: str) -> Any:
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise UsageError(
+            f"optimizer.name: {name} needs bitsandbytes", "pip install bitsandbytes"
+        ) from None
+    return bitsandbytes
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion (arXiv:2302.06675, algorithm 2): the sign of a momentum, with decoupled weight decay.
+
+    It keeps one moment per parameter instead of two.
+
+    Args:
+        groups: parameter groups, each with its `weight_decay`.
+        lr: 3 to 10 times smaller than for AdamW, with a decay as many times larger (section 5).
+        betas: of the interpolation and of the momentum.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            lr, (first, second) = group["lr"], group["betas"]
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                momentum: torch.Tensor = state["exp_avg"]
+                parameter.mul_(1 - lr * group["weight_decay"])
+                parameter.add_(torch.lerp(parameter.grad, momentum, first).sign_(), alpha=-lr)
+                momentum.lerp_(parameter.grad, 1 - second)
+        return loss
+
+
+def rate(
+    name: str, peak: float, warmup_steps: int, num_steps: int, step: int, decay_steps: int = 0
+) -> float:
+    """The learning rate of a step.
+
+    Args:
+        name: `cosine` and `linear` end at zero after the last step; `constant` stays; `wsd` stays
+            and falls linearly to zero over the last `decay_steps` (warm-up, stable, decay:
+            arXiv:2404.06395, 4.1).
+        peak: the rate after the warm-up. The warm-up rises linearly.
+        warmup_steps: the length of the warm-up.
+        num_steps: of the whole run.
+        step: counted from 0.
+        decay_steps: for `wsd` only.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if name == "constant":
+        return peak
+    if name == "wsd":
+        return peak * min(
+            1.0, (num_steps - step) / max(1, min(decay_steps, num_steps - warmup_steps))
+        )
+    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    return peak * (1 - done) if name == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def warmup_steps(warmup: float, num_steps: int) -> int:
+    """Steps of warm-up or decay: below 1 a share of all steps, from 1 on a number of steps."""
+    return math.ceil(warmup * num_steps) if warmup < 1 else int(warmup)

@@ -1,0 +1,1 @@
+"""Checkpoints, the exported model and its model card."""

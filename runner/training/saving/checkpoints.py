@@ -1,0 +1,234 @@
+"""Checkpoints: when they are written, which are kept, and which one a run resumes from.
+
+`atomic_folder` makes each whole or not there. A run resumes from the newest step whose every byte
+is as listed; a damaged one is named and skipped. Asynchronous: the ranks copy what they hold and
+continue; a thread in each writes the copy, and the threads agree among themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import CheckpointConfig
+from runner.errors import DamageError
+from runner.run_folder.checkpoints import TrainingState, newest_first, read_state
+from runner.training.components.asynchronous import Background
+from runner.training.components.process_group import Ranks
+from runner.training.engines.base import Engine
+from runner.training.saving.atomic_folder import (
+    FILES,
+    GONE,
+    LATEST,
+    AtomicCheckpoint,
+    all_of,
+    discard,
+    measured,
+    names_in,
+    share,
+    write_synced,
+)
+
+BEST = "best.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. All ranks call every method."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        ranks: Ranks,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._config, self._ranks, self._say, self._now = (
+            folder,
+            config,
+            ranks,
+            say,
+            now,
+        )
+        self._saved_at = now()
+        self._writers = Ranks() if config.asynchronous else ranks
+        self._background = Background()
+        self._unreported: list[str] = []
+
+    def is_due(self, step: int) -> bool:
+        """Whether to write a checkpoint after this step, by its number."""
+        return isinstance(self._config.every, int) and step % self._config.every == 0
+
+    def is_time(self) -> bool:
+        """Whether to write a checkpoint now, by this rank's clock. One rank decides for all."""
+        by_step = isinstance(self._config.every, int)
+        return not by_step and self._now() - self._saved_at >= (self._config.seconds or 0)
+
+    def mark_best(self, step: int, value: float) -> bool:
+        """Notes the validation loss of a step.
+
+        With `best: true` in the run file, the checkpoint of the best step is kept beside the newest
+        ones.
+
+        Returns:
+            Whether the loss is the lowest so far: then the checkpoint of this step must be written.
+        """
+        if self._config.best:
+            self.finish()  # the best one so far counts only when it is whole
+        known = self._ranks.gather(_read_best(self._folder))[0]
+        # A best step that is still to come was damaged, and skipped.
+        is_best = self._config.best and (known is None or known[0] >= step or value < known[1])
+        if is_best and self._ranks.is_first:
+            temporary = self._folder / f"{BEST}.tmp"
+            write_synced(temporary, {"step": step, "validation_loss": value})
+            temporary.replace(self._folder / BEST)
+        return is_best
+
+    def save(self, engine: Engine, state: TrainingState) -> None:
+        """Writes a checkpoint, then removes the oldest beyond `keep`.
+
+        Asynchronous: waits for the checkpoint before, then begins this one. A checkpoint that
+        cannot be removed is reported, and tried again after the next.
+
+        Raises:
+            OSError: on every rank, if any rank cannot write (a full disk), or could not write the
+                one before. Older checkpoints are unchanged.
+        """
+        self.finish()
+        began = self._now()
+        step, final = state.step, self._folder / f"step-{state.step}"
+        writing = AtomicCheckpoint(final, state, self._writers)
+        writing.begin()
+        if self._config.asynchronous:
+            copies: list[Callable[[], None]] = []
+            writing.attempt(
+                lambda: copies.append(engine.stage(writing.folder, self._writers.group))
+            )
+
+            def work() -> None:
+                writing.complete(copies.pop(), lambda: self._drop_old(step))
+                took = self._now() - began
+                self._unreported.insert(
+                    0, f"checkpoint {final.name} is whole ({took:.1f} s, beside training)"
+                )
+
+            self._background.start(work)
+        else:
+            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
+            self._tell()
+        self._saved_at = self._now()
+
+    def have_failed(self) -> bool:
+        """Whether this rank knows that the checkpoint being written has failed."""
+        if self._background.is_over and not self._background.has_failed:
+            self.finish()
+        return self._background.has_failed
+
+    def finish(self) -> None:
+        """Waits until the checkpoint being written is whole.
+
+        Raises:
+            OSError: on every rank, if it could not be written.
+        """
+        if self._background.finish():
+            self._tell()
+
+    def _tell(self) -> None:
+        lines, self._unreported = self._unreported, []
+        for line in lines:
+            self._say(line)
+
+    def _drop_old(self, newest: int) -> None:
+        """Removes checkpoints that are not among the newest, counted down from the step just
+        written.
+
+        A checkpoint of a later step was damaged, and skipped when the run resumed from an earlier
+        one. It does not count and is removed. Otherwise each resume would hash it, and if it were
+        readable again the run would resume from it, although the metrics were cut back to before
+        it.
+        """
+        (self._folder / LATEST).write_text(f"step-{newest}\n")
+        torn = [path for suffix in (".tmp", GONE) for path in self._folder.glob(f"step-*{suffix}")]
+        best = _read_best(self._folder) if self._config.best else None
+        by_step = {
+            int(path.name.removeprefix("step-")): path for path in newest_first(self._folder)
+        }
+        kept = {step for step in by_step if step <= newest}
+        kept = {*sorted(kept)[-self._config.keep :], *(kept & {best[0]} if best else ())}
+        later = [f"step-{step}" for step in by_step if step > newest]
+        if later:
+            self._unreported.append(
+                f"passed over, and removed now that step-{newest} is whole: {', '.join(later)}"
+            )
+        for old in [*(path for step, path in by_step.items() if step not in kept), *torn]:
+            if left := discard(old):
+                self._unreported.append(
+                    f"checkpoint {old.name} cannot be removed now ({left}); "
+                    "the next one tries again"
+                )
+
+    def newest_valid(self) -> tuple[Path, TrainingState] | None:
+        """The newest checkpoint that is whole; None if none was ever written.
+
+        Raises:
+            DamageError: there are checkpoints, but none is whole. A new start would overwrite the
+                results.
+        """
+        folders = self._ranks.gather(newest_first(self._folder))[0]
+        for folder in folders:
+            problem = self._problem_with(folder)
+            if problem is None:
+                return folder, read_state(folder)
+            self._say(f"checkpoint {folder.name} is passed over: {problem}")
+        if folders:
+            raise DamageError(
+                f"{self._folder}: none of its {len(folders)} checkpoints is as it was written.",
+                f"To start again from step 0: another --output, or rm -r {self._folder}",
+            )
+        return None
+
+    def _problem_with(self, folder: Path) -> str | None:
+        """Why a checkpoint cannot be used. The ranks hash it together; all get the same answer."""
+        mine: str | None = None
+        listed: dict[str, Any] = {}
+        seen: list[str] = []
+        try:
+            listed = {
+                entry["path"]: entry for entry in json.loads((folder / FILES).read_text())["files"]
+            }
+            seen = names_in(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            mine = f"it cannot be read ({error})"
+        # A file that this node does not list is not missing: it is opened by name.
+        if unlisted := [name for name in all_of(self._ranks.gather(seen)) if name not in listed]:
+            mine = mine or f"{unlisted[0]} is not in its list"
+        mine = mine or self._problem_with_share(folder, listed)
+        return next((problem for problem in self._ranks.gather(mine) if problem), None)
+
+    def _problem_with_share(self, folder: Path, listed: Mapping[str, Any]) -> str | None:
+        """Why this rank's share of the listed files, or the state, is not as it was written."""
+        try:
+            for name in share(sorted(listed), self._ranks):
+                if measured(folder / name) != {
+                    key: listed[name][key] for key in ("size", "sha256")
+                }:
+                    return f"{name} is not as it was written"
+            read_state(folder)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).relative_to(folder).as_posix()} is missing"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"it cannot be read ({error})"
+        return None
+
+
+def _read_best(folder: Path) -> tuple[int, float] | None:
+    """The best step and its validation loss, if noted and its checkpoint was written."""
+    try:
+        document = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        step, value = int(document["step"]), float(document["validation_loss"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (step, value) if (folder / f"step-{step}").is_dir() else None

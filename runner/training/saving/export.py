@@ -1,0 +1,124 @@
+"""The exported model: safetensors, config, tokenizer and card, or an adapter in peft's layout."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from runner.config.lora import LoraConfig
+from runner.inputs import ModelInput, unreadable
+from runner.training.components.lora import merged, write_adapter
+
+# `save_pretrained` writes some of these itself; others are the base model's weights.
+NOT_KEPT = (
+    ".safetensors", ".index.json", ".md", "config.json",
+    ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".npz",
+)  # fmt: skip
+# As endings: `processor_config.json` includes preprocessor_config.json.
+KEPT = ("tokenizer_config.json", "processor_config.json")
+TEMPLATES = "additional_chat_templates/"
+
+
+def read_companions(source: ModelInput) -> dict[str, bytes]:
+    """Reads the staged files that are exported unchanged: tokenizer, chat templates, processor,
+    licence.
+
+    This happens before the first step, so that a damaged file costs no training.
+
+    Returns:
+        Name -> content.
+
+    Raises:
+        DamageError: a file cannot be read, or is not as it was fetched.
+    """
+    found = {}
+    for name, digest in source.digests.items():
+        if not _is_companion(name):
+            continue
+        path = source.path / name
+        try:
+            found[name] = path.read_bytes()
+        except OSError as error:
+            raise unreadable(path, error.strerror or str(error)) from None
+        if sha256(found[name]).hexdigest() != digest:
+            raise unreadable(path, "its bytes are not those that were fetched")
+    return found
+
+
+def export(
+    model: Any,
+    weights: Mapping[str, Any],
+    lora: LoraConfig | None,
+    companions: Mapping[str, bytes],
+    card: str,
+    folder: Path,
+) -> None:
+    """Writes a model folder for `from_pretrained` or `PeftModel.from_pretrained`, whole or not at
+    all.
+
+    Args:
+        model: the transformers model.
+        weights: its weights, by its own names. With LoRA at least the trained ones; all, where they
+            are merged into weights that are not quantised.
+        lora: the run file's settings.
+        companions: what `read_companions` read before the first step.
+        card: the text of its README.md.
+        folder: is replaced.
+    """
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    if lora is not None and not lora.merge:
+        write_adapter(model, dict(weights), temporary)
+    else:
+        whole, complete = merged(model, weights) if lora else (model, dict(weights))
+        _write_whole(whole, complete, temporary)
+    for name, content in companions.items():
+        path = temporary / name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    (temporary / "README.md").write_text(card, encoding="utf-8")
+    for path in temporary.rglob("*"):
+        # safetensors writes files with mode 0600; colleagues need to read them.
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    temporary.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_whole(model: Any, weights: dict[str, Any], folder: Path) -> None:
+    model.config.dtype = next(
+        tensor.dtype for tensor in weights.values() if tensor.is_floating_point()
+    )
+    with _no_progress_bar():
+        model.save_pretrained(folder, state_dict=weights)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without this, transformers draws a bar for one shard, in job logs too."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _is_companion(name: str) -> bool:
+    """Whether a file is exported unchanged: top-level files, but not weights and
+    `save_pretrained`'s own.
+
+    Image preprocessing files and additional chat templates count; so do licences.
+    """
+    if name.startswith(TEMPLATES):
+        return name.count("/") == 1 and name.endswith(".jinja")
+    return "/" not in name and (name.endswith(KEPT) or not name.endswith(NOT_KEPT))

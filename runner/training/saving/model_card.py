@@ -1,0 +1,234 @@
+"""The model card: where an exported model comes from, how it was trained, its results, how to load
+it.
+
+The inputs are the run file, the bundle, the plan, `environment.json` and `metrics.jsonl`. The
+output is the text of `model/README.md`. Its head is the metadata of the Hub's cards
+(huggingface.co/docs/hub/model-cards). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from runner.config.run_config import RunConfig
+from runner.data.recipe import documents_of
+from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
+from runner.plan.plan import TrainingPlan
+
+# Task -> the Hub's name for it, and the class of transformers that loads the model.
+TASKS = {
+    "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
+    "causal-lm": ("text-generation", "AutoModelForCausalLM"),
+    "instruction": ("text-generation", "AutoModelForCausalLM"),
+    "image-classification": ("image-classification", "AutoModelForImageClassification"),
+}
+UNSTATED = "not stated"
+
+
+def model_card(
+    config: RunConfig,
+    inputs: Inputs,
+    plan: TrainingPlan,
+    record: Mapping[str, Any],
+    metrics: Iterable[Mapping[str, Any]],
+) -> str:
+    """The text of a model's README.md.
+
+    Args:
+        config: the run file.
+        inputs: the bundle's model and datasets.
+        plan: of the ranks that exported it.
+        record: the run's `environment.json`.
+        metrics: the objects of its `metrics.jsonl`.
+    """
+    head = yaml.safe_dump(_metadata(config, inputs), sort_keys=False, allow_unicode=True)
+    parts = [
+        f"---\n{head}---\n\n# {config.name}",
+        f"{_origin(config, inputs.model)} Trained by `runner train` of Airlift, which also wrote "
+        "this card.",
+        "## How to load it\n\n" + _loading(config, inputs.model),
+        "## Where it comes from\n\n"
+        + _table(("what", "is", "licence"), _provenance(config, inputs)),
+        "Licences are as the sources state them. What they mean for this model was not checked.",
+        "## How it was trained\n\n" + _table(("setting", "value"), _settings(config, inputs, plan)),
+        "## On what\n\n" + _table(("what", "is"), _machine(record)),
+        "## How well it does\n\n" + _results(list(metrics)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """The metadata for the Hub. It names only repositories of the Hub."""
+    adapter = config.lora is not None and not config.lora.merge
+    found: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
+    if inputs.model.commit and config.model.init != "scratch":
+        found |= {
+            "base_model": inputs.model.source,
+            "base_model_relation": "adapter" if adapter else "finetune",
+        }
+    if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
+        found["datasets"] = names
+    return found | {"pipeline_tag": TASKS[config.task][0], "tags": ["airlift", config.task]}
+
+
+def _origin(config: RunConfig, model: ModelInput) -> str:
+    if config.model.init == "scratch":
+        return (
+            f"A {config.task} model with the architecture of `{model.source}`, "
+            "all weights random before training."
+        )
+    if config.model.folder is not None:
+        return (
+            f"A {config.task} model trained further from another run's export of `{model.source}`."
+        )
+    if config.lora is not None:
+        how = "merged into it" if config.lora.merge else "this folder has the adapter alone"
+        return f"A LoRA adapter of `{model.source}` for {config.task}; {how}."
+    return f"`{model.source}`, fine-tuned for {config.task}."
+
+
+def _loading(config: RunConfig, model: ModelInput) -> str:
+    auto = TASKS[config.task][1]
+    reads = (
+        "AutoImageProcessor"
+        if config.task == "image-classification" and model.preprocessing
+        else "AutoTokenizer"
+    )
+    lines = [f"from transformers import {auto}, {reads}"]
+    if config.task == "image-classification" and not model.preprocessing:
+        lines = [f"from transformers import {auto}"]
+    if config.lora is not None and not config.lora.merge:
+        lines += ["from peft import PeftModel", ""]
+        revision = f', revision="{model.commit}"' if model.commit else ""
+        base = str(config.model.folder or model.source)
+        lines += [
+            f'base = {auto}.from_pretrained("{base}"{revision})',
+            'model = PeftModel.from_pretrained(base, ".")',
+        ]
+    else:
+        lines += ["", f'model = {auto}.from_pretrained(".")']
+    if reads in lines[0]:
+        name = "processor" if reads == "AutoImageProcessor" else "tokenizer"
+        lines.append(f'{name} = {reads}.from_pretrained(".")')
+    return "\n".join(["```python", *lines, "```", "", "`.` is this folder."])
+
+
+def _provenance(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str, str]]:
+    yield "bundle", f"`{inputs.bundle_id}`", ""
+    model = inputs.model
+    what = "architecture and tokenizer" if config.model.init == "scratch" else "first weights"
+    yield what, _at(model.source, model.commit), model.licence or UNSTATED
+    if config.model.folder is not None:
+        yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
+    for data in inputs.datasets:
+        for role, split in (("training data", data.train), ("validation data", data.validation)):
+            if split is not None:
+                yield role, _data(data, split, role), data.licence or UNSTATED
+
+
+def _at(source: str, commit: str | None) -> str:
+    return f"`{source}` at `{commit}`" if commit else f"`{source}`"
+
+
+def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
+    limit = data.settings.limit.get("train" if role.startswith("train") else "validation")
+    some = limit is not None and limit < split.rows
+    rows = f"the first {limit:,} of {split.rows:,} rows" if some else f"{split.rows:,} rows"
+    weight = (
+        f", weight {data.settings.weight:g}"
+        if role.startswith("train") and data.settings.weight != 1
+        else ""
+    )
+    digest = (
+        f", sha256 of its files `{'`, `'.join(d[:16] for d in split.digests[:4])}`"
+        if not data.commit
+        else ""
+    )
+    return (
+        f"{_at(data.source, data.commit)}, config `{data.config}`, split `{split.name}`, "
+        f"{rows}{weight}{digest}"
+    )
+
+
+def _settings(
+    config: RunConfig, inputs: Inputs, plan: TrainingPlan
+) -> Iterator[tuple[str, object]]:
+    yield "task", config.task
+    for data in inputs.datasets:
+        columns = ", ".join(
+            f"{key} `{column}`" for key, column in data.settings.columns(config.task).items()
+        )
+        yield f"columns of `{data.asset}`", columns
+    if config.task != "image-classification":
+        yield "sequence_length", plan.sequence_length
+        yield "packing.documents", documents_of(config, inputs.model, plan.sequence_length).value
+    yield ("steps", config.steps) if config.steps is not None else ("epochs", f"{config.epochs:g}")
+    yield (
+        "batch",
+        f"{plan.total} per step: {plan.micro} at a time on each of {plan.world_size} ranks",
+    )
+    optimizer, schedule = config.optimizer, config.schedule
+    yield (
+        "optimizer",
+        (
+            f"{optimizer.name}, lr {optimizer.lr:g}, "
+            f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}, "
+            f"weight_decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}"
+        ),
+    )
+    decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
+    yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
+    yield "precision", plan.precision
+    if config.lora is not None:
+        yield "lora", f"{config.lora.describe()}, dropout {config.lora.dropout:g}"
+    if config.quantization is not None:
+        yield "quantization", config.quantization.describe()
+    partition = {
+        "deepspeed": f", ZeRO stage {plan.zero}",
+        "fsdp": f", {config.engine.sharding or 'full'}",
+    }
+    yield (
+        "engine",
+        f"{config.engine.name}{partition.get(config.engine.name, '')}, {plan.world_size} ranks",
+    )
+    yield "seed", config.seed
+
+
+def _machine(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "device", f"{record.get('world_size')} x {record.get('device')}"
+    versions = {"python": record.get("python"), **dict(record.get("versions") or {})}
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if record.get("environment_tree"):
+        yield "environment", f"`{record['environment_tree']}`"
+
+
+def _results(metrics: list[Mapping[str, Any]]) -> str:
+    evaluations = [line for line in metrics if "validation_loss" in line]
+    steps = [line for line in metrics if "loss" in line]
+    rows = [
+        (f"loss of step {line['step']}", _number(line["loss"]))
+        for line in (*steps[:1], *steps[1:][-1:])
+    ]
+    if evaluations:
+        best = min(evaluations, key=lambda line: float(line["validation_loss"]))
+        chosen = {int(line["step"]): line for line in (best, evaluations[-1])}
+        for step, line in sorted(chosen.items()):
+            names = [key for key in line if key.startswith("validation_")]
+            mark = " (the best)" if line is best else ""
+            rows += [(f"{name} after step {step}{mark}", _number(line[name])) for name in names]
+    note = "" if evaluations else "\n\nIt was not evaluated: the run had no validation split."
+    return _table(("measure", "value"), rows) + note
+
+
+def _number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.6g}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

@@ -1,0 +1,135 @@
+"""`runner bench`: its search, how it judges a trial, and real trials that run out of memory."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.bench.search import SearchResult, Trial, search
+from runner.bench.strategies import BY_DEFAULT, STRATEGIES, chosen
+from runner.bench.table import markdown, rows, svg, text
+from runner.bench.trial import judge
+from runner.errors import UsageError
+from tests.runner.conftest import Cluster
+
+
+def trial(micro: int, outcome: str = "fits") -> Trial:
+    return Trial("zero1", micro, outcome, "", 2, 100.0 * micro, 10.0 * micro, 0.1, 1.0)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 5000), st.integers(1, 4096))
+def test_what_fits_is_found_to_an_eighth_in_few_trials(capacity: int, most: int) -> None:
+    found = search(
+        "zero1", most, lambda micro: trial(micro, "fits" if micro <= capacity else "out of memory")
+    )
+    best = found.best.micro if found.best else 0
+    assert best <= min(capacity, most)
+    assert best >= min(capacity, most) * 8 / 9 - 1
+    assert len(found.trials) <= 2 * most.bit_length() + 4
+    assert len({one.micro for one in found.trials}) == len(found.trials)
+
+
+def test_what_fails_is_not_tried_larger() -> None:
+    found = search("zero1", 64, lambda micro: trial(micro, "failed"))
+    assert [one.micro for one in found.trials] == [1] and found.best is None
+
+
+@pytest.mark.parametrize(
+    ("code", "result", "said", "outcome"),
+    [
+        (
+            0,
+            {"outcome": "fits", "step_s": 1.0, "samples_per_s": 2.0, "tokens_per_s": 3.0},
+            "",
+            "fits",
+        ),
+        (1, {"outcome": "out of memory", "words": "x"}, "", "out of memory"),
+        (
+            5,
+            {},
+            "runner: rank 0 was ended by SIGKILL (out of memory? see `dmesg`)",
+            "out of memory",
+        ),
+        (1, {}, "srun: error: n1: task 0: Out Of Memory", "out of memory"),
+        (
+            1,
+            {},
+            "terminate called after throwing 'std::bad_alloc'\nrunner: rank 0 was ended by SIGABRT",
+            "out of memory",
+        ),
+        (None, {}, "", "too slow"),
+        (2, {}, "error: no such column", "failed"),
+        (1, {"outcome": "fits"}, "ValueError: later", "failed"),
+    ],
+)
+def test_the_end_of_a_trial_is_understood(
+    tmp_path: Path, code: int | None, result: dict[str, object], said: str, outcome: str
+) -> None:
+    log = tmp_path / "trial.log"
+    log.write_text(said)
+    judged = judge("zero1", 4, code, result, log, 60)
+    assert judged.outcome == outcome
+    assert outcome != "failed" or said.split()[-1] in judged.words
+
+
+def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() -> None:
+    found = [
+        SearchResult("zero1", [trial(1), trial(2), trial(4, "out of memory")]),
+        SearchResult("ddp", refused="not tried: no | such"),
+    ]
+    table = rows(found, 1000)
+    assert table[0][:2] == ("zero1", "2 x 2") and table[0][5] == "50 s"
+    assert "not tried" in text(table) and "no / such" in markdown("t", table)
+    ElementTree.fromstring(svg("a <title> & more", found))
+
+
+def test_strategies_are_named_or_refused_with_those_there_are() -> None:
+    assert chosen(" zero3,ddp,zero3") == ("zero3", "ddp")
+    assert chosen(None) == BY_DEFAULT
+    with pytest.raises(UsageError, match="--strategies zero9") as refused:
+        chosen("zero9")
+    assert all(name in refused.value.remedy for name in STRATEGIES)
+
+
+def test_real_trials_give_a_table_a_plot_and_the_measures(cluster: Cluster) -> None:
+    cluster.write(steps=3)
+    done = cluster.run(
+        "bench",
+        "tiny.yaml",
+        "--processes",
+        "2",
+        "--strategies",
+        "zero1",
+        "--steps",
+        "2",
+        "--largest",
+        "1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = cluster.output("tiny-bench")
+    (strategy,) = json.loads((folder / "results.json").read_text())["strategies"]
+    (fits,) = strategy["trials"]
+    assert fits["outcome"] == "fits" and fits["world_size"] == 2
+    assert fits["tokens_per_s"] == pytest.approx(32 * fits["samples_per_s"])
+    assert "| zero1 | 1 x 2 |" in (folder / "table.md").read_text()
+    assert "zero1" in (folder / "bench.svg").read_text()
+    # The run itself is untouched, and nothing was tokenised twice.
+    assert not cluster.output("tiny").exists()
+    assert (folder / ".stores").resolve() == (cluster.folder / "output" / ".stores").resolve()
+
+
+def test_memory_that_ends_ends_a_trial_and_not_the_bench(cluster: Cluster) -> None:
+    cluster.write(steps=3)
+    sizes = ("--steps", "2", "--largest", "1", "--memory", "0.1")
+    done = cluster.run("bench", "tiny.yaml", "--processes", "1", "--strategies", "zero1", *sizes)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (strategy,) = json.loads((cluster.output("tiny-bench") / "results.json").read_text())[
+        "strategies"
+    ]
+    assert [one["outcome"] for one in strategy["trials"]] == ["out of memory"]
+    assert "no strategy ran" in done.stderr and "memory" in done.stdout

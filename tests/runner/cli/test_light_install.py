@@ -1,0 +1,244 @@
+"""The light installation (`pip install .`, no torch): what works with it, and typical mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from runner.installed import how_to_install
+from tests.runner.conftest import RUN
+from tests.support.light import ROOT, make_light
+from tests.support.once import once
+
+
+class Said(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with `python`, `stage` and `runner` of a light installation."""
+    return once(tmp_path_factory, "light", make_light) / "bin"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """A user's folder with the files that the commands below name."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "bundle").symlink_to(bundle)
+    (folder / "empty").mkdir()
+    lora, fsdp = {"lora": {"rank": 4}}, {"engine": {"name": "fsdp", "wrap": {"min_params": 1000}}}
+    data = {"asset": "reference", "messages": "text"}
+    chat = {"task": "instruction", "model": {"asset": "tiny-gpt2"}, "dataset": data}
+    for name, changes in {"run": {}, "lora": lora, "fsdp": fsdp, "chat": chat}.items():
+        settings = {**RUN, **changes}
+        text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
+        (folder / f"{name}.yaml").write_text(text)
+    files = {
+        "broken.yaml": b"a: [1\nb: {",
+        "list.yaml": b"- 1\n",
+        "blob.bin": b"\x00\xff\xfe",
+        "wanted.yaml": b"format: 1\nname: g\nassets:\n  m: {model: acme/tiny}\n",
+        "typo.yaml": b"format: 1\nname: g\nassets:\n  m: {modle: acme/tiny}\n",
+        "env.yml": b"name: e\nchannels: [conda-forge]\ndependencies: [python=3.11]\n",
+        "env.yaml": b"format: 1\nname: g\nassets:\n"
+        b"  e: {environment: env.yml, profile: v100.yml}\n",
+        "v100.yml": (ROOT / "envs/profiles/v100.yml").read_bytes(),
+        "broken.json": b'{"a": ',
+        "ds.json": b'{\n // mine: "a"\n "zero_optimization": {"stage": 2,}, # two\n'
+        b' "train_batch_size": "auto", /* x\n */\n}',
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def environment(state: Path, **more: str) -> dict[str, str]:
+    """A login node's variables; the package folders of the tests are not among them."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return {**kept, "XDG_STATE_HOME": str(state), "AIRLIFT_STORE": "none", **more}
+
+
+def run_all(light: Path, home: Path, commands: list[str]) -> dict[str, Said]:
+    """Runs commands, each in a fork of one Python of the light installation."""
+    done = subprocess.run(
+        [light / "python", ROOT / "tests/support/many_commands.py"],
+        input=json.dumps([(str(home), shlex.split(command)) for command in commands]),
+        env=environment(home.parent / "state"),
+        cwd=home.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return {c: Said(*said) for c, said in zip(commands, json.loads(done.stdout), strict=True)}
+
+
+RUN_IT = "run.yaml --bundle bundle"
+CHECK = f"runner check {RUN_IT}"
+NEEDS_ENV = "[env]'"
+MISTAKES = {
+    "stage verfy bundle": "stage verify",
+    "stage verify": "BUNDLE",
+    "stage verify nowhere": "no such folder",
+    "stage verify bundle --dep": "--deep",
+    "stage verify run.yaml": "it is a file",
+    "stage verify empty": "not a bundle",
+    "stage verify bundle --signers nofile": "nofile",
+    "stage verify bundle --shard 3/2": "3/2",
+    "stage verify bundle --jobs 0": "--jobs",
+    "stage verify bundle --report nofolder/r.json": "mkdir",
+    "stage verify bundle --id 12ab": "12ab",
+    "stage show nowhere": "no such folder",
+    "stage show run.yaml": "it is a file",
+    "stage show bundle --jsn": "--json",
+    "stage fetch nofile.yaml -o out": "no such file",
+    "stage fetch run.yaml -o out": "unknown key `task`",
+    "stage fetch broken.yaml -o out": "broken.yaml:2",
+    "stage fetch list.yaml -o out": "list.yaml",
+    "stage fetch blob.bin -o out": "UTF-8",
+    "stage fetch empty -o out": "is a folder",
+    "stage fetch wanted.yaml": "--output",
+    "stage fetch wanted.yaml -o out --endpoint not-a-url": "not-a-url",
+    "stage fetch typo.yaml -o out": "`model`",
+    "stage fetch env.yaml -o out": NEEDS_ENV,
+    "stage lock env.yaml": NEEDS_ENV,
+    "stage env lock env.yml --profile v100.yml": NEEDS_ENV,
+    "stage lock nofile.yaml": "no such file",
+    "stage init": "NAME",
+    "stage patch bundle": "--output",
+    "stage patch bundle --report nofile -o p": "nofile",
+    "stage patch bundle --since run.yaml -o p": "not a lock",
+    "stage apply bundle nowhere": "patch.json",
+    "stage push bundle": "HOST:DIR",
+    "stage push nowhere host:dir": "no such folder",
+    "stage sign bundle --key nokey": "ssh-keygen",
+    "stage serve nowhere": "no such folder",
+    "stage serve bundle --port abc": "abc",
+    "stage gc --all-of-it": "--all-of-it",
+    "stage env lok": "stage env lock",
+    "stage env lock env.yml": "--profile",
+    "stage env check bundle": "no environment",
+    "stage env create bundle tiny-bert prefix": "no environment",
+    "runner chek run.yaml": "runner check",
+    "runner check run.yaml": "--bundle",
+    "runner check nofile.yaml --bundle bundle": "no such file",
+    "runner check run.yaml --bundle nowhere": "no such folder",
+    "runner check run.yaml --bundle empty": "not a bundle",
+    "runner check wanted.yaml --bundle bundle": "unknown key `assets`",
+    "runner check broken.yaml --bundle bundle": "broken.yaml:2",
+    "runner check blob.bin --bundle bundle": "UTF-8",
+    f"{CHECK} --set optimizer.lrr=1": "`lr`",
+    f"{CHECK} --set nonsense": "key=value",
+    f"{CHECK} --set task=causal-lm": "is an encoder",
+    f"{CHECK} --set model.asset=tiny-brt": "`tiny-bert`",
+    f"{CHECK} --set model.asset=numbers": "not a model",
+    f"{CHECK} --set dataset.text=txt": "no such column",
+    f"{CHECK} --set batch.global=9 --processes 2": "does not divide",
+    f"{CHECK} --set sequence_length=100000": "128",
+    f"{CHECK} --set engine.config=nofile.json": "no such file",
+    f"{CHECK} --set engine.config=broken.json": "broken.json:1",
+    f"{CHECK} --output bundle/out": "inside the bundle",
+    f"{CHECK} --on login": "login",
+    f"{CHECK} --on node": "[train]'",
+    "runner check chat.yaml --bundle bundle": "chat",
+    f"runner prepare {RUN_IT}": "preparing data needs numpy and transformers",
+    f"runner train {RUN_IT}": "needs torch, transformers, safetensors, numpy and deepspeed",
+    "runner train lora.yaml --bundle bundle": "deepspeed and peft",
+    f"runner train {RUN_IT} --dry-run": "[train]'",
+    f"runner bench {RUN_IT}": "[train]'",
+    f"runner bench {RUN_IT} --strategies zero9": "zero9",
+    "runner train --bundle bundle": "--reproduce",
+    f"runner train {RUN_IT} --processes 0": "--processes",
+    "runner train --reproduce empty --bundle bundle": "not a run folder",
+    f"runner submit {RUN_IT} --array nonsense": "KEY=VALUE",
+    f"runner submit {RUN_IT} --set slurm.time=soon --print": "soon",
+    "runner exec --bundle bundle -- no-such-command": "no-such-command",
+    "runner exec --bundle nowhere -- python x.py": "no such folder",
+    "runner status nowhere": "nowhere",
+    "runner logs empty": "not a run folder",
+    "runner report run.yaml": "no such run folder",
+}
+
+
+def test_no_mistake_in_the_light_install_shows_a_traceback(light: Path, home: Path) -> None:
+    for command, said in run_all(light, home, list(MISTAKES)).items():
+        assert "Traceback" not in said.out + said.err, (command, said)
+        assert said.code == 2, (command, said)
+        assert "error: " in [line[:7] for line in said.err.splitlines()], (command, said)
+        assert MISTAKES[command] in said.err, (command, said)
+    assert not (home / "output").exists()
+
+
+def test_the_light_install_checks_and_says_what_it_leaves_to_the_ranks(
+    light: Path, home: Path
+) -> None:
+    """Also with LoRA (a table of peft), FSDP (a model on torch's meta device), ds.json (hjson)."""
+    fsdp = "runner check fsdp.yaml --bundle bundle --processes 2"
+    lora = "runner check lora.yaml --bundle bundle"
+    ds = f"{CHECK} --set engine.config=ds.json"
+    printed = f"runner submit {RUN_IT} --print"
+    setup = f"{printed} --set 'slurm.setup=[\". /envs/train/activate\"]'"
+    said = run_all(light, home, [CHECK, fsdp, lora, ds, printed, setup, "stage verify bundle"])
+    for command, (code, out, err) in said.items():
+        assert (code, err) == (0, ""), (command, out, err)
+    for command in (CHECK, fsdp, lora, ds):
+        out = said[command].out
+        left = [line for line in out.splitlines() if line.startswith("left to the ranks")]
+        assert len(left) == 1 and "whether its tokenizer loads" in left[0], out
+        assert "nothing found that would fail, except the warning above" in out
+        assert "model tiny-bert: bert, " in out and "300 rows to train on" in out
+    assert f"exec {light / 'python'} {light / 'runner'} train " in said[printed].out
+    assert "\n. /envs/train/activate\n" in said[setup].out
+    assert "\nexec runner train " in said[setup].out
+
+
+def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> None:
+    """sbatch is a program that accepts the script; the real one is in tests/site."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "sbatch").write_text("#!/bin/sh\ncat >/dev/null </dev/null\necho 42\n")
+    (programs / "sbatch").chmod(0o755)
+    done = subprocess.run(
+        [light / "runner", *shlex.split(f"submit {RUN_IT} --output {tmp_path / 'out'}")],
+        env=environment(tmp_path, PATH=f"{programs}:/usr/bin:/bin"),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "submitted job 42" in done.stdout
+    assert f"warning: the job runs {light / 'python'}, which lacks torch" in done.stdout
+    assert (tmp_path / "out" / "submit.sbatch").is_file()
+
+
+def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:
+    said = how_to_install([Path("/b/data/envs/train-env")])
+    assert "sh /b/data/envs/train-env/bootstrap.sh ~/envs/train-env;" in said
+    assert said.index("bootstrap.sh") < said.index("pip install")
+
+
+@pytest.mark.slow
+def test_the_readmes_login_node_steps_after_pip_install(tmp_path: Path, home: Path) -> None:
+    """`pip install .` from the package index, without links into the environment of the tests."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv/bin/pip", "install", "-q", "-c", ROOT / "envs/constraints.txt"]
+    subprocess.run([*pip, ROOT], check=True, timeout=500)
+    commands = ["stage verify bundle", CHECK, f"runner submit {RUN_IT} --print"]
+    said = run_all(tmp_path / "venv/bin", home, [*commands, f"runner train {RUN_IT}"])
+    for command in commands:
+        assert said[command].code == 0, said[command]
+    train = said[f"runner train {RUN_IT}"]
+    assert train.code == 2 and f"pip install '{ROOT}[train]'" in train.err, train

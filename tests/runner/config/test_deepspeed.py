@@ -1,0 +1,312 @@
+"""A ds_config.json from a tutorial works unchanged; a contradiction names both files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.config import deepspeed, explain
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+from runner.plan.plan import decide
+from runner.plan.shapes import Device, ModelShape
+
+TUTORIAL = """\
+{
+    "train_batch_size": 4,                // must be micro batch * accumulation * number of GPUs
+    "train_micro_batch_size_per_gpu": 1,  // micro batch of each GPU
+    "gradient_accumulation_steps": 1,     // batches before each update
+
+    // ZeRO-3
+    "zero_allow_untested_optimizer": true,
+    "zero_optimization":{
+        "stage": 3
+    },
+
+    // the optimizer
+    "optimizer": {
+        "type": "Adam",
+        "params": {
+            "lr": 1e-4,
+            "betas": [0.9, 0.98],
+            "eps": 1e-7
+        }
+    }
+}
+"""
+WITH_AUTO = """\
+{
+    "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "hysteresis": 2},
+    "zero_optimization": {
+        "stage": 2,
+        "allgather_partitions": true,
+        "allgather_bucket_size": 2e8,
+        "overlap_comm": true,
+        "reduce_bucket_size": "auto",
+    },
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": 0, "warmup_max_lr": "auto", "warmup_num_steps": 20,
+            "total_num_steps": "auto"
+        },
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wandb": {"enabled": true},
+}
+"""
+
+
+def load(folder: Path, theirs: str, run: str = "") -> RunConfig:
+    (folder / "ds_config.json").write_text(theirs)
+    lines = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
+    engine = "" if "engine:" in run else "engine: {config: ds_config.json}\n"
+    (folder / "mine.yaml").write_text(lines + run + engine)
+    return RunConfig.load(folder / "mine.yaml")
+
+
+def refused(folder: Path, theirs: str, run: str = "") -> str:
+    with pytest.raises(UsageError) as caught:
+        load(folder, theirs, run)
+    return str(caught.value).replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "")
+
+
+def test_a_tutorials_file_with_comments_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = load(tmp_path, TUTORIAL)
+    assert (config.batch.total, config.batch.micro, config.engine.zero) == (4, 1, 3)
+    assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.eps) == (
+        1e-4,
+        (0.9, 0.98),
+        1e-7,
+    )
+    assert config.deepspeed["zero_allow_untested_optimizer"] is True
+    assert "optimizer" not in config.deepspeed
+    taken = {choice.key: choice.reason for choice in config.explain()}
+    assert taken["engine.zero"] == taken["optimizer.lr"] == "from ds_config.json"
+    # DeepSpeed's Adam has no weight decay by default; the run file's default has one.
+    assert config.optimizer.weight_decay == 0.0
+    assert "DeepSpeed's default" in taken["optimizer.weight_decay"]
+
+
+def test_auto_means_what_the_run_file_says(tmp_path: Path) -> None:
+    run = "batch: {global: 16, micro: 2}\noptimizer: {lr: 3e-5, weight_decay: 0.1}\n"
+    config = load(tmp_path, WITH_AUTO, run)
+    assert (config.batch.total, config.batch.micro) == (16, 2)
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (3e-5, 0.1)
+    assert (config.precision, config.engine.zero) == ("fp16", 2)
+    assert (config.schedule.name, config.schedule.warmup) == ("linear", 20.0)
+    rest = config.deepspeed
+    assert rest["zero_optimization"] == {
+        "allgather_partitions": True,
+        "allgather_bucket_size": 2e8,
+        "overlap_comm": True,
+    }
+    assert rest["fp16"] == {"loss_scale": 0, "initial_scale_power": 12, "hysteresis": 2}
+    assert "auto" not in str(rest)
+
+
+ALL_AUTO = """\
+{
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
+            "total_num_steps": "auto", "warmup_type": "linear"
+        }
+    },
+    "gradient_clipping": "auto",
+    "zero_optimization": {
+        "stage": "auto", "offload_optimizer": {"device": "auto"}, "reduce_bucket_size": "auto"
+    }
+}
+"""
+
+
+def test_auto_is_the_run_files_value_or_its_default_and_each_is_said(tmp_path: Path) -> None:
+    """`weight_decay: "auto"` beside an optimizer once became 0.0."""
+    run = (
+        "optimizer: {lr: 3e-5, eps: 1e-6}\nschedule: {warmup: 0.2}\n"
+        "engine: {config: ds_config.json, offload: cpu}\n"
+    )
+    config = load(tmp_path, ALL_AUTO, run)
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.eps, optimizer.betas) == (3e-5, 1e-6, (0.9, 0.999))
+    assert (optimizer.weight_decay, optimizer.clip) == (0.01, 1.0)
+    assert (config.schedule.name, config.schedule.warmup) == ("linear", 0.2)
+    assert (config.engine.zero, config.engine.offload) == ("auto", "cpu")
+    assert (
+        config.deepspeed == {}
+    )  # the run file's offload goes to DeepSpeed, and no section of theirs is in its way
+    found = {choice.key: choice for choice in config.explain()}
+    left = {key for key, choice in found.items() if choice.group == '"auto" in ds_config.json'}
+    assert left == {
+        *(f"optimizer.{key}" for key in ("lr", "betas", "eps", "weight_decay", "clip")),
+        "schedule.warmup",
+        "engine.offload",
+    }
+    assert found["optimizer.lr"].reason == "as the run file says"
+    assert found["optimizer.weight_decay"].reason == "as BERT; never on biases and norms"
+    assert found["zero_optimization.reduce_bucket_size"].value == "DeepSpeed's default"
+    lines = " ".join(line.strip() for line in explain.explain_choices(config.explain()))
+    from_run_file = (
+        "optimizer.lr 3e-05, optimizer.eps 1e-06, engine.offload cpu, schedule.warmup 0.2"
+    )
+    assert '"auto" in ds_config.json: optimizer.clip 1.0 (' in lines
+    assert f"{from_run_file} (as the run file says)" in lines
+
+
+def test_an_auto_that_the_run_file_leaves_to_the_ranks_is_left_to_them(tmp_path: Path) -> None:
+    config = load(tmp_path, '{"bf16": {"enabled": "auto"}, "train_batch_size": "auto"}')
+    assert (config.precision, config.batch.total) == ("auto", "auto")
+    assert not [choice for choice in config.explain() if choice.group and choice.value == "auto"]
+
+
+def test_what_of_theirs_is_not_done_is_said_key_by_key(tmp_path: Path) -> None:
+    params = (
+        '{"warmup_num_steps": 10, "warmup_min_lr": 1e-6, "cos_min_ratio": 0.1, '
+        '"total_num_steps": 100}'
+    )
+    theirs = f'{{"scheduler": {{"type": "WarmupCosineLR", "params": {params}}}, ' + (
+        '"optimizer": {"type": "Adam", '
+        '"params": {"lr": 1e-4, "torch_adam": true, "adam_w_mode": true}}}'
+    )
+    config = load(tmp_path, theirs)
+    said = {choice.key: choice.value for choice in config.explain()}
+    left_out = ("warmup_min_lr", "cos_min_ratio", "total_num_steps")
+    assert [said[f"scheduler.{key}"] for key in left_out] == ["left out"] * 3
+    assert (said["scheduler.warmup_type"], said["optimizer.params.torch_adam"]) == (
+        "linear",
+        "left out",
+    )
+    assert "optimizer.params.adam_w_mode" not in said
+    assert config.schedule.warmup == 10
+
+
+def test_another_optimizer_in_the_run_file_is_a_contradiction(tmp_path: Path) -> None:
+    said = refused(tmp_path, TUTORIAL, "optimizer: {name: lion}\n")
+    assert (
+        "ds_config.json says optimizer.type: adamw, mine.yaml:5 says optimizer.name: lion" in said
+    )
+
+
+def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
+    """The launcher once said "from ds_config.json", and the ranks "as the run file says"."""
+    config = load(tmp_path, TUTORIAL.replace("{\n", '{ "fp16": {"enabled": false}, ', 1))
+    plan = decide(
+        config, ModelShape(1000, 512, 64, 2, 100), Device("cpu", "CPU", 2**34, False, False), 4
+    )
+    assert (plan.zero, plan.precision, plan.micro) == (3, "fp32", 1)
+    assert {choice.key for choice in plan.choices} == {"sequence_length", "accumulation"}
+    assert config.as_said("engine.zero") == "as ds_config.json says"
+    lines = explain.explain_choices(config.explain())
+    assert sum("engine.zero 3" in line for line in lines) == 1
+    assert "as the run file says" not in " ".join(lines)
+
+
+def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> None:
+    config = load(tmp_path, WITH_AUTO)
+    assert "wandb" not in config.deepspeed
+    assert {choice.key: choice.value for choice in config.explain()}["wandb"] == "left out"
+
+
+def test_what_both_say_alike_is_no_contradiction(tmp_path: Path) -> None:
+    run = "batch: {global: 4, micro: 1}\noptimizer: {lr: 0.0001, betas: [0.9, 0.98]}\n"
+    assert (
+        load(tmp_path, TUTORIAL, f"{run}engine: {{zero: 3, config: ds_config.json}}\n").batch.total
+        == 4
+    )
+
+
+def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
+    run = "batch: {global: 8}\noptimizer:\n  lr: 3e-4\nengine: {zero: 2, config: ds_config.json}\n"
+    said = refused(tmp_path, TUTORIAL, run)
+    assert "ds_config.json says train_batch_size: 4, mine.yaml:5 says batch.global: 8" in said
+    assert (
+        "ds_config.json says optimizer.params.lr: 0.0001, mine.yaml:7 says optimizer.lr: 0.0003"
+        in said
+    )
+    assert "ds_config.json says zero_optimization.stage: 3, mine.yaml:8 says engine.zero: 2" in said
+
+
+def test_a_precision_that_contradicts_names_both(tmp_path: Path) -> None:
+    said = refused(tmp_path, WITH_AUTO, "precision: bf16\n")
+    assert "ds_config.json says fp16.enabled: fp16, mine.yaml:5 says precision: bf16" in said
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ('{"train_batch_size": 4\n "gradient_clipping" 1.0}', "ds_config.json:2: not JSON"),
+        ('{\n"zero_optimization": {"stage": 2},\n', "not JSON"),
+        ("[1, 2]", "expected {...}"),
+        ('{"train_batch_size": 4, "train_batch_size": 8}', "`train_batch_size` is written twice"),
+        ('{"optimizer": {"type": "Lamb"}}', "optimizer.type Lamb is not supported"),
+        ('{"optimizer": "AdamW"}', "`optimizer` must be {...}"),
+        ('{"optimizer": {"type": "Adam", "params": [1]}}', "`optimizer.params` must be {...}"),
+        ('{"fp16": true}', "`fp16` must be {...}"),
+        ('{"zero_optimization": 3}', "`zero_optimization` must be {...}"),
+        (
+            '{"zero_optimization": {"offload_optimizer": "cpu"}}',
+            "`zero_optimization.offload_optimizer` must be {...}",
+        ),
+        ('{"scheduler": "WarmupLR"}', "`scheduler` must be {...}"),
+        ('{"scheduler": {"type": "OneCycle"}}', "scheduler.type OneCycle is not supported"),
+        ('{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "an old key of DeepSpeed"),
+        ('{"zero_optimization": {"stage": 5}}', "`engine.zero` must be"),
+        ('{"zero_optimization": {"stage": "2"}}', "`engine.zero` must be"),
+        ('{"train_micro_batch_size_per_gpu": 0}', "`batch.micro` must be at least 1"),
+        ('{"train_batch_size": 4.5}', "`batch.global` must be a whole number"),
+        ('{"optimizer": {"params": {"betas": [0.9]}}}', "`optimizer.betas` must be"),
+        ('{"gradient_clipping": "none"}', "`optimizer.clip` must be a number"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_with_a_message(
+    tmp_path: Path, theirs: str, said: str
+) -> None:
+    found = refused(tmp_path, theirs)
+    assert said in found
+    assert "ds_config.json" in found or "not supported" in found
+
+
+def test_a_file_that_is_not_there_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
+    said = refused(tmp_path, "{}", "engine: {config: other.json}\n")
+    assert said.startswith("mine.yaml:5: ")
+    assert "other.json: no such file" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1}',
+        '{\n // "b": 2,\n "a": [1, 2,], # x\n}',
+        '{"a": "// no # comment, }", /* "c": 1,\n */ "b": {"c": "auto", } ,\n}',
+        '{"path": "/tmp//x", "q": "\\"//\\"", "n": -1e-4, "t": true, "z": null}',
+    ],
+)
+def test_comments_are_read_without_hjson_as_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    expected = deepspeed.load(path, "run.yaml:1")
+    monkeypatch.setitem(sys.modules, "hjson", None)
+    assert deepspeed.load(path, "run.yaml:1") == expected
+    path.write_text('{\n // x\n "a": 1,\n "a": 2}')
+    with pytest.raises(UsageError, match="`a` is written twice"):
+        deepspeed.load(path, "run.yaml:1")
+    path.write_text('{\n /* x\n */ "a": ?}')
+    with pytest.raises(UsageError, match=r"ds.json:3: not JSON"):
+        deepspeed.load(path, "run.yaml:1")

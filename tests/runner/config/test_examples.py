@@ -1,0 +1,39 @@
+"""The run files and manifests of the examples belong together, and are understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runner.config.run_config import RunConfig
+from stage.manifest.manifest import Manifest
+
+ROOT = Path(__file__).parents[3]
+MANIFEST_OF = {
+    "bert-large-deepspeed": "bert-large-wikitext2",
+    "cifar10-ddp": "cifar10",
+    "demo": "demo",
+    "gpt2-large-fsdp": "gpt2-wikitext2",
+    "gpt2-xl-fsdp-offload": "gpt2-wikitext2",
+    "neural-chat-qlora": "neural-chat-qlora",
+}
+RUNS = sorted((ROOT / "runs").glob("*.yaml"))
+
+
+def test_every_run_file_has_its_manifest_and_every_manifest_its_run_file() -> None:
+    assert {path.stem for path in RUNS} == set(MANIFEST_OF)
+    assert {path.stem for path in (ROOT / "manifests").glob("*.yaml")} == set(MANIFEST_OF.values())
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+def test_a_run_file_names_assets_that_its_manifest_fetches(run: Path) -> None:
+    manifest = Manifest.load(ROOT / "manifests" / f"{MANIFEST_OF[run.stem]}.yaml")
+    written = yaml.safe_load(run.read_text())
+    assert {written["model"]["asset"], written["dataset"]["asset"]} <= set(manifest.requests)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+def test_a_run_file_is_understood(run: Path) -> None:
+    assert RunConfig.load(run).sources

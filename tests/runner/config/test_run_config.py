@@ -1,0 +1,341 @@
+"""The run file: mistakes are reported with file and line, and every default has a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+
+REPOSITORY = Path(__file__).parents[3]
+SMALLEST = """\
+format: 1
+task: masked-lm
+model: {asset: bert}
+dataset: {asset: wikitext}
+"""
+
+
+def load(folder: Path, text: str = SMALLEST, *overrides: str, name: str = "mine") -> RunConfig:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return RunConfig.load(path, overrides)
+
+
+def refused(folder: Path, text: str = SMALLEST, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(folder, text, *overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown", "nearest"),
+    [
+        ("epoch: 3", "epoch", "epochs"),
+        ("batch: {gobal: 8}", "gobal", "global"),
+        ("optimizer: {learning_rate: 1e-4, lr: 1e-4}", "learning_rate", ""),
+        ("engine: {zeros: 2}", "zeros", "zero"),
+        ("slurm: {partitions: gpu}", "partitions", "partition"),
+    ],
+)
+def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
+    tmp_path: Path, line: str, unknown: str, nearest: str
+) -> None:
+    said = refused(tmp_path, f"{SMALLEST}{line}\n")
+    assert f"mine.yaml:5: unknown key `{unknown}`" in said
+    assert f"Did you mean `{nearest}`?" in said if nearest else "Valid keys:" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "sequence_length: long",
+            "`sequence_length` must be a whole number or `auto`, found `long`",
+        ),
+        ("sequence_length: 4", "`sequence_length` must be at least 8, found `4`"),
+        ("batch: {global: 2.5}", "`batch.global` must be a whole number or `auto`, found `2.5`"),
+        ("batch: {micro: 0}", "`batch.micro` must be at least 1, found `0`"),
+        ("batch: {micro: true}", "`batch.micro` must be a whole number or `auto`, found `true`"),
+        ("batch: 8", "`batch` must be `key: value` lines, found 8"),
+        ("batch:", "`batch` must be `key: value` lines, found nothing"),
+        ("optimizer: {lr: 0}", "`optimizer.lr` must be above 0"),
+        ("optimizer: {lr: .inf}", "`optimizer.lr` must be a number, found `inf`"),
+        ("optimizer: {betas: [0.9]}", "`optimizer.betas` must be a list of 2, each a number"),
+        ("optimizer: {betas: [0.9, 1]}", "`optimizer.betas` must be below 1"),
+        ("epochs: .inf", "`epochs` must be a number or null, found `inf`"),
+        ("seed: 100000000000000000000", "`seed` must be below"),
+        ("precision: fp8", "`precision` must be `auto` | `bf16` | `fp16` | `fp32`, found `fp8`"),
+        ("precision:", "found nothing"),
+        ("engine: {zero: 4}", "`engine.zero` must be `auto` | `0` | `1` | `2` | `3`, found `4`"),
+        ("engine: {zero: true}", "found `true`"),
+        ("dataset2: {}", "unknown key `dataset2`"),
+        ("slurm: {modules: cuda}", "`slurm.modules` must be a list of text"),
+        ("slurm: {options: {mem: [1]}}", "`slurm.options` must be `key: value` lines"),
+        ("name: a/b", "becomes a folder's name"),
+        ("name: ..", "becomes a folder's name"),
+        ("schedule: {warmup: 1.5}", "neither a share below 1 nor whole steps"),
+        ("epochs:", "neither `epochs` nor `steps`"),
+        ("task: causal-lm", "`task` is written twice"),
+        ("checkpoint: {every: 0}", "`checkpoint.every` must be at least 1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_reported_with_its_line(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{line}\n")
+    assert said in found
+    assert found.startswith("mine.yaml:5:")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("{test: 5}", "`test` cannot be limited"),
+        ("{train: 0}", "at least 1 row"),
+        ("{train: many}", "`dataset.limit` must be `key: value` lines"),
+    ],
+)
+def test_a_limit_that_limits_nothing_is_refused(tmp_path: Path, limit: str, said: str) -> None:
+    text = SMALLEST.replace("{asset: wikitext}", f"{{asset: wikitext, limit: {limit}}}")
+    found = refused(tmp_path, text)
+    assert said in found
+    assert found.startswith("mine.yaml:4:")
+
+
+@pytest.mark.parametrize("key", ["task", "model", "dataset", "format"])
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    text = "".join(
+        line for line in SMALLEST.splitlines(keepends=True) if not line.startswith(f"{key}:")
+    )
+    assert f"`{key}` is missing" in refused(tmp_path, text)
+
+
+def test_an_asset_that_is_not_named_is_missed_where_it_belongs(tmp_path: Path) -> None:
+    said = refused(tmp_path, SMALLEST.replace("model: {asset: bert}", "model: {init: scratch}"))
+    assert said.startswith("mine.yaml:3: `model.asset` is missing")
+
+
+def test_epochs_and_steps_together_are_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, f"{SMALLEST}epochs: 3\nsteps: 10\n").startswith(
+        "mine.yaml:6: `epochs` and `steps`"
+    )
+
+
+def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
+    said = refused(tmp_path, SMALLEST.replace("format: 1", "format: 2"))
+    assert "mine.yaml:1: format 2" in said
+    assert "newer airlift" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("engine: {name: fsdp, zero: 2}", "`engine.zero` belongs to deepspeed; the engine is fsdp"),
+        ("engine: {name: ddp, config: ds.json}", "`engine.config` belongs to deepspeed"),
+        (
+            "engine: {zero: 2, wrap: {min_params: 5}}",
+            "`engine.wrap` belongs to fsdp; the engine is deepspeed",
+        ),
+        ("engine: {name: ddp, sharding: full}", "`engine.sharding` belongs to fsdp"),
+        ("engine: {name: ddp, offload: cpu}", "ddp does not do offload: cpu"),
+        ("engine: {name: fsdp, offload: nvme}", "fsdp does not do offload: nvme"),
+        ("engine: {offload: nvme}", "`offload: nvme` and `nvme_path`"),
+        ("engine: {nvme_path: /scratch}", "`offload: nvme` and `nvme_path`"),
+        ("engine: {zero: 0, offload: cpu}", "ZeRO stage 0 offloads nothing"),
+        (
+            "engine: {name: fsdp, wrap: {layers: Block}}",
+            "`engine.wrap` is the class of a layer or a number",
+        ),
+        (
+            "engine: {name: fsdp, wrap: {min_params: many}}",
+            "`engine.wrap` is the class of a layer or a number",
+        ),
+        ("engine: {name: fsdp, wrap: {}}", "`engine.wrap` is the class of a layer or a number"),
+        (
+            "optimizer: {name: adafactor}",
+            "adafactor does not work on weights that deepspeed partitions",
+        ),
+        ("optimizer: {name: adamw_8bit}", "Set engine.name: ddp, or optimizer.name: adamw"),
+        ("schedule: {decay: 0.5}", "only the schedule wsd"),
+        ("schedule: {name: wsd, decay: 1.5}", "neither a share below 1 nor whole steps"),
+        ("checkpoint: {every: often}", "`often` is neither steps nor a time"),
+        ("checkpoint: {every: 0 min}", "`0 min` is neither steps nor a time"),
+    ],
+)
+def test_what_does_not_go_together_is_reported_with_its_line(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{lines}\n")
+    assert said in found
+    assert found.startswith("mine.yaml:5:")
+
+
+def test_first_weights_are_looked_for_beside_the_run_file(tmp_path: Path) -> None:
+    text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: output/first/model}")
+    assert "mine.yaml:3: `output/first/model` is neither `pretrained` nor `scratch`" in refused(
+        tmp_path, text
+    )
+    folder = tmp_path / "output" / "first" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text("")
+    assert load(tmp_path, text).model.folder == folder
+    assert load(tmp_path).model.folder is None
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds"), [("30 s", 30), ("10 min", 600), ("1.5h", 5400), ("500", None)]
+)
+def test_checkpoints_come_by_steps_or_by_the_clock(
+    tmp_path: Path, every: str, seconds: float | None
+) -> None:
+    config = load(tmp_path, f"{SMALLEST}checkpoint: {{every: {every}}}\n")
+    assert config.checkpoint.seconds == seconds
+
+
+def test_lion_has_betas_of_its_own_unless_they_are_given(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion}}\n")
+    assert config.optimizer.betas == (0.9, 0.99)
+    assert [c.reason for c in config.explain() if c.key == "optimizer.betas"] == ["Lion's own"]
+    given = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion, betas: [0.95, 0.98]}}\n")
+    assert given.optimizer.betas == (0.95, 0.98)
+
+
+def test_keys_of_other_engines_are_not_explained(tmp_path: Path) -> None:
+    choices = {
+        choice.key for choice in load(tmp_path, f"{SMALLEST}engine: {{name: fsdp}}\n").explain()
+    }
+    assert "engine.zero" not in choices
+    assert "engine.offload" in choices
+
+
+def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    text = f"{SMALLEST}batch: {{global: 8, micro: 2}}\n"
+    given = (
+        "batch.micro=4",
+        "optimizer.lr=1e-4",
+        "slurm.options.mem=10G",
+        "epochs=2",
+        "slurm.time=1:00:00",
+    )
+    config = load(tmp_path, text, *given)
+    assert config.slurm.time == "1:00:00"  # YAML 1.1 would take it for 3600
+    assert (config.batch.total, config.batch.micro, config.optimizer.lr) == (8, 4, 1e-4)
+    assert config.slurm.options == {"mem": "10G"}
+    assert config.epochs == 2.0
+    assert {"batch.micro", "optimizer.lr"} <= config.given
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("batch.micr=4", "--set batch.micr: unknown key `micr`"),
+        ("batch.micro=many", "--set batch.micro: `batch.micro` must be"),
+        ("batch.micro", "--set batch.micro: expected key=value"),
+        ("=4", "--set =4: expected key=value"),
+        ("batch={", "is not a YAML value"),
+        ("seed.x=1", "--set seed: `seed` must be"),
+    ],
+)
+def test_a_mistyped_set_is_reported_as_such(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refused(tmp_path, f"{SMALLEST}batch: {{global: 8}}\n", override)
+
+
+def test_a_run_is_named_after_its_file(tmp_path: Path) -> None:
+    assert load(tmp_path, name="bert-large").name == "bert-large"
+    assert load(tmp_path, f"{SMALLEST}name: second\n", name="bert-large").name == "second"
+
+
+def test_each_default_is_explained_and_what_was_chosen_is_not(tmp_path: Path) -> None:
+    choices = {
+        choice.key: choice
+        for choice in load(tmp_path, f"{SMALLEST}optimizer: {{lr: 1e-4}}\n").explain()
+    }
+    assert {
+        "epochs",
+        "batch.global",
+        "precision",
+        "engine.zero",
+        "optimizer.betas",
+        "seed",
+    } <= choices.keys()
+    assert choices.keys().isdisjoint({"optimizer.lr", "task", "model.asset"})
+    assert all(choice.reason for choice in choices.values())
+
+
+def test_steps_replace_the_default_epochs(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{SMALLEST}steps: 10\n")
+    assert (config.steps, config.epochs) == (10, None)
+    assert "epochs" not in {choice.key for choice in config.explain()}
+
+
+def test_what_was_understood_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
+    later = {"neural-chat-qlora"}  # LoRA
+    files = [
+        path for path in sorted((REPOSITORY / "runs").glob("*.yaml")) if path.stem not in later
+    ]
+    assert files
+    for path in files:
+        config = RunConfig.load(path)
+        again = load(tmp_path, config.to_yaml(), name="again")
+        assert again.to_mapping() == config.to_mapping(), path
+
+
+def test_a_file_that_is_no_run_file_is_refused_with_a_message(tmp_path: Path) -> None:
+    assert "expected `key: value` lines" in refused(tmp_path, "- 1\n- 2\n")
+    assert "mine.yaml:2: not valid YAML" in refused(tmp_path, "a: 1\nb: ]\n")
+    with pytest.raises(UsageError, match="no such file"):
+        RunConfig.load(tmp_path / "elsewhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "remedy"),
+    [
+        ("quantization: {bits: 4}", "quantised weights cannot be trained", "Add `lora: {rank: 8}`"),
+        (
+            "lora: {}\nengine: {zero: 3}\nquantization: {}",
+            "does not go with engine.zero: 3",
+            "zero: 2}",
+        ),
+        (
+            "lora: {}\nengine: {name: fsdp}\nquantization: {}",
+            "does not go with engine.name: fsdp",
+            "{name: ddp}",
+        ),
+        (
+            "lora: {}\nengine: {offload: nvme, nvme_path: /scratch}\nquantization: {}",
+            "does not go with engine.offload: nvme, which is ZeRO stage 3",
+            "zero: 2}",
+        ),
+        (
+            "lora: {}\nquantization: {bits: 8, double: true}",
+            "only 4 bits have a `double`",
+            "set bits: 4",
+        ),
+        ("lora: {rank: 0}", "`lora.rank` must be at least 1", ""),
+        ("lora: {}\nquantization: {type: int4}", "`quantization.type`", "nf4"),
+    ],
+)
+def test_what_lora_and_quantised_weights_do_not_go_with_is_reported(
+    tmp_path: Path, lines: str, said: str, remedy: str
+) -> None:
+    found = refused(tmp_path, f"{SMALLEST}{lines}\n")
+    assert said in found and remedy in found
+    assert found.startswith(f"mine.yaml:{4 + len(lines.splitlines())}:")
+
+
+def test_a_stage_of_their_ds_config_counts_too_for_quantised_weights(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    said = refused(
+        tmp_path, f"{SMALLEST}engine: {{config: ds.json}}\nlora: {{}}\nquantization: {{}}\n"
+    )
+    assert "`quantization` does not go with engine.zero: 3" in said
+
+
+def test_matrices_beside_a_model_that_learned_nothing_are_refused(tmp_path: Path) -> None:
+    text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: scratch}")
+    assert "has learned nothing" in refused(tmp_path, f"{text}lora: {{}}\n")

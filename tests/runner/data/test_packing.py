@@ -1,0 +1,81 @@
+"""Whole documents in sequences: each once, none too long, little left over, always the same."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.data.packing import fill
+
+CAPACITY = 32
+LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=120)
+
+
+@given(LENGTHS)
+def test_each_document_is_in_one_sequence_and_no_sequence_is_too_long(lengths: list[int]) -> None:
+    sequences = fill(lengths, CAPACITY)
+    assert sorted(number for sequence in sequences for number in sequence) == list(
+        range(len(lengths))
+    )
+    assert all(0 < sum(lengths[n] for n in sequence) <= CAPACITY for sequence in sequences)
+
+
+@given(LENGTHS)
+def test_no_two_sequences_would_fit_into_one(lengths: list[int]) -> None:
+    sums = sorted(sum(lengths[n] for n in sequence) for sequence in fill(lengths, CAPACITY))
+    assert len(sums) < 2 or sums[0] + sums[1] > CAPACITY
+
+
+@given(LENGTHS)
+def test_the_same_documents_are_packed_alike(lengths: list[int]) -> None:
+    assert fill(lengths, CAPACITY) == fill(list(lengths), CAPACITY)
+
+
+def test_short_lines_fill_sequences_nearly_to_the_brim() -> None:
+    import numpy as np
+
+    lengths = [int(n) for n in np.random.default_rng(0).integers(5, 200, 2000)]
+    assert sum(lengths) / (512 * len(fill(lengths, 512))) > 0.99
+
+
+def test_what_is_read_ahead_comes_in_order_and_its_error_where_its_item_would() -> None:
+    from runner.data.table import read_ahead
+    from runner.errors import DamageError
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise DamageError("part-3.parquet is damaged", "fetch it again")
+
+    found = []
+    with pytest.raises(DamageError, match="part-3") as caught:
+        for item in read_ahead(items()):
+            found.append(item)
+    assert found == [0, 1, 2]
+    assert "items" in {frame.name for frame in traceback.extract_tb(caught.value.__traceback__)}
+    assert list(read_ahead(iter([]))) == []
+
+
+def test_reading_ahead_ends_with_its_reader() -> None:
+    """A preparation that fails leaves no thread that goes on reading."""
+    from runner.data.table import read_ahead
+
+    read: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(10**9):
+            read.append(number)
+            yield number
+
+    reader = read_ahead(items())
+    assert next(reader) == 0
+    reader.close()  # type: ignore[attr-defined]
+    for thread in threading.enumerate():
+        if thread.name == "read ahead":
+            thread.join(10)
+            assert not thread.is_alive()
+    assert len(read) <= 4

@@ -1,0 +1,367 @@
+"""Texts are tokenised once: every token, in full sequences, in a store that is complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.data import DatasetConfig
+from runner.data.prepare import is_prepared, open_prepared, prepare
+from runner.data.recipe import Recipe
+from runner.data.store import TokenStore
+from runner.errors import DamageError, UsageError
+from runner.inputs import ModelInput, SplitInput
+
+TEXT = DatasetConfig(asset="words")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CLS, SEP = 2, 3
+
+
+def word(number: int) -> int:
+    """The id of `w<number>`."""
+    return number + len(SPECIAL)
+
+
+def make_tokenizer(folder: Path, num_words: int, special: dict[str, str]) -> ModelInput:
+    """A tokenizer for the words `w0`, `w1`, ..., with truncation and padding as published."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {
+        token: n for n, token in enumerate([*SPECIAL, *(f"w{n}" for n in range(num_words))])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    digests = {path.name: digest(path) for path in folder.iterdir()}
+    return ModelInput(
+        asset="words", path=folder, source="acme/words", commit=None, digests=digests, settings={}
+    )
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+BERT_LIKE = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> ModelInput:
+    return make_tokenizer(tmp_path_factory.mktemp("words"), 500, BERT_LIKE)
+
+
+def write_split(folder: Path, *shards: Sequence[str | None], name: str = "train") -> SplitInput:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = []
+    for number, texts in enumerate(shards):
+        path = folder / f"{name}-{number:05d}.parquet"
+        pq.write_table(
+            pa.table({"text": pa.array(texts, pa.string()), "n": list(range(len(texts)))}), path
+        )
+        files.append(path)
+    rows = sum(len(texts) for texts in shards)
+    columns = {"text": "string", "n": "int64"}
+    return SplitInput(name, tuple(files), tuple(digest(path) for path in files), rows, columns)
+
+
+def text(first: int, length: int) -> str:
+    return " ".join(f"w{n}" for n in range(first, first + length))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, words: ModelInput) -> Recipe:
+    """Ten texts of ten words each, all 100 words different."""
+    split = write_split(tmp_path, [text(10 * n, 10) for n in range(10)])
+    return Recipe("masked-lm", 16, split, TEXT, None, words)
+
+
+def prepared(recipe: Recipe, folder: Path) -> TokenStore:
+    store = prepare(recipe, folder / "stores", lambda line: None)
+    assert isinstance(store, TokenStore)
+    return store
+
+
+def body(store: TokenStore) -> list[int]:
+    """The stream of ids that was cut: without what frames each sequence."""
+    rows = store.rows(list(range(len(store)))).ids
+    return [int(n) for n in (rows[:, 1:-1] if rows[0, 0] == CLS else rows).flatten()]
+
+
+def test_every_token_is_there_once_in_order_and_none_is_padding(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    store = prepared(recipe, tmp_path)
+    rows = store.rows(list(range(len(store)))).ids
+    # 10 texts of 10 words and a separator each: 110 ids; sequences hold 14 between their ends.
+    assert rows.shape == (7, 16)
+    assert (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
+    stream = [i for n in range(10) for i in (*(word(10 * n + k) for k in range(10)), SEP)]
+    assert body(store) == stream[: 7 * 14]
+    assert store.facts.dropped_tokens == len(stream) - 7 * 14
+    assert (store.facts.num_documents, store.facts.num_tokens) == (10, 7 * 16)
+
+
+def test_causal_sequences_have_only_the_end_of_text_between_texts(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpt"
+    folder.mkdir()
+    model = make_tokenizer(folder, 500, {"eos_token": "[SEP]", "unk_token": "[UNK]"})
+    store = prepared(replace(recipe, task="causal-lm", model=model), tmp_path)
+    stream = [i for n in range(10) for i in (*(word(10 * n + k) for k in range(10)), SEP)]
+    assert body(store) == stream[: 6 * 16]
+
+
+def test_long_texts_are_not_cut_off(tmp_path: Path, words: ModelInput) -> None:
+    split = write_split(tmp_path, [text(0, 400)])
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
+    assert body(store)[: 28 * 14] == [word(n) for n in range(28 * 14)]
+
+
+def test_empty_and_missing_texts_are_skipped(
+    recipe: Recipe, tmp_path: Path, words: ModelInput
+) -> None:
+    texts: list[str | None] = [text(10 * n, 10) for n in range(10)]
+    holes = [*texts[:5], "", None, " \n\t", *texts[5:], None]
+    split = write_split(tmp_path, holes, name="holes")
+    store = prepared(replace(recipe, split=split), tmp_path)
+    assert body(store) == body(prepared(recipe, tmp_path))
+    assert store.facts.num_documents == 10
+    assert store.facts.empty_documents == 4
+    said: list[str] = []
+    prepare(replace(recipe, split=split, documents="separate"), tmp_path / "stores", said.append)
+    prepare(replace(recipe, split=split), tmp_path / "stores", said.append)
+    assert all("4 rows left out: empty" in line for line in said), said
+
+
+def test_a_split_of_nothing_but_holes_is_refused_with_a_message(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    split = write_split(tmp_path, ["", None, " "], name="holes")
+    with pytest.raises(UsageError, match=r"do not fill one sequence .*3 rows left out: empty"):
+        prepared(replace(recipe, split=split), tmp_path)
+    assert not list((tmp_path / "stores").iterdir())
+
+
+def test_shards_are_read_in_order_and_cut_nowhere(recipe: Recipe, tmp_path: Path) -> None:
+    shards = [[text(10 * n, 10) for n in range(*bounds)] for bounds in ((0, 3), (3, 3), (3, 10))]
+    split = write_split(tmp_path, *shards, name="parts")
+    assert body(prepared(replace(recipe, split=split), tmp_path)) == body(
+        prepared(recipe, tmp_path)
+    )
+
+
+def test_many_rows_are_as_few(tmp_path: Path, words: ModelInput) -> None:
+    """More rows than are tokenised at once."""
+    split = write_split(tmp_path, [text(n % 490, 3) for n in range(2500)])
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
+    stream = [i for n in range(2500) for i in (*(word(n % 490 + k) for k in range(3)), SEP)]
+    assert body(store) == stream[: len(stream) // 14 * 14]
+
+
+@pytest.mark.parametrize("limit", [1, 4, 10, 99])
+def test_a_limit_counts_rows_from_the_beginning(recipe: Recipe, tmp_path: Path, limit: int) -> None:
+    shards = [[text(20 * n, 20) for n in range(3)], [text(20 * n, 20) for n in range(3, 10)]]
+    split = write_split(tmp_path, *shards, name="long")
+    store = prepared(replace(recipe, split=split, limit=limit), tmp_path)
+    assert store.facts.num_documents == min(limit, 10)
+    assert body(store)[:14] == [word(n) for n in range(14)]
+
+
+@pytest.mark.parametrize(
+    ("num_words", "dtype", "size"),
+    [(500, "uint16", 2), (2**16 - 5, "uint16", 2), (2**16 - 4, "uint32", 4)],
+)
+def test_ids_take_two_bytes_where_the_vocabulary_allows(
+    tmp_path: Path, num_words: int, dtype: str, size: int
+) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    model = make_tokenizer(folder, num_words, BERT_LIKE)
+    last = num_words - 10
+    split = write_split(tmp_path, [text(last, 10), text(last, 10)])
+    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, model), tmp_path)
+    assert store.facts.dtype == dtype
+    assert (store.folder / "tokens.bin").stat().st_size == len(store) * 16 * size
+    assert body(store)[:10] == [word(n) for n in range(last, num_words)]
+
+
+def test_a_second_call_rewrites_nothing(recipe: Recipe, tmp_path: Path) -> None:
+    def state(folder: Path) -> dict[str, tuple[int, int]]:
+        return {
+            path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()
+        }
+
+    folder = prepared(recipe, tmp_path).folder
+    before = state(folder)
+    found: list[str] = []
+    prepare(recipe, tmp_path / "stores", found.append)
+    assert state(folder) == before
+    assert "already prepared" in found[0]
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [recipe.key]
+
+
+def test_a_store_is_read_only(recipe: Recipe, tmp_path: Path) -> None:
+    store = prepared(recipe, tmp_path)
+    for path in store.folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    with pytest.raises(ValueError, match="read-only"):
+        store.tokens[0] = 1
+
+
+CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
+    "task": lambda r: replace(r, task="causal-lm"),
+    "sequence length": lambda r: replace(r, sequence_length=32),
+    "column": lambda r: replace(r, dataset=replace(r.dataset, text="other")),
+    "documents": lambda r: replace(r, documents="separate"),
+    "limit": lambda r: replace(r, limit=5),
+    "data": lambda r: replace(r, split=replace(r.split, digests=("0" * 64,))),
+    "order of the data": lambda r: replace(
+        r, split=replace(r.split, digests=r.split.digests[::-1])
+    ),
+    "tokenizer": lambda r: replace(
+        r, model=replace(r.model, digests={**r.model.digests, "tokenizer.json": "0" * 64})
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_decides_the_content_decides_the_key(
+    tmp_path: Path, words: ModelInput, change: str
+) -> None:
+    split = write_split(tmp_path, [text(0, 10)], [text(10, 10)])
+    recipe = Recipe("masked-lm", 16, split, TEXT, None, words)
+    assert CHANGES[change](recipe).key != recipe.key
+
+
+def test_other_weights_and_another_place_keep_the_key(recipe: Recipe, tmp_path: Path) -> None:
+    digests = {**recipe.model.digests, "model.safetensors": "0" * 64}
+    moved = replace(
+        recipe.split, files=tuple(tmp_path / "elsewhere" / path.name for path in recipe.split.files)
+    )
+    model = replace(recipe.model, digests=digests, path=tmp_path / "elsewhere")
+    assert replace(recipe, model=model, split=moved).key == recipe.key
+
+
+# A process that prepares the pickled recipe of its first argument. It is killed at the named event.
+KILLED = """
+import os, pickle, signal, sys
+from pathlib import Path
+recipe, stores, event, ending = pickle.loads(Path(sys.argv[1]).read_bytes())
+from runner.data.prepare import prepare
+def hook(name, arguments):
+    if name == event and str(arguments[0]).endswith(ending):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+prepare(recipe, stores, print)
+"""
+
+
+@pytest.mark.parametrize(("event", "ending"), [("open", "store.json"), ("os.rename", ".tmp")])
+def test_killed_in_the_middle_nothing_that_counts_is_left(
+    recipe: Recipe, tmp_path: Path, event: str, ending: str
+) -> None:
+    import pickle
+
+    stores = tmp_path / "stores"
+    (tmp_path / "arguments").write_bytes(pickle.dumps((recipe, stores, event, ending)))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "arguments")], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(stores.iterdir()), "it was killed before it wrote anything"
+    assert not is_prepared(recipe, stores)
+    with pytest.raises(UsageError, match="is not prepared"):
+        open_prepared(recipe, stores, "runner prepare")
+    assert len(prepared(recipe, tmp_path)) == 7
+
+
+def test_the_second_process_finds_the_store_of_the_first(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw none and wrote one: only one is kept, and both go on."""
+    import runner.data.prepare as module
+
+    first = prepared(recipe, tmp_path)
+    inode = (first.folder / "tokens.bin").stat().st_ino
+    monkeypatch.setattr(module, "is_prepared", lambda recipe, stores: False)
+    second = prepared(recipe, tmp_path)
+    assert body(second) == body(first)
+    assert (second.folder / "tokens.bin").stat().st_ino == inode
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [recipe.key]
+
+
+@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "no json"])
+def test_a_damaged_store_is_reported_with_the_way_out(
+    recipe: Recipe, tmp_path: Path, damage: str
+) -> None:
+    folder = prepared(recipe, tmp_path).folder
+    tokens = folder / "tokens.bin"
+    data = tokens.read_bytes()
+    tokens.unlink()
+    if damage == "shorter":
+        tokens.write_bytes(data[:-2])
+    elif damage == "longer":
+        tokens.write_bytes(data + b"\0\0")
+    elif damage == "no json":
+        tokens.write_bytes(data)
+        (folder / "store.json").unlink()
+        (folder / "store.json").write_text("{}")
+    with pytest.raises(DamageError) as caught:
+        prepared(recipe, tmp_path)
+    assert str(folder) in caught.value.message
+    assert "rm -r" in caught.value.remedy
+
+
+def test_a_tokenizer_without_a_mask_is_refused_for_masked_lm(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpt"
+    folder.mkdir()
+    model: Any = make_tokenizer(folder, 10, {"eos_token": "[SEP]"})
+    with pytest.raises(UsageError, match="no mask token"):
+        prepared(replace(recipe, model=model), tmp_path)
+    assert not list((tmp_path / "stores").iterdir())
+
+
+def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    stores = tmp_path / "stores"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = platform.node()
+    names = {
+        "dead": f"a.{here}-{ended.pid}",
+        "alive": f"b.{here}-{os.getpid()}",
+        "far": "c.elsewhere-1",
+        "old": "d.elsewhere-2",
+    }
+    for name in names.values():
+        (stores / f"{name}.tmp").mkdir(parents=True)
+        (stores / f"{name}.tmp" / "tokens.bin").write_bytes(b"part")
+    yesterday = time.time() - 2 * 24 * 3600
+    for path in ((stores / f"{names['old']}.tmp"), stores / f"{names['old']}.tmp" / "tokens.bin"):
+        os.utime(path, (yesterday, yesterday))
+    prepared(recipe, tmp_path)
+    assert {path.name for path in stores.glob("*.tmp")} == {
+        f"{names[kept]}.tmp" for kept in ("alive", "far")
+    }

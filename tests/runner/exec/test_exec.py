@@ -1,0 +1,381 @@
+"""`runner exec`: other people's scripts, unmodified and offline, with their names on the Hub."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.exec import run as exec_module
+from runner.exec.hub_cache import write_hub_cache
+from runner.exec.run import environment
+from runner.exec.server_process import read_line, start_server
+from runner.inputs import HubRepository
+from tests.runner.conftest import Cluster
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def node(tmp_path: Path, bundle: Path) -> Cluster:
+    """A user's folder on a compute node, with the user's scripts, and the node's own disk."""
+    shutil.copytree(SCRIPTS, tmp_path / "work")
+    (tmp_path / "local").mkdir()
+    return Cluster(tmp_path / "work", bundle)
+
+
+def start(
+    node: Cluster, *command: str, offline: bool = True, **variables: str
+) -> subprocess.Popen[str]:
+    """`runner exec ... -- COMMAND`, in a network namespace that has loopback and nothing else."""
+    argv = [sys.executable, "-m", "runner", "exec", "--bundle", str(node.bundle), "--", *command]
+    if offline:
+        if not shutil.which("unshare") or not shutil.which("ip"):
+            pytest.skip("needs unshare and ip")
+        argv = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *argv]
+    environ = node.environment(
+        TMPDIR=str(node.folder.parent / "local"), PATH=f"{BIN}:{os.environ['PATH']}", **variables
+    )
+    return subprocess.Popen(
+        argv,
+        cwd=node.folder,
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(node: Cluster, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    process = start(node, *command, **variables)
+    out, err = process.communicate("", timeout=500)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def servers(node: Cluster) -> list[int]:
+    """The processes that serve this test's bundle."""
+    shown = subprocess.run(
+        ["pgrep", "-f", f"serve {node.bundle.resolve()}"], capture_output=True, text=True
+    ).stdout
+    return [int(line) for line in shown.split()]
+
+
+def wait_until_no_server(node: Cluster) -> None:
+    deadline = time.monotonic() + 20
+    while servers(node):
+        assert time.monotonic() < deadline, "the server outlived the script"
+        time.sleep(0.1)
+
+
+def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Cluster) -> None:
+    done = run(
+        node, "torchrun", "--standalone", "--nproc_per_node=2", "train_ddp.py", "--steps", "6"
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+ loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.1  # ten seeds: 0.28 to 0.68 lower
+    assert (
+        "rank 0 of 2 done" in done.stdout and "rank 1 of 2 done" in done.stdout
+    )  # on one line, now and then
+    # Weights and parquet are read in the bundle: the caches hold links, and Arrow for the dataset.
+    cached = [
+        path
+        for path in (node.folder.parent / "local").rglob("*")
+        if path.is_file() and not path.is_symlink()
+    ]
+    assert not [path for path in cached if path.suffix in (".safetensors", ".parquet")]
+    assert any(path.suffix == ".arrow" for path in cached)
+    wait_until_no_server(node)
+
+
+@pytest.mark.slow
+def test_accelerate_launch_trains_with_a_deepspeed_config_of_zero_stage_2(node: Cluster) -> None:
+    """Slow: DeepSpeed compiles its CPU collective for whoever does not know how to stop it."""
+    launch = ("accelerate", "launch", "--config_file", "accelerate.yaml", "train_accelerate.py")
+    done = run(node, *launch, DS_ACCELERATOR="cpu")
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(loss) for loss in re.findall(r"step \d+ loss ([\d.]+)", done.stdout)]
+    assert losses[-1] < losses[0] - 0.1  # ten seeds: 0.23 to 0.41 lower
+    assert "DeepSpeedEngine at stage 2 on 2 ranks" in done.stdout
+    assert list((node.folder / "states").rglob("*optim_states.pt"))
+
+
+@pytest.mark.slow
+def test_trainer_fills_every_auto_of_its_deepspeed_config_under_torchrun_and_accelerate_launch(
+    node: Cluster,
+) -> None:
+    """Slow: DeepSpeed compiles, as above.
+
+    --use_cpu: without it Trainer counts one process where there is no GPU.
+    """
+    asked = {
+        "output_dir": "out",
+        "per_device_train_batch_size": 4,
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+    }
+    asked |= {
+        "weight_decay": 0.1,
+        "warmup_steps": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+    }
+    arguments = [*(f"--{key}={value}" for key, value in asked.items()), "--bf16", "--use_cpu"]
+    launcher = (
+        (node.folder / "accelerate.yaml").read_text().replace("zero_stage2.json", "auto.json")
+    )
+    (node.folder / "auto.yaml").write_text(launcher)
+    found = []
+    for launch, config in (
+        (("torchrun", "--standalone", "--nproc_per_node=2"), ("--deepspeed", "auto.json")),
+        (("accelerate", "launch", "--config_file", "auto.yaml"), ()),
+    ):
+        done = run(node, *launch, "train_trainer.py", *arguments, *config)
+        assert done.returncode == 0, done.stderr[-3000:]
+        kind, ranks, batch, filled, losses = json.loads(done.stdout.splitlines()[-1])
+        assert (kind, ranks, batch) == ("DeepSpeedEngine", 2, 8)
+        params = filled["optimizer"]["params"]
+        assert (params["lr"], params["weight_decay"], params["betas"]) == (1e-3, 0.1, [0.9, 0.999])
+        assert filled["bf16"]["enabled"] is True and '"auto"' not in json.dumps(filled)
+        assert (
+            losses[-1] < losses[0]
+        )  # ten seeds: 0.05 to 0.11 lower, on batches that differ by 0.02
+        found.append(losses)
+    assert found[0] == found[1]
+
+
+def test_every_way_to_ask_the_hub_is_answered_whatever_the_shell_had_set(node: Cluster) -> None:
+    (node.folder / "ask.py").write_text("""
+import json, os
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from datasets import load_dataset
+files = sorted(os.listdir(snapshot_download("acme/tiny-gpt2")))
+repository = "airlift-demo/pride-and-prejudice"
+card = open(hf_hub_download(repository, "README.md", repo_type="dataset")).read()
+rows = load_dataset("csv", data_files="mine.csv", split="train")
+streamed = next(iter(load_dataset(repository, "chapters", split="validation", streaming=True)))
+sha = HfApi().model_info("acme/tiny-bert").sha
+print(json.dumps([files, "chapters" in card, rows[0], sorted(streamed), sha]))
+""")
+    (node.folder / "mine.csv").write_text("User,Prompt\nann,draw a cat\n")
+    # What people have in their .bashrc on a cluster, each of which would break it.
+    theirs = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_ENDPOINT": "https://hf-mirror.com",
+        "http_proxy": "http://proxy.invalid:3128",
+        "https_proxy": "http://proxy.invalid:3128",
+        "HF_HUB_CACHE": "/nonexistent/cache",
+    }
+    done = run(node, "python", "ask.py", **theirs)
+    assert done.returncode == 0, done.stderr
+    files, card, row, columns, sha = json.loads(done.stdout.splitlines()[-1])
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    assert card and row == {"User": "ann", "Prompt": "draw a cat"} and "text" in columns
+    assert re.fullmatch(r"[0-9a-f]{40}", sha)
+
+
+def test_exit_code_streams_and_arguments_are_the_scripts_own(node: Cluster) -> None:
+    code = (
+        "import sys; print(sys.argv[1:], sys.stdin.read()); print('e', file=sys.stderr); "
+        "sys.exit(42)"
+    )
+    process = start(node, "python", "-c", code, "--bundle", "x", "-h", offline=False)
+    out, err = process.communicate("typed", timeout=120)
+    assert (process.returncode, out) == (42, "['--bundle', 'x', '-h'] typed\n")
+    told, _, rest = err.partition("\n")
+    assert told.startswith("runner exec: bundle ") and rest == "e\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
+def test_a_signal_reaches_the_script_itself_and_the_server_goes_with_it(
+    node: Cluster, number: signal.Signals
+) -> None:
+    process = start(node, "sh", "-c", "echo ready; exec sleep 100", offline=False)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert len(servers(node)) >= 1
+    process.send_signal(number)
+    assert process.wait(30) == -number  # the script is the process: nothing stands between
+    wait_until_no_server(node)
+    process.communicate()
+
+
+def test_stop_signals_to_all_of_a_job_step_leave_the_server_to_the_script(node: Cluster) -> None:
+    """Slurm signals each process of a step; the script saves, and may read its tokenizer then."""
+    script = (
+        "trap 'saving=1' TERM; echo ready; while [ -z \"$saving\" ]; do sleep 0.1; done; "
+        "exec python save.py"
+    )
+    (node.folder / "save.py").write_text(
+        "from huggingface_hub import HfApi; print(HfApi().model_info('acme/tiny-bert').id)"
+    )
+    process = start(node, "sh", "-c", script, offline=False)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for pid in servers(node):
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.split() == ["acme/tiny-bert"]
+
+
+def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node: Cluster) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
+    command = ("python", "-c", "import os; print(os.environ['HF_HUB_CACHE']); input()")
+    both = [start(node, *command, offline=False, **slurm) for _ in range(2)]
+    caches = [process.stdout.readline().strip() for process in both if process.stdout]
+    assert caches[0] == caches[1] and "airlift-" in caches[0]
+    both[0].communicate("\n", timeout=60)
+    time.sleep(1)
+    assert Path(caches[0]).is_dir()  # the other still works with it
+    both[1].communicate("\n", timeout=60)
+    wait_until_no_server(node)
+    deadline = time.monotonic() + 20
+    while Path(caches[0]).exists():
+        assert time.monotonic() < deadline, "the job left its caches on the node"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Lustre without flock: it is unknown who uses the caches, so no script removes them."""
+    (tmp_path / "exec").mkdir()
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        locks = [exec_module._in_use(tmp_path) for _ in range(2)]
+        exec_module._cleaner(tmp_path, locks[0], {"SLURM_JOB_ID": "7"})()
+    assert capsys.readouterr().err.count("takes no locks") == 1
+    locks.append(exec_module._in_use(tmp_path))
+    exec_module._cleaner(tmp_path, locks[-1], {"SLURM_JOB_ID": "7"})()
+    assert (tmp_path / "exec").is_dir()
+    for lock in locks:
+        os.close(lock)
+
+
+def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node: Cluster) -> None:
+    code = (
+        "from huggingface_hub import hf_hub_download; hf_hub_download('acme/other', 'config.json')"
+    )
+    done = run(node, "python", "-c", code)
+    assert done.returncode == 1
+    assert (
+        "acme/other: not in this bundle; add it to the manifest: `model: acme/other`" in done.stderr
+    )
+
+
+def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    (node.folder / "srun").write_text("#!/bin/sh\necho started\n")
+    (node.folder / "srun").chmod(0o755)
+    process = start(node, str(node.folder / "srun"), "python", "x.py", offline=False, **slurm)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "started" not in out
+    assert "srun ... runner exec" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda node: None, "no-such-program: no such program"),
+        (lambda node: (node.folder.parent / "local").rename(node.folder.parent / "gone"), ""),
+    ],
+    ids=["no-program", "no-disk"],
+)
+def test_what_cannot_start_is_said_in_words(node: Cluster, break_it: object, said: str) -> None:
+    break_it(node)  # type: ignore[operator]
+    process = start(node, "no-such-program" if said else "true", offline=False)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err and said in err
+    assert process.returncode == (2 if said else 0)  # a TMPDIR that is not there yet is made
+
+
+def test_a_folder_that_somebody_else_could_write_is_not_used(node: Cluster) -> None:
+    folder = node.folder.parent / "local" / f"airlift-{os.getuid()}-local"
+    folder.mkdir()
+    folder.chmod(0o777)
+    process = start(node, "true", offline=False)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "only you can write" in err
+
+
+def test_a_damaged_bundle_is_not_served_and_the_script_not_started(
+    node: Cluster, tmp_path: Path
+) -> None:
+    copy = tmp_path / "damaged"
+    shutil.copytree(node.bundle, copy)
+    next(copy.glob("data/models/tiny-bert/model.safetensors")).unlink()
+    process = start(Cluster(node.folder, copy), "echo", "started", offline=False)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and out == ""
+    assert "model.safetensors" in err and "Traceback" not in err
+
+
+def test_a_server_that_cannot_start_says_so_and_its_keeper_leaves() -> None:
+    called: list[int] = []
+    assert (
+        read_line(
+            start_server([sys.executable, "-c", "raise SystemExit(3)"], lambda: called.append(1))
+        )
+        == "exit 3"
+    )
+    assert called == []  # afterwards is the keeper's, in its own process
+
+
+def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:
+    variables = environment(
+        {"HF_DATASETS_CACHE": "/scratch/me"},
+        "http://127.0.0.1:1",
+        Path("/tmp/a/exec/abc"),
+        Path("/tmp/b"),
+    )
+    assert variables["TRITON_CACHE_DIR"] == "/tmp/b/triton_cache"
+    assert variables["HF_DATASETS_CACHE"] == "/scratch/me/airlift-abc"
+    assert variables["HF_HUB_CACHE"] == "/tmp/a/exec/abc/hub"
+    assert "HF_HUB_OFFLINE" not in variables
+    assert "127.0.0.1" in variables["no_proxy"]
+
+
+def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_the_cache(
+    tmp_path: Path,
+) -> None:
+    """`bert-large-uncased` and `google-bert/bert-large-uncased` are one; links are absolute."""
+    from huggingface_hub import snapshot_download
+
+    commit = "c" * 40
+    for place in ("there", "here"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(place)
+        snapshot = {
+            commit: {"config.json": tmp_path / place / "config.json", "sub/card.md": b"# made\n"}
+        }
+        for name in ("bert-large-uncased", "google-bert/bert-large-uncased"):
+            write_hub_cache(
+                [HubRepository("models", name, {"main": commit}, snapshot)], tmp_path / "hub"
+            )
+            folder = Path(
+                snapshot_download(name, cache_dir=tmp_path / "hub", local_files_only=True)
+            )
+            assert folder.name == commit
+            assert (folder / "config.json").read_text() == place
+            assert (folder / "sub" / "card.md").read_text() == "# made\n"
+        shutil.rmtree(tmp_path / place)

@@ -1,0 +1,343 @@
+"""A bundle known to be damaged is rejected before a rank starts; unreadable files are named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.errors import DamageError, StageError
+from runner.run_folder.layout import RunFolder
+from runner.training.saving.export import read_companions
+from runner.training.start import disk_error
+from tests.runner.conftest import Cluster, logs
+from tests.runner.plan.test_preflight import Terminal, terminal
+
+__all__ = ["terminal"]
+
+TOKENIZER = "data/models/tiny-bert/tokenizer.json"
+COMMANDS = {
+    "check": ("check", "tiny.yaml"),
+    "prepare": ("prepare", "tiny.yaml"),
+    "submit": ("submit", "tiny.yaml"),
+    "train": ("train", "tiny.yaml", "--processes", "2"),
+    "bench": ("bench", "tiny.yaml", "--processes", "2", "--strategies", "ddp"),
+}
+
+
+@pytest.fixture
+def carried(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the bundle, and a state folder of this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    terminal.cluster.write()
+    return Path(shutil.copytree(terminal.cluster.bundle, tmp_path / "carried"))
+
+
+def stage(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stage", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def flip(path: Path) -> None:
+    """Other bytes, the same size."""
+    with open(path, "r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_damage_that_a_verification_found_is_remembered(
+    terminal: Terminal, carried: Path, command: str
+) -> None:
+    """Once `check` said "nothing found that would fail", and training ended with "free space"."""
+    flip(carried / TOKENIZER)
+    assert stage("verify", carried).returncode == 1
+    said = terminal.refused(*COMMANDS[command], code=1, bundle=carried)
+    assert f"{TOKENIZER} (mismatched)" in said and "stage verify found it " in said
+    assert f"Then: stage verify {carried}" in said and "stage patch BUNDLE --report " in said
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "cut short"])
+def test_damage_is_the_first_cause_also_where_the_run_file_does_not_fit(
+    terminal: Terminal, carried: Path, known: bool
+) -> None:
+    """`check` said only "no asset named", and the damage came to light in the next try."""
+    if known:
+        flip(carried / TOKENIZER)
+        assert stage("verify", carried).returncode == 1
+    else:
+        os.truncate(carried / TOKENIZER, 100)
+    terminal.cluster.write(model={"asset": "another"})
+    said = terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
+    assert f"{TOKENIZER} (mismatched)" in said
+
+
+def test_exec_refuses_it_too(carried: Path) -> None:
+    run = [sys.executable, "-m", "runner", "exec", "--bundle", carried, "--", "true"]
+    assert subprocess.run(run, capture_output=True).returncode == 0
+    (carried / "data/models/tiny-bert/more.json").write_text("{}")
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 1 and "more.json (extra)" in done.stderr
+    (carried / "data/models/tiny-bert/more.json").unlink()
+    flip(carried / TOKENIZER)
+    stage("verify", carried)
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{TOKENIZER} (mismatched)" in done.stderr
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _add(path: Path) -> None:
+    (path.parent / "added").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (Path.unlink, "tokenizer.json (missing)"),
+        (_cut, "tokenizer.json (mismatched)"),
+        (_add, "added (extra)"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_and_sizes_are_always_compared(
+    terminal: Terminal, carried: Path, command: str, spoil: Callable[[Path], None], problem: str
+) -> None:
+    spoil(carried / TOKENIZER)
+    said = terminal.refused(*COMMANDS[command], code=1, bundle=carried)
+    assert problem in said and "by its names and sizes" in said
+
+
+def test_the_record_goes_with_a_good_verification_and_not_before(
+    terminal: Terminal, carried: Path
+) -> None:
+    whole = (carried / TOKENIZER).read_bytes()
+    flip(carried / TOKENIZER)
+    stage("verify", carried)
+    assert stage("verify", "--fast", carried).returncode == 0, (
+        "a look at names and sizes does not see it"
+    )
+    subprocess.run(["chmod", "-R", "u+w", str(carried)], check=True)  # and mends nothing
+    terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
+    times = (carried / TOKENIZER).stat()
+    (carried / TOKENIZER).write_bytes(whole)
+    os.utime(
+        carried / TOKENIZER, ns=(times.st_atime_ns, times.st_mtime_ns)
+    )  # as `rsync -c --inplace` does
+    terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
+    assert stage("verify", carried).returncode == 0
+    assert terminal.run("check", "tiny.yaml", bundle=carried)[0] == 0
+
+
+def test_a_file_that_was_copied_again_is_not_known_to_be_damaged(
+    terminal: Terminal, carried: Path
+) -> None:
+    flip(carried / TOKENIZER)
+    stage("verify", carried)
+    shutil.copy2(terminal.cluster.bundle / TOKENIZER, carried / "new")
+    (carried / "new").replace(carried / TOKENIZER)
+    code, out, err = terminal.run("check", "tiny.yaml", bundle=carried)
+    assert code == 0 and "not verified here; names and sizes are right" in out, err
+
+
+def test_a_patch_made_from_the_record_mends_it_and_ends_it(
+    terminal: Terminal, carried: Path, tmp_path: Path
+) -> None:
+    flip(carried / TOKENIZER)
+    stage("verify", carried)
+    (record,) = (tmp_path / "state/airlift/receipts").iterdir()
+    made = stage("patch", terminal.cluster.bundle, "--report", record, "-o", tmp_path / "patch")
+    assert made.returncode == 0, made.stderr
+    terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
+    applied = stage("apply", carried, tmp_path / "patch")
+    assert applied.returncode == 0, applied.stderr
+    assert not record.exists()
+    assert terminal.run("check", "tiny.yaml", bundle=carried)[0] == 0
+
+
+def test_what_closed_rights_hid_is_no_damage_once_they_are_open(
+    terminal: Terminal, carried: Path, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    from stage.verify.receipt import find_damage, record
+    from stage.verify.report import Finding
+    from stage.verify.verify import verify
+
+    closed = Finding(TOKENIZER, "unreadable", "sha256 of it", os.strerror(errno.EACCES))
+    record(tmp_path / "s", replace(verify(carried), findings=(closed,)))
+    assert find_damage(tmp_path / "s", carried) is None, "it can be read now"
+    unloadable = Finding(TOKENIZER, "unloadable", "a tokenizer", "none")
+    record(tmp_path / "s", replace(verify(carried), findings=(unloadable,)))
+    assert find_damage(tmp_path / "s", carried) is None, "every byte is as it was fetched"
+
+
+def test_a_file_gone_after_the_launchers_check_ends_the_ranks_before_the_first_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """causal-lm needs no tokenizer to train: it is missed at the export."""
+    copy = Cluster(tmp_path, Path(shutil.copytree(cluster.bundle, tmp_path / "carried")))
+    path = copy.write(
+        task="causal-lm", model={"asset": "tiny-gpt2"}, engine={"name": "ddp"}, steps=2
+    )
+    copy.prepare(path)
+    gone = copy.bundle / "data/models/tiny-gpt2/tokenizer.json"
+    gone.unlink()
+    # The ranks as the launcher starts them, after its own check.
+    done = copy.run(
+        "train", "tiny.yaml", "--output", str(copy.output()),
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", AIRLIFT_RANK="1",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    said = done.stdout + done.stderr + logs(copy.output())
+    assert done.returncode == 1, said
+    assert f"{gone}: cannot be read: No such file or directory" in said
+    assert f"stage verify {copy.bundle} finds what is damaged" in said
+    assert not (copy.output() / "metrics.jsonl").exists()
+
+
+def test_ranks_of_torchrun_refuse_it_without_a_launcher_of_ours(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    copy = Cluster(tmp_path, Path(shutil.copytree(cluster.bundle, tmp_path / "carried")))
+    path = copy.write(engine={"name": "ddp"}, steps=2)
+    copy.prepare(path)
+    (copy.bundle / "data/files/notes/notes.txt").unlink()
+    done = copy.run(
+        "train", "tiny.yaml", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    assert done.returncode == 1 and "notes.txt (missing)" in done.stderr, done.stderr
+
+
+def test_what_is_exported_is_what_was_fetched(cluster: Cluster, tmp_path: Path) -> None:
+    from runner.config.run_config import RunConfig
+    from runner.inputs import resolve
+
+    bundle = Path(shutil.copytree(cluster.bundle, tmp_path / "carried"))
+    config = RunConfig.load(cluster.write())
+    inputs = resolve(config, bundle)
+    assert set(read_companions(inputs.model)) >= {"tokenizer.json", "tokenizer_config.json"}
+    flip(bundle / TOKENIZER)
+    with pytest.raises(
+        DamageError, match=r"tokenizer\.json: cannot be read: its bytes are not those"
+    ):
+        read_companions(inputs.model)
+    flip(bundle / "data/models/tiny-bert/config.json")
+    with pytest.raises(DamageError, match=r"config\.json: damaged"):
+        resolve(config, bundle)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("tokenizer.json", True),
+        ("spiece.model", True),
+        ("chat_template.jinja", True),
+        ("additional_chat_templates/tools.jinja", True),
+        ("processor_config.json", True),
+        ("preprocessor_config.json", True),
+        ("LICENSE", True),
+        ("config.json", False),
+        ("generation_config.json", False),
+        ("model.safetensors.index.json", False),
+        ("model.gguf", False),
+        ("onnx/model.onnx", False),
+        ("README.md", False),
+    ],
+)
+def test_companions_are_no_weights_and_nothing_that_is_written_anew(
+    tmp_path: Path, name: str, kept: bool
+) -> None:
+    from hashlib import sha256
+
+    from runner.inputs import ModelInput
+
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"x")
+    model = ModelInput("m", tmp_path, "acme/m", None, {name: sha256(b"x").hexdigest()}, {})
+    assert (name in read_companions(model)) is kept
+
+
+def _said(error: OSError, folder: Path) -> StageError:
+    return disk_error(error, folder / "bundle", RunFolder(folder / "run"), 3)
+
+
+def test_free_space_is_the_advice_for_a_full_disk_alone(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/stage.lock").touch()
+    (tmp_path / "bundle/bagit.txt").touch()
+    gone = _said(
+        FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "bundle/data/x")), tmp_path
+    )
+    assert (
+        gone.exit_code == 1
+        and f"stage verify {tmp_path / 'bundle'} " in gone.remedy
+        and "Free space" not in str(gone)
+    )
+    broken = _said(
+        OSError(f"Error no file named model.safetensors found in {tmp_path}/bundle/data."), tmp_path
+    )
+    assert (
+        broken.exit_code == 1
+        and "model.safetensors" in str(broken)
+        and "stage verify" in broken.remedy
+    )
+    for number in (errno.EIO, errno.EACCES):
+        other = _said(
+            OSError(number, os.strerror(number), str(tmp_path / "run/metrics.jsonl")), tmp_path
+        )
+        assert "Free space" not in str(other) and os.strerror(number) in str(other)
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        full = _said(
+            OSError(number, os.strerror(number), str(tmp_path / "run/metrics.jsonl")), tmp_path
+        )
+        assert full.exit_code == 5 and full.remedy.startswith("Free space or quota there")
+
+
+def test_parquet_that_cannot_be_decoded_is_named_with_its_bundle(
+    terminal: Terminal, carried: Path
+) -> None:
+    """The size is right and nobody has verified: the reader is the first that sees it."""
+    path = min((carried / "data/datasets/reference").rglob("train-*.parquet"))
+    with open(path, "r+b") as file:
+        file.seek(4)
+        file.write(b"\xff" * 4096)
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "prepare", "tiny.yaml", "--bundle", str(carried)],
+        cwd=terminal.cluster.folder, capture_output=True, text=True, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"{path}: cannot be read: " in done.stderr and f"stage verify {carried} " in done.stderr
+
+
+def test_a_receipt_of_an_older_version_still_holds(carried: Path, tmp_path: Path) -> None:
+    """The record of damage is another file, so that older versions do not stumble over it."""
+    from stage.verify.receipt import Receipt, find, record
+    from stage.verify.verify import verify
+
+    state = tmp_path / "s"
+    flip(carried / TOKENIZER)
+    record(state, verify(carried))
+    assert find(state, carried) == "not verified here"
+    flip(carried / TOKENIZER)
+    assert stage("verify", carried).returncode == 0
+    (path,) = (tmp_path / "state/airlift/receipts").iterdir()
+    assert set(json.loads(path.read_text())) == set(Receipt.__dataclass_fields__)

@@ -1,0 +1,226 @@
+"""Faults of the first use: output into the bundle, space counted twice, late refusals of ranks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.errors import CommandGroup, IncompleteError, UsageError
+from runner.inputs import check_not_inside
+from runner.launch.rank import give_up
+from runner.plan.shapes import ModelShape
+from runner.preflight import disk
+from runner.preflight.disk import disk_still_needed
+from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.checkpoints import TrainingState, check_before_launch
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.status import status
+from runner.training.start import disk_error
+from stage.bundle.bundle import Bundle
+from stage.serve.catalogue import Catalogue
+from stage.serve.hub import _no_repository
+from tests.runner.conftest import Cluster
+from tests.runner.folders import line, run_folder
+from tests.runner.plan.test_preflight import Terminal, terminal
+
+__all__ = ["terminal"]
+
+
+def checkpoint(root: Path, step: int = 50, **signature: object) -> Path:
+    folder = root / "checkpoints" / f"step-{step}"
+    folder.mkdir(parents=True)
+    state = TrainingState(
+        step=step,
+        world_size=1,
+        zero=0,
+        precision="bf16",
+        signature={"data": "aa", **signature},
+        engine="ddp",
+    )
+    (folder / "state.json").write_text(json.dumps(state.__dict__))
+    return folder
+
+
+@pytest.mark.parametrize("command", ["train", "prepare", "submit", "bench", "check"])
+def test_an_output_inside_the_bundle_is_refused_before_it_spoils_it(
+    terminal: Terminal, command: str
+) -> None:
+    terminal.cluster.write()
+    inside = terminal.cluster.bundle / "output" / "tiny"
+    assert "inside the bundle" in terminal.refused(command, "tiny.yaml", "--output", str(inside))
+    assert not inside.parent.exists()
+
+
+def test_an_output_that_leads_into_the_bundle_by_a_link_is_refused_and_one_beside_it_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bundle")
+    for inside in ("bundle", "bundle/x", "link/x/y", "other/../bundle/x"):
+        with pytest.raises(UsageError, match="inside the bundle"):
+            check_not_inside(tmp_path / inside, tmp_path / "bundle")
+    check_not_inside(tmp_path / "bundle-output" / "x", tmp_path / "bundle")
+
+
+def test_room_that_a_runs_own_checkpoints_take_is_not_asked_for_again(cluster: Cluster) -> None:
+    config = RunConfig.load(cluster.write(checkpoint={"keep": 2}))
+    checkpoints = cluster.output() / "checkpoints"
+    assert disk_still_needed(config, checkpoints, 3500) == 3500
+    for step in (50, 100):
+        (checkpoint(cluster.output(), step) / "weights").write_bytes(bytes(700))
+    there = sum(p.stat().st_size for p in checkpoints.rglob("*") if p.is_file())
+    assert disk_still_needed(config, checkpoints, 3500) == 3500 - there < 2100
+    assert (
+        disk_still_needed(config, checkpoints, 1500) == 500
+    )  # the next one is written before an old one goes
+
+
+@pytest.mark.parametrize(("keep", "advised"), [(1, False), (3, True)])
+def test_keep_1_is_advised_only_where_more_are_kept(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, keep: int, advised: bool
+) -> None:
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    config = RunConfig.load(cluster.write(checkpoint={"keep": keep}))
+    with pytest.raises(IncompleteError) as refused:
+        shape = ModelShape(1000, 512, 64, 2, 100)
+        needed = disk.disk_needed(config, shape)
+        disk.check_disk(config, RunFolder(cluster.output()), shape, needed)
+    assert ("checkpoint.keep=1" in str(refused.value)) == advised
+
+
+@pytest.mark.parametrize("sweep", [(), ("--array", "seed=1,2")])
+def test_a_printed_script_has_a_batch_that_divides(
+    terminal: Terminal, sweep: tuple[str, ...]
+) -> None:
+    terminal.cluster.write(batch={"global": 9}, slurm={"nodes": 2})
+    said = terminal.refused("submit", "tiny.yaml", "--print", *sweep)
+    assert "batch.global 9 does not divide among 2 ranks" in said
+
+
+def test_a_change_of_precision_is_refused_before_the_launch(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    now = {"data": "aa"}
+    with pytest.raises(UsageError, match="with precision bf16; the run now has fp32"):
+        check_before_launch(tmp_path / "checkpoints", now, 1, 100, "ddp", "fp32")
+    for same in ("bf16", "auto"):
+        assert check_before_launch(tmp_path / "checkpoints", now, 1, 100, "ddp", same)
+
+
+def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal: Terminal) -> None:
+    config = RunConfig.load(terminal.cluster.write())
+    output = terminal.cluster.output()
+    checkpoint(output)
+    (output / "config.yaml").write_text(config.to_yaml())
+    arguments = ("check", "tiny.yaml", "--set", "engine.name=ddp", "--set", "precision=bf16")
+    code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
+    assert code == 2
+    assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
+    (output / "config.yaml").unlink()
+    assert "made with data aa; the run now has" in terminal.run(*arguments)[2]
+
+
+def test_a_model_that_was_staged_by_path_is_a_model(terminal: Terminal, tmp_path: Path) -> None:
+    there = Bundle.open(terminal.cluster.bundle)
+    shutil.copytree(there.asset_path("tiny-bert"), tmp_path / "mine")
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(f'{{"text": "sentence number {n}"}}\n' for n in range(40))
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "format: 1\nname: mine\nassets:\n  mine: {path: mine}\n"
+        "  texts: {path: texts.jsonl, convert: jsonl}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "fetch", "mine.yaml", "-o", "by-path"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    terminal.cluster.write(
+        model={"asset": "mine"}, dataset={"asset": "texts"}, engine={"name": "ddp"}
+    )
+    code, said, err = terminal.run("check", "tiny.yaml", bundle=tmp_path / "by-path")
+    assert code == 0, err
+    assert "model mine: bert, " in said
+
+
+def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) -> None:
+    terminal.cluster.write(model={"asset": "notes"})
+    said = terminal.refused("check", "tiny.yaml")
+    assert (
+        "`model.asset: notes` is plain files without a config.json, not a model" in said
+        and "`path:`" in said
+    )
+
+
+def test_a_full_disk_is_told_with_its_path_the_step_and_what_is_whole(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics.jsonl"))
+    folder = RunFolder(tmp_path)
+    assert "after step 3; no checkpoint had been written" in str(
+        disk_error(full, tmp_path / "bundle", folder, 3)
+    )
+    checkpoint(tmp_path)
+    said = str(disk_error(full, tmp_path / "bundle", folder, 57))
+    assert f"{tmp_path / 'metrics.jsonl'}: No space left on device, after step 57" in said
+    assert "step-50 was written before and is whole" in said and "stage gc" not in said
+    assert "stage gc" not in CommandGroup.free_space
+
+
+def test_a_disk_too_full_for_the_reason_of_a_failure_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class EndedError(Exception):
+        pass
+
+    def ended(code: int) -> None:
+        raise EndedError(code)
+
+    folder = RunFolder(tmp_path)
+    folder.make()
+    vitals = Heartbeat(folder.logs, 0)
+    monkeypatch.setattr(vitals, "fail", full)
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setenv("AIRLIFT_RANK", "1")
+    error = IncompleteError("run: No space left on device, after step 57")
+    with pytest.raises(EndedError, match="5"):
+        give_up(folder, 0, vitals, f"error: {error}", error)
+    assert "after step 57" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": "64"}, 'found the text `"64"` (remove the quotes)'),
+        ({"lora": {"targets": "query"}}, "Write a list: [query]"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_by_what_to_write(
+    cluster: Cluster, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        RunConfig.load(cluster.write(**changes))
+    assert words in str(refused.value)
+
+
+def test_an_asset_asked_for_by_its_bare_name_is_told_as_what_it_is_here(bundle: Path) -> None:
+    said = _no_repository(Catalogue.of(Bundle.open(bundle)), "datasets", "notes").missing
+    assert said == "dataset notes: not in this bundle; it is here as `bundle/notes`"
+
+
+def test_a_run_that_ended_by_a_loss_that_is_no_number_is_not_advised_to_do_the_same_again(
+    tmp_path: Path,
+) -> None:
+    folder = run_folder(tmp_path / "made", steps=30)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line(31, loss=None)) + "\n")
+    said = "\n".join(status(folder).lines())
+    assert "its loss was no number at step 31" in said and "run the same command again" not in said

@@ -1,0 +1,231 @@
+"""Ranks here are real processes that beat, stop and fail; only the detector's clock is faked."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.errors import UsageError
+from runner.launch import hang_detector
+from runner.launch.hang_detector import HangDetector, innermost_frames
+from runner.launch.local import run_local
+from runner.ranks.heartbeat import Heartbeat, read_failure, read_pulse
+from runner.training.components.process_group import RankConfigDigest, check_agreement
+
+RANK = """\
+import os, signal, sys, time
+from pathlib import Path
+from runner.ranks.heartbeat import Heartbeat as Vitals
+rank = int(os.environ['RANK'])
+vitals = Vitals(Path(sys.argv[1]) / 'logs', rank)
+def wait_in_a_collective():
+    time.sleep(60)
+"""
+STOPPED = """\
+vitals.beat('train')
+if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+wait_in_a_collective()
+"""
+FAILING = """\
+while rank != 2 and not (Path(sys.argv[1]) / 'logs/rank-2.failure').exists(): time.sleep(0.01)
+vitals.fail(f'Traceback of rank {rank}', 1, consequence=rank != 2)
+os._exit(1)
+"""
+
+
+def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
+    return run_local(
+        [sys.executable, "-c", RANK + script, str(folder)], processes, folder, **arguments
+    )
+
+
+def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_detector, "STACKS_WAIT_S", 2.0)
+    monkeypatch.setattr(hang_detector, "COLLECTIVES_WAIT_S", 0.0)
+    began = time.monotonic()
+    assert run(STOPPED, 3, tmp_path, hang_after_s=1.0) == 5
+    assert time.monotonic() - began < 50
+    said = capfd.readouterr().err
+    assert "ranks 0-2 gave no sign of life" in said
+    assert "rank 1 (train): does not answer" in said
+    assert said.count("wait_in_a_collective (<string>:") == 1, "equal stacks are shown once"
+    assert "run the same command again" in said
+
+
+def test_of_sixty_tracebacks_the_first_is_shown_once_and_by_rank(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(FAILING, 3, tmp_path) == 1
+    said = capfd.readouterr().err
+    assert said.count("Traceback of rank") == 1
+    assert "Traceback of rank 2" in said, "those that only lost a rank are not the cause"
+    assert "rank 2 on " in said
+
+
+def detector(logs: Path, ranks: int) -> tuple[HangDetector, list[float]]:
+    """A detector, and its clock."""
+    now = [0.0]
+    return HangDetector(logs, ranks, 1.0, clock=lambda: now[0]), now
+
+
+def test_ranks_that_hang_before_their_first_pulse_are_found_in_the_end(tmp_path: Path) -> None:
+    """A dead disk stops Python itself."""
+    eye, now = detector(tmp_path, 2)
+    now[0] = hang_detector.SLOW_SILENT_S - 1
+    assert not eye.hung_ranks()
+    now[0] += 10
+    assert set(eye.hung_ranks()) == {0, 1}
+
+
+# Between import and the first step: slow work of several kinds, and a thread that waits for ever.
+WORK = {
+    "computes": ("while True: sum(range(10_000))", True),
+    "reads": ("while True: open('/proc/self/maps').read(); time.sleep(0.05)", True),
+    "waits for a lock": ("import threading; threading.Semaphore(0).acquire()", False),
+    "waits for a pipe": ("os.read(os.pipe()[0], 1)", False),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_a_slow_start_beats_as_long_as_it_works_and_one_that_hangs_does_not(
+    tmp_path: Path, name: str
+) -> None:
+    code, beats = WORK[name]
+    start = f"vitals.beat('load'); print('started', flush=True)\n{code}"
+    rank = [sys.executable, "-c", RANK + start, str(tmp_path)]
+    with subprocess.Popen(rank, env=os.environ | {"RANK": "0"}, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            first = read_pulse(tmp_path / "logs", 0)
+            deadline = time.monotonic() + (30 if beats else 3)
+            while read_pulse(tmp_path / "logs", 0) == first and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert (read_pulse(tmp_path / "logs", 0) != first) is beats
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("other", "hangs"), [("load", False), ("join", True), ("train", True)])
+def test_a_rank_that_waits_for_the_slow_start_of_another_does_not_hang(
+    tmp_path: Path, other: str, hangs: bool
+) -> None:
+    """Ranks that only join beat as well, and no rank waits for another one's step."""
+    eye, now = detector(tmp_path, 2)
+    (tmp_path / "rank-1.pulse").write_text('{"count": 1, "phase": "load"}')
+    for count in range(6):
+        (tmp_path / "rank-0.pulse").write_text(f'{{"count": {count}, "phase": "{other}"}}')
+        found = eye.hung_ranks()
+        now[0] += hang_detector.SLOW_SILENT_S / 2
+    assert (1 in found) is hangs
+
+
+def test_torchs_last_collectives_of_a_hang_are_in_logs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch itself writes them only when a collective times out, which takes half an hour."""
+    joined = """
+import torch.distributed as dist
+from runner.ranks.environment import rank_environment
+from runner.training.components.process_group import meet
+place = rank_environment(os.environ)
+ranks = meet('ddp', 'cpu', place, os.environ['AIRLIFT_MEETING_FILE'], vitals)
+ranks.total(1.0)
+vitals.beat('train')
+if rank == 1: wait_in_a_collective()
+ranks.barrier()
+"""
+    assert run(joined, 2, tmp_path, hang_after_s=2.0) == 5
+    said = capfd.readouterr().err
+    written = [pickle.loads((tmp_path / f"logs/flight-rank-{n}").read_bytes()) for n in range(2)]
+    assert [set(one) >= {"version", "pg_config"} for one in written] == [True, True]
+    assert f"for torchfrtrace: {tmp_path / 'logs' / 'flight-rank-'}*" in said
+
+
+@given(st.lists(st.floats(1.0, 200.0), min_size=1, max_size=20))
+def test_no_step_as_long_as_those_before_it_is_a_hang(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[float]
+) -> None:
+    logs, now = tmp_path_factory.mktemp("logs"), [0.0]
+    eye = HangDetector(logs, 1, clock=lambda: now[0])
+    vitals = Heartbeat(logs, 0)
+    for number, step in enumerate(steps):
+        vitals.beat(f"train {number}")  # a new phase each time, so that none waits for its second
+        now[0] += hang_detector.LOOK_EVERY_S
+        assert not eye.hung_ranks()
+        now[0] += step
+        assert not eye.hung_ranks()
+
+
+def test_a_checkpoint_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    now = [0.0]
+    eye = HangDetector(tmp_path, 1, 10.0, clock=lambda: now[0])
+    vitals = Heartbeat(tmp_path, 0)
+    for phase, hangs in (("save", False), ("train", True)):
+        vitals.beat(phase)
+        now[0] += hang_detector.LOOK_EVERY_S
+        assert not eye.hung_ranks()
+        now[0] += 60
+        assert bool(eye.hung_ranks()) is hangs
+
+
+def test_a_torn_pulse_or_failure_is_no_sign_and_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.pulse").write_text('{"count": 1, "ph')
+    (tmp_path / "rank-0.failure").write_text('{"rank": 0}')
+    assert read_pulse(tmp_path, 0) is None
+    assert read_failure(tmp_path, 0) is None
+    assert HangDetector(tmp_path / "none", 1).first_failure() is None
+
+
+def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
+    Heartbeat(tmp_path, 0).fail("of yesterday", 1, consequence=False)
+    assert HangDetector(tmp_path, 1).report_failure() == []
+
+
+def test_the_main_thread_is_the_one_that_is_shown() -> None:
+    stacks = (
+        'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 3 in run\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "/x/loop.py", line 7 in step\n'
+        '  File "/x/loop.py", line 5 in run\n'
+    )
+    assert innermost_frames(stacks) == ["step (/x/loop.py:7)", "run (/x/loop.py:5)"]
+    assert innermost_frames("") == []
+
+
+def test_ranks_that_would_decide_differently_are_refused_with_both_devices() -> None:
+    same = RankConfigDigest(
+        host="n1", device="A800", gpu="", must_agree=(("precision", "bf16"), ("batch.micro", "8"))
+    )
+    other = RankConfigDigest(
+        host="n2", device="V100", gpu="", must_agree=(("precision", "fp16"), ("batch.micro", "8"))
+    )
+    check_agreement([same, same])
+    with pytest.raises(
+        UsageError, match=r"precision: bf16 on rank 0 \(n1, A800\), fp16 on rank 2 \(n2, V100\)"
+    ):
+        check_agreement([same, same, other])
+
+
+def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
+    """NCCL would only print "invalid usage". Each node has its own GPUs, whatever their numbers."""
+    ranks = [
+        RankConfigDigest(host=host, device="A800", gpu=gpu, must_agree=())
+        for host in ("n1", "n2")
+        for gpu in "ab"
+    ]
+    check_agreement(ranks)
+    with pytest.raises(
+        UsageError, match=r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all"
+    ) as e:
+        check_agreement([*ranks, ranks[0]])
+    assert "--processes 2" in str(e.value)

@@ -1,0 +1,425 @@
+"""Ranks on one machine are real processes here; Slurm is given by its environment variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from runner.errors import UsageError
+from runner.launch import local as ranks_module
+from runner.launch.local import run_local
+from runner.ranks import environment as ranks_environment
+
+STEP = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+BATCH = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
+ONE_TASK_STEP = STEP | {
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_NTASKS": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_outside_slurm_the_process_launches_locally() -> None:
+    assert ranks_environment.role({}) == "local"
+
+
+def test_a_rank_is_known_by_our_flag_by_torchruns_variables_and_by_a_slurm_step() -> None:
+    assert ranks_environment.role({"AIRLIFT_RANK": "1"}, processes=2) == "rank"
+    assert ranks_environment.role(TORCHRUN) == "rank"
+    assert ranks_environment.role(STEP) == "rank"
+
+
+def test_the_batch_script_and_an_salloc_shell_launch_with_srun() -> None:
+    salloc = {
+        name: value
+        for name, value in BATCH.items()
+        if name not in ("SLURM_PROCID", "SLURM_LOCALID")
+    }
+    assert ranks_environment.role(BATCH) == "batch"
+    assert ranks_environment.role(salloc) == "batch"
+
+
+@pytest.mark.parametrize("reserved", ["4294967291", "4294967290"])
+def test_a_reserved_step_number_of_newer_slurms_is_not_a_rank(reserved: str) -> None:
+    assert ranks_environment.role(STEP | {"SLURM_STEP_ID": reserved}) == "batch"
+
+
+def test_step_variables_left_over_from_the_submitting_shell_are_not_believed() -> None:
+    assert ranks_environment.role(STEP | {"SLURM_NTASKS": "8"}) == "batch"
+
+
+def test_a_step_of_one_task_is_a_machine_to_launch_on() -> None:
+    assert ranks_environment.role(ONE_TASK_STEP) == "local"
+    assert ranks_environment.role(ONE_TASK_STEP | {"SLURM_PTY_PORT": "4000"}) == "local"
+
+
+def test_a_pty_shell_that_holds_one_of_two_nodes_is_refused() -> None:
+    with pytest.raises(UsageError, match="only this node") as refused:
+        ranks_environment.role(STEP | {"SLURM_PTY_PORT": "4000"})
+    assert "salloc" in refused.value.remedy
+
+
+def test_processes_are_refused_where_they_would_waste_nodes_or_multiply_ranks() -> None:
+    with pytest.raises(UsageError, match="2 nodes"):
+        ranks_environment.role(BATCH, processes=2)
+    with pytest.raises(UsageError, match="already started 4 tasks"):
+        ranks_environment.role(STEP, processes=2)
+    assert ranks_environment.role(BATCH | {"SLURM_JOB_NUM_NODES": "1"}, processes=2) == "local"
+
+
+def test_a_rank_learns_its_place_from_torchrun() -> None:
+    place = ranks_environment.rank_environment(TORCHRUN)
+    assert place.variables() == TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}
+
+
+def test_a_rank_learns_its_place_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ranks_environment.rank_environment(STEP | {"MASTER_ADDR": "n1-ib"})
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
+    assert place.master_addr == "n1-ib"
+    assert 10000 <= place.master_port < 32768
+
+
+def test_every_rank_computes_the_same_port_and_another_job_another() -> None:
+    given = {"MASTER_ADDR": "10.77.0.1"}
+    first = ranks_environment.rank_environment(
+        STEP | given | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+    )
+    last = ranks_environment.rank_environment(STEP | given)
+    other = ranks_environment.rank_environment(STEP | given | {"SLURM_JOB_ID": "18"})
+    assert first.master_port == last.master_port != other.master_port
+
+
+def test_one_node_meets_on_loopback_whatever_its_name_resolves_to() -> None:
+    one_node = STEP | {
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "no-such-host",
+    }
+    assert ranks_environment.rank_environment(one_node).master_addr == "127.0.0.1"
+
+
+@pytest.mark.parametrize("loopback", ["localhost", "127.0.0.1", "::1"])
+def test_a_loopback_master_on_two_nodes_is_refused(loopback: str) -> None:
+    with pytest.raises(UsageError, match="world of its own"):
+        ranks_environment.rank_environment(STEP | {"MASTER_ADDR": loopback})
+
+
+def test_a_first_node_without_an_address_is_refused_and_never_becomes_localhost() -> None:
+    with pytest.raises(UsageError, match=r"'no-such-host\.invalid' has no address"):
+        ranks_environment.rank_environment(
+            STEP | {"SLURM_STEP_NODELIST": "no-such-host.invalid,n2"}
+        )
+
+
+def test_uneven_placement_is_refused_naming_the_option_that_mends_it() -> None:
+    with pytest.raises(UsageError, match="unevenly") as refused:
+        ranks_environment.rank_environment(STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"})
+    assert "--ntasks-per-node" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RANK": "2"}, {"LOCAL_RANK": "5"}, {"WORLD_SIZE": "two"}, {"LOCAL_WORLD_SIZE": "4"}]
+)
+def test_rank_variables_that_contradict_each_other_are_refused(wrong: Mapping[str, str]) -> None:
+    with pytest.raises(UsageError):
+        ranks_environment.rank_environment(TORCHRUN | dict(wrong))
+
+
+def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
+    with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set"):
+        ranks_environment.rank_environment({"AIRLIFT_RANK": "1"})
+
+
+def python(script: str) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + script,
+    ]
+
+
+def test_ranks_get_their_places_and_share_the_cores(tmp_path: Path) -> None:
+    script = (
+        f"open(f'{tmp_path}/{{rank}}.json', 'w').write(__import__('json').dumps(dict(os.environ)))"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    assert run_local(python(script), 2, tmp_path, environ) == 0
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    places = [ranks_environment.rank_environment(variables) for variables in seen]
+    assert [(p.rank, p.local_rank, p.world_size, p.local_world_size) for p in places] == [
+        (0, 0, 2, 2),
+        (1, 1, 2, 2),
+    ]
+    assert places[0].master_port == places[1].master_port
+    assert all(ranks_environment.role(variables) == "rank" for variables in seen)
+    assert seen[0]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def test_a_thread_count_the_user_set_stays(tmp_path: Path) -> None:
+    script = "sys.exit(os.environ['OMP_NUM_THREADS'] != '7')"
+    assert run_local(python(script), 1, tmp_path, os.environ | {"OMP_NUM_THREADS": "7"}) == 0
+
+
+def test_rank_0_is_heard_and_the_others_write_logs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_local(python("print('I am', rank)"), 2, tmp_path) == 0
+    assert capfd.readouterr().out == "I am 0\n"
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "I am 1\n"
+
+
+def test_a_failing_rank_ends_the_others_and_shows_its_last_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = "print('about to fail'); sys.exit(3) if rank else time.sleep(600)"
+    assert run_local(python(script), 2, tmp_path) == 3
+    said = capfd.readouterr().err
+    assert "[rank 1] about to fail" in said
+    assert "rank 1 failed with exit code 3" in said
+    assert str(tmp_path / "logs" / "rank-1.log") in said
+
+
+def test_lines_of_an_earlier_run_are_kept_but_not_shown_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_local(python("print('earlier')"), 2, tmp_path)
+    assert run_local(python("print('now'); sys.exit(rank)"), 2, tmp_path) == 1
+    assert "] earlier" not in capfd.readouterr().err
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "earlier\nnow\n"
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_module, "KILL_AFTER_S", 0.5)
+    ready = tmp_path / "ready"
+    script = f"""
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN); open('{ready}', 'w'); time.sleep(600)
+while not os.path.exists('{ready}'): time.sleep(0.01)
+sys.exit(2)"""
+    assert run_local(python(script), 2, tmp_path) == 2
+
+
+def test_a_killed_rank_is_named_before_those_that_lost_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = """
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)"""
+    assert run_local(python(script), 2, tmp_path) == 5
+    assert "rank 1 was ended by SIGKILL (out of memory?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (5, 5), (120, 1)])
+def test_exit_codes_stay_within_the_contract(tmp_path: Path, code: int, expected: int) -> None:
+    assert run_local(python(f"sys.exit({code})"), 1, tmp_path) == expected
+
+
+def test_a_crash_is_a_failure_and_not_an_interruption(tmp_path: Path) -> None:
+    assert run_local(python("os.abort()"), 1, tmp_path) == 1
+
+
+# As torch 2.5 to 2.13 writes them.
+WATCHDOG = (
+    "[rank1]:[E1122 ProcessGroupNCCL.cpp:1899] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+    "Process group watchdog thread terminated with exception: "
+)
+GONE = f"{WATCHDOG}NCCL error: remote process exited or there was a network error, NCCL 2.26.2"
+LATE = f"{WATCHDOG}[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, ...)"
+STUCK = "[F ProcessGroupNCCL.cpp:1557] [PG ID 0] ProcessGroupNCCL's watchdog got stuck for 480 s"
+OWN = f"{WATCHDOG}CUDA error: an illegal memory access was encountered; Timeout(ms)=1800000"
+ABORTED = """
+print(TEXT, file=sys.stderr); sys.stderr.flush(); os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    ("aborts", "text", "code"), [(1, GONE, 5), (0, LATE, 5), (1, STUCK, 5), (0, OWN, 1)]
+)
+def test_a_rank_that_nccls_watchdog_aborts_because_of_another_is_an_interruption(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], aborts: int, text: str, code: int
+) -> None:
+    """Its own faulty GPU is a failure. Rank 0's output comes through to the terminal."""
+    script = f"TEXT = {text!r}\nif rank == {aborts}:{ABORTED.replace(chr(10), ' ')}\ntime.sleep(60)"
+    assert run_local(python(script), 2, tmp_path) == code
+    said = capfd.readouterr().err
+    assert text in said
+    assert ("because another rank is gone or hangs" in said) is (code == 5)
+
+
+def test_the_rank_that_failed_decides_although_the_watchdog_ended_another_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = f"""
+from pathlib import Path
+from runner.ranks.heartbeat import Heartbeat
+logs = Path({str(tmp_path)!r}) / "logs"
+vitals = Heartbeat(logs, rank)
+if rank == 0:
+    vitals.fail("error: the bundle is damaged", 1, consequence=False); time.sleep(60)
+while not (logs / "rank-0.failure").exists(): time.sleep(0.01)
+TEXT = {GONE!r}{ABORTED}"""
+    assert run_local(python(script), 2, tmp_path) == 1
+    said = capfd.readouterr().err
+    assert "the bundle is damaged" in said
+    assert "the cause is rank 0, see above" in said
+
+
+def test_a_sentinel_of_an_earlier_run_does_not_turn_success_into_interruption(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ranks_environment.SENTINEL).write_text("stale")
+    assert run_local(python("pass"), 1, tmp_path) == 0
+
+
+RANK_THAT_WAITS = """
+def stop(number, frame):
+    open(f'{folder}/got-{rank}', 'a').write(signal.Signals(number).name + '\\n')
+    if rank == 0: open(f'{folder}/requeue', 'w').write('signal')
+    sys.exit(0)
+folder = sys.argv[1]
+for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'): signal.signal(getattr(signal, name), stop)
+open(f'{folder}/pid-{rank}', 'w').write(str(os.getpid()))
+time.sleep(600)"""
+
+Launcher = Callable[..., "subprocess.Popen[str]"]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts a launcher of two ranks as a process of its own and returns once both ranks run."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *under: str) -> subprocess.Popen[str]:
+        main = (
+            "import sys, pathlib; from runner.launch.local import run_local\n"
+            f"sys.exit(run_local({[*python(script), str(tmp_path)]!r}, 2, "
+            f"pathlib.Path({str(tmp_path)!r})))"
+        )
+        command = [*under, sys.executable, "-c", main]
+        started.append(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        )
+        wait_for(lambda: all((tmp_path / f"pid-{rank}").exists() for rank in range(2)))
+        wait_for(lambda: all((tmp_path / f"pid-{rank}").read_text() for rank in range(2)))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM"), ("SIGHUP", "SIGTERM"), ("SIGUSR1", "SIGUSR1")],
+)
+def test_a_stop_signal_reaches_every_rank_once_and_the_run_can_be_resumed(
+    tmp_path: Path, launcher: Launcher, sent: str, arrives: str
+) -> None:
+    process = launcher(RANK_THAT_WAITS)
+    process.send_signal(getattr(signal, sent))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"{arrives}\n"] * 2
+    assert "run the same command again to resume" in said
+    assert not (tmp_path / ranks_environment.SENTINEL).exists()
+
+
+def test_a_hangup_that_nohup_ignores_stops_nothing(tmp_path: Path, launcher: Launcher) -> None:
+    """Signals are handled in order: the one that is obeyed is the one that came second."""
+    process = launcher(RANK_THAT_WAITS, "nohup")
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "SIGTERM received" in said and "SIGHUP" not in said
+
+
+def test_ranks_stopped_before_they_could_save_are_an_interruption(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    process = launcher(f"open('{tmp_path}/pid-' + str(rank), 'w').write('x'); time.sleep(600)")
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "before a checkpoint was saved" in said
+
+
+def test_a_second_ctrl_c_ends_ranks_that_take_their_time(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    stubborn = RANK_THAT_WAITS.replace("sys.exit(0)", "pass").replace(
+        "time.sleep(600)", "while True: time.sleep(1)"
+    )
+    for step in ("step-2", "step-10", "step-12.tmp"):  # the last one is half written
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    process = launcher(stubborn)
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: (tmp_path / "got-0").exists() and (tmp_path / "got-1").exists())
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "step-10 is saved" in said and "before a checkpoint" not in said
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, launcher: Launcher) -> None:
+    process = launcher(RANK_THAT_WAITS)
+    pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+    process.kill()
+    wait_for(lambda: not any(_runs(pid) for pid in pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_launching_imports_no_torch() -> None:
+    code = (
+        "import sys, runner.ranks.environment; "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

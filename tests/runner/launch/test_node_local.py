@@ -1,0 +1,296 @@
+"""Where the ranks' environment comes from: decided from the disks, with a reason, never another."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner import inputs
+from runner.config.run_config import RunConfig
+from runner.disks import disk_type
+from runner.errors import DamageError, IncompleteError, UsageError
+from runner.inputs import EnvironmentInput
+from runner.launch import node_local
+from runner.ranks import environment as ranks_environment
+from runner.slurm.environment import SlurmJobEnvironment
+from stage.bundle.bundle import Bundle
+from tests.stage.bundles import make_bundle
+
+TREE = "ab" * 32
+JOB = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_CPUS_PER_TASK": "3",
+    "SLURM_JOB_CPUS_PER_NODE": "12(x2)",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> EnvironmentInput:
+    return EnvironmentInput(
+        asset="train-env", path=tmp_path / "asset", tree=TREE, size=6 << 30, files=9
+    )
+
+
+def prefix_of(folder: Path, tree: str = TREE) -> Path:
+    """An environment of a bundle at a prefix."""
+    prefix = folder / "prefix"
+    (prefix / ".airlift").mkdir(parents=True)
+    (prefix / ".airlift" / "env.json").write_text(json.dumps({"tree": tree}))
+    return prefix
+
+
+def disks(shared: str, own: str, folder: Path) -> str:
+    """What is mounted where: the prefix on a shared disk, the node's own disk."""
+    at = {"/": "ext4", folder / "prefix": shared, folder / "own": own}
+    return "".join(f"/dev/x {path} {kind} rw 0 0\n" for path, kind in at.items())
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "used", "why"),
+    [
+        ("lustre", "xfs", True, "is on a network disk (lustre)"),
+        ("nfs4", "ext4", True, "is a disk of the node's own (ext4)"),
+        ("ext4", "ext4", False, "is on a disk of this node already (ext4)"),
+        ("fuse.squashfuse", "ext4", False, "is one mounted file (fuse.squashfuse)"),
+        ("lustre", "nfs", False, "is a network disk too (nfs); set AIRLIFT_NODE_ROOT"),
+    ],
+)
+def test_auto_goes_by_the_disks(
+    tmp_path: Path, environment: EnvironmentInput, shared: str, own: str, used: bool, why: str
+) -> None:
+    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    decision = node_local.decide(
+        "auto", environment, environ, disks(shared, own, tmp_path), prefix_of(tmp_path)
+    )
+    assert decision.root == (tmp_path / "own" if used else None)
+    assert why in decision.reason
+
+
+def test_memory_is_used_only_where_it_was_named(
+    environment: EnvironmentInput, tmp_path: Path
+) -> None:
+    prefix = prefix_of(tmp_path)
+    lustre = f"server:/x {prefix} lustre rw 0 0\n"
+    shown = f"{lustre}none /tmp tmpfs rw 0 0\n{lustre}"
+    without = node_local.decide("auto", environment, {}, shown, prefix)
+    assert (without.root, "/tmp is in memory (tmpfs)" in without.reason) == (None, True)
+    assert node_local.decide(
+        "auto", environment, {"AIRLIFT_NODE_ROOT": "/tmp"}, shown, prefix
+    ).root == Path("/tmp")
+
+
+def test_a_disk_that_is_too_small_is_not_tried(
+    environment: EnvironmentInput, tmp_path: Path
+) -> None:
+    huge = EnvironmentInput(asset="e", path=tmp_path, tree=TREE, size=1 << 60, files=9)
+    (tmp_path / "own").mkdir()
+    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    decision = node_local.decide(
+        "auto", huge, environ, disks("lustre", "xfs", tmp_path), prefix_of(tmp_path)
+    )
+    assert decision.root is None
+    assert "free of the" in decision.reason
+
+
+def test_a_copy_that_is_there_already_needs_no_room(
+    environment: EnvironmentInput, tmp_path: Path
+) -> None:
+    huge = replace(environment, size=1 << 60)
+    python = tmp_path / "own" / f"airlift-{os.getuid()}" / TREE[:16] / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    decision = node_local.decide(
+        "auto", huge, environ, disks("lustre", "xfs", tmp_path), prefix_of(tmp_path)
+    )
+    assert decision.root == tmp_path / "own"
+    assert "and has it already" in decision.reason
+
+
+def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
+    shown = disks("ext4", "nfs", tmp_path)
+    assert node_local.decide(True, environment, {}, shown, prefix_of(tmp_path)).root == Path("/tmp")
+    assert (
+        node_local.decide(
+            False, environment, {}, disks("lustre", "xfs", tmp_path), tmp_path / "prefix"
+        ).root
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/me", "nfs4"),
+        ("/homes", "ext4"),
+        ("/scratch/a b/c", "lustre"),
+        ("/mnt", "xfs"),
+        ("/数据/envs", "lustre"),
+        ("/back\\slash/x", "gpfs"),
+        ("/caf\udce9/x", "beegfs"),  # a name in Latin-1
+    ],
+)
+def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: str) -> None:
+    lines = (
+        "rootfs / rootfs rw 0 0",
+        "/dev/sda / ext4 rw 0 0",
+        "srv:/h /home nfs4 rw 0 0",
+        "l@o2ib:/s /scratch/a\\040b lustre rw 0 0",
+        "none /mnt tmpfs rw 0 0",
+        "/dev/sdb /mnt xfs rw 0 0",
+        "l@o2ib:/d /数据 lustre rw 0 0",
+        "g /back\\134slash gpfs rw 0 0",
+        "b /caf\udce9 beegfs rw 0 0",
+        "broken",
+    )
+    assert disk_type(Path(path), "\n".join(lines)) == kind
+
+
+def test_one_process_a_node_gets_all_its_cpus() -> None:
+    job = SlurmJobEnvironment.from_environ(JOB)
+    assert job is not None
+    argv = node_local.command(job, JOB, Path("/b/data/envs/e/node-local.sh"), Path("/scratch"))
+    assert argv == [
+        "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12",
+        "--mpi=none", "--export=ALL",
+        "--input=none", "sh", "/b/data/envs/e/node-local.sh", "/scratch",
+    ]  # fmt: skip
+
+
+def test_ranks_run_the_environment_activated() -> None:
+    argv = ranks_environment.runner_command("train", "r.yaml", prefix=Path("/scratch/e"))
+    assert argv[3:] == [
+        "/scratch/e/activate",
+        "/scratch/e/bin/python",
+        "/scratch/e/bin/runner",
+        "train",
+        "r.yaml",
+    ]
+
+
+def srun(folder: Path, body: str) -> Mapping[str, str]:
+    """A job whose srun does as it is told; the real one is in tests/site."""
+    folder.mkdir()
+    (folder / "srun").write_text(f"#!/bin/sh\n{body}\n")
+    (folder / "srun").chmod(0o755)
+    return {**JOB, "PATH": f"{folder}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo /scratch/e", "1 of 2 nodes have it"),
+        ("echo /scratch/e; echo /other/e", "/scratch/e and /other/e"),
+        ("echo /scratch/e; echo /scratch/e; exit 5", "2 of 2 nodes have it; see above"),
+    ],
+)
+def test_unless_every_node_has_it_no_rank_starts(
+    tmp_path: Path,
+    environment: EnvironmentInput,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    said: str,
+) -> None:
+    environ = srun(tmp_path / "bin", body)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    with pytest.raises(IncompleteError) as caught:
+        node_local.arrange(True, environment, environ, print)
+    assert said in str(caught.value)
+    assert "node_local: false" in str(caught.value)
+
+
+def test_auto_goes_on_from_the_shared_disk_and_says_so(
+    tmp_path: Path, environment: EnvironmentInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... if that is the environment asked for; else it is refused like any other."""
+    environ = {**srun(tmp_path / "bin", "exit 5"), "AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    monkeypatch.setenv("PATH", environ["PATH"])
+    mounts = tmp_path / "mounts"
+    mounts.write_text(disks("lustre", "xfs", tmp_path))
+    said: list[str] = []
+    prefix = prefix_of(tmp_path)
+    small = replace(environment, size=0)
+    assert (
+        node_local.arrange("auto", small, environ, said.append, prefix=prefix, mounts=mounts)
+        is None
+    )
+    assert "0 of 2 nodes have it" in said[-1]
+    assert "Using the shared disk instead (node_local: auto)" in said[-1]
+    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+        node_local.arrange("auto", small, environ, said.append, prefix=tmp_path, mounts=mounts)
+
+
+def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
+    tmp_path: Path, environment: EnvironmentInput
+) -> None:
+    right, wrong = prefix_of(tmp_path / "right"), prefix_of(tmp_path / "wrong", "cd" * 32)
+    assert str(right) in node_local.preview(False, environment, right)
+    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+        node_local.preview(False, environment, wrong)
+    with pytest.raises(DamageError, match=r"node-local\.sh is missing"):
+        node_local.preview("auto", environment, wrong)
+    environment.path.mkdir()
+    for name in ("node-local.sh", "bootstrap.sh", "image.tar.gz"):
+        (environment.path / name).touch()
+    assert "is another environment" in node_local.preview(True, environment, wrong)
+    assert "or each node's own disk (node_local: auto); 9 files, " in node_local.preview(
+        "auto", environment, right
+    )
+
+
+def test_a_run_whose_environment_is_none_or_damaged_is_told_so(tmp_path: Path) -> None:
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    config = load(tmp_path, "environment: {asset: notes}")
+    with pytest.raises(UsageError, match="is a files, not an environment"):
+        inputs.environment_input(config, Bundle.open(root))
+
+
+def test_another_environment_than_the_one_asked_for_is_refused(
+    tmp_path: Path, environment: EnvironmentInput
+) -> None:
+    node_local.check_running(environment, prefix_of(tmp_path))
+    for prefix in (tmp_path, prefix_of(tmp_path / "other", "cd" * 32)):
+        with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+            node_local.check_running(environment, prefix)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("environment: {asset: train-env}", "auto"),
+        ("environment: {asset: train-env, node_local: auto}", "auto"),
+        ("environment: {asset: train-env, node_local: true}", True),
+        ("environment: {asset: train-env, node_local: false}", False),
+    ],
+)
+def test_the_run_file_says_which_and_whether(tmp_path: Path, text: str, expected: object) -> None:
+    config = load(tmp_path, text)
+    assert config.environment is not None
+    assert (config.environment.asset, config.environment.node_local) == ("train-env", expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["environment: train-env", "environment: {asset: e, node_local: maybe}"]
+)
+def test_a_wrong_environment_is_told_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"run\.yaml:5"):
+        load(tmp_path, text)
+
+
+def load(folder: Path, text: str) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(
+        f"format: 1\ntask: masked-lm\nmodel: {{asset: m}}\ndataset: {{asset: d}}\n{text}\n"
+    )
+    return RunConfig.load(path)

@@ -1,0 +1,58 @@
+"""`runner train --reproduce`: the same losses bit for bit, and no other number passes for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.launch.reproduce import compare
+from runner.run_folder.history import History
+from tests.runner.conftest import Cluster
+
+
+def test_a_run_comes_out_again_bit_for_bit_and_a_forged_loss_does_not(
+    cluster: Cluster, trained_at: Callable[[int], Path]
+) -> None:
+    folder = cluster.take(trained_at(2))
+    done = cluster.run("train", "--reproduce", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "reproduced: 9 losses, all equal, bit for bit" in done.stdout
+    metrics = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[3]["loss"] = lines[3]["loss"] + 2e-16 * 8
+    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    verdict = compare(
+        History.read(folder), History.read(folder.with_name(f"{folder.name}-reproduced"))
+    )
+    assert not verdict.ok
+    assert verdict.first is not None and verdict.first[:2] == (lines[3]["step"], "loss")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "RUN or --reproduce"),
+        (["tiny.yaml", "--reproduce", "output/tiny"], "RUN or --reproduce"),
+        (["--reproduce", "nowhere"], "no such run folder"),
+        (["--reproduce", "output/empty"], "nothing to compare"),
+        (["--reproduce", "output/empty", "--set", "seed=1"], "cannot be combined with --set"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused(
+    cluster: Cluster, arguments: list[str], says: str
+) -> None:
+    (cluster.output("empty") / "logs").mkdir(parents=True)
+    cluster.write()
+    assert says in cluster.refused("train", *arguments)
+
+
+def test_another_number_of_ranks_is_refused(
+    cluster: Cluster, trained_at: Callable[[int], Path]
+) -> None:
+    folder = cluster.take(trained_at(2))
+    assert "the run had 2 ranks, here are 3" in cluster.refused(
+        "train", "--reproduce", str(folder), "--processes", "3"
+    )

@@ -1,0 +1,107 @@
+"""The srun side, as far as it is text; tests/site runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import UsageError
+from runner.launch import srun
+from runner.ranks.environment import rank_environment
+from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
+from tests.runner.launch.test_local import BATCH, STEP
+
+
+def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
+    environ = BATCH | {"SLURM_JOB_CPUS_PER_NODE": "64(x2)"} | changes
+    environ = {name: value for name, value in environ.items() if value}
+    found = SlurmJobEnvironment.from_environ(environ)
+    assert found is not None
+    return found, environ
+
+
+def test_srun_is_told_everything_it_would_guess_otherwise() -> None:
+    assert srun.srun_command(*job(SLURM_CPUS_PER_TASK="16"), ["python", "x.py"], "runner-n1-7") == [
+        "srun",
+        "--job-name=runner-n1-7",
+        "--nodes=2",
+        "--ntasks=4",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=16",
+        "--kill-on-bad-exit=1",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        "--label",
+        "python",
+        "x.py",
+    ]
+
+
+def test_without_cpus_per_task_a_rank_gets_its_share_of_the_smallest_node() -> None:
+    assert cpus_per_task(*job()) == 32
+    assert cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="64,9")) == 4
+    assert cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="1(x2)")) == 1
+
+
+def test_tasks_are_spread_evenly_or_refused() -> None:
+    assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="6")[0]) == 3
+    assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="")[0]) == 1
+    with pytest.raises(UsageError, match="5 tasks do not divide among 2 nodes"):
+        tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="5")[0])
+
+
+def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:
+    stale = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "SLURM_EXPORT_ENV": "NONE",
+    }
+    described, environ = job(MASTER_ADDR="n1-ib", HOME="/home/alice", **stale)
+    variables = srun.srun_environment(described, environ, 12345)
+    assert not set(stale) & set(variables)
+    assert variables["MASTER_ADDR"] == "n1-ib"
+    assert variables["MASTER_PORT"] == "12345"
+    assert variables["AIRLIFT_RANK"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "32"
+    assert variables["HOME"] == "/home/alice"
+
+
+@pytest.mark.parametrize(
+    "bound", ["SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"]
+)
+def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(bound: str) -> None:
+    """NCCL cannot use NVLink to a GPU that its process does not see."""
+    described, environ = job(**{bound: "1", "SLURM_GPU_BIND": "closest"})
+    variables = srun.srun_environment(described, environ, 12345)
+    assert bound not in variables
+    assert variables["SLURM_GPU_BIND"] == "closest"
+
+
+def test_a_users_own_srun_that_binds_is_told_what_it_costs() -> None:
+    step = STEP | {"MASTER_ADDR": "192.0.2.1", "SLURM_GPUS_PER_TASK": "1"}
+    notes = "\n".join(rank_environment(step).notes)
+    assert "srun --gpus-per-task shows each rank its own GPU alone" in notes
+    chosen = rank_environment(step | {"SLURM_GPU_BIND": "closest"})
+    assert "own GPU alone" not in "\n".join(chosen.notes)
+
+
+@pytest.mark.parametrize(
+    ("code", "first_end", "expected"),
+    [
+        (0, "", 0),
+        (143, "Exited with exit code 2", 2),  # srun ended the others with SIGTERM and reports that
+        (143, "Exited with exit code 134", 1),
+        (137, "Killed", 5),
+        (143, "Terminated", 5),
+        (1, "Out Of Memory", 5),
+        (134, "Aborted (core dumped)", 1),
+        (1, "", 1),
+        (-9, "", 5),  # srun itself was killed
+    ],
+)
+def test_the_first_rank_that_ended_badly_decides_the_exit_code(
+    code: int, first_end: str, expected: int
+) -> None:
+    assert srun._exit_code(code, first_end) == expected

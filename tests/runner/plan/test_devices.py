@@ -1,0 +1,301 @@
+"""The device of a rank is known before it starts. A run that cannot work there is refused then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.config.run_config import RunConfig, SlurmConfig
+from runner.errors import UsageError
+from runner.launch.submit import types_of_gpus
+from runner.plan import devices, gpus
+from runner.plan.devices import NodeShape
+from runner.plan.gpus import GIB, Gpu
+from runner.plan.host_memory import host_memory
+from runner.plan.plan import decide
+from runner.plan.shapes import ModelShape
+from tests.runner.conftest import Cluster
+
+A_MIB = 2**20
+LARGE = ModelShape(1_300_000_000, 1024, 2048, 24, 50257)  # 20.8 GB of state
+
+
+def test_the_driver_is_read_with_and_without_capabilities() -> None:
+    new = "NVIDIA A800-SXM4-80GB, 81920, 8.0\nNVIDIA A800-SXM4-80GB, 81920, 8.0\n"
+    assert gpus.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0)] * 2
+    assert gpus.read_driver("Tesla V100-PCIE-16GB, 16160\n") == [
+        Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0)
+    ]
+    assert gpus.read_driver("A GPU of tomorrow, 1000\n") == [
+        Gpu("A GPU of tomorrow", 1000 * A_MIB, None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "capability"),
+    [
+        ("a800", 80, 8.0),
+        ("A100-SXM4-40GB", 40, 8.0),
+        ("nvidia_a100_1g.10gb", 10, 8.0),
+        ("tesla_v100", 32, 7.0),
+        ("rtx4090", 24, 8.9),
+        ("NVIDIA H100 80GB HBM3", 80, 9.0),
+        ("NVIDIA RTX 6000 Ada Generation", 48, 8.9),
+        ("rtx_6000_ada", 48, 8.9),
+        ("mi250x", 64, 9.0),
+        ("AMD Instinct MI300X", 192, 9.4),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name: str, gigabytes: int, capability: float) -> None:
+    assert gpus.gpu_named(name) == Gpu(name, gigabytes * GIB, capability)
+
+
+@pytest.mark.parametrize("name", ["gpu", "mi999", "a1000", "nvlink", "rtx6000", ""])
+def test_of_a_gpu_that_nobody_knows_nothing_is_said(name: str) -> None:
+    assert gpus.gpu_named(name) is None
+
+
+def test_the_gpus_that_may_be_used_are_those_looked_at() -> None:
+    both = [Gpu("a100", 80 * GIB, 8.0), Gpu("v100", 32 * GIB, 7.0)]
+    assert gpus.visible_of(both, "1") == both[1:]
+    assert gpus.visible_of(both, None) == both
+    assert gpus.visible_of(both, "GPU-8932f937,GPU-1") == both
+    assert (
+        gpus.visible_of(both, "1,-1,0") == both[1:]
+    )  # as CUDA does: the list ends at what is none
+    assert gpus.visible_of(both, "NoDevFiles") == gpus.visible_of(both, "2,0") == []
+
+
+@pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", "none"])
+def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": hidden, "SLURM_GPUS_ON_NODE": "4"}
+    assert gpus.hides_all(environ) and devices.accelerators_meant(SlurmConfig(), environ) == ""
+    device = devices.here(2, environ, own_torch=False)
+    assert device is not None and device.kind == "cpu"
+
+
+def test_a_job_with_gpus_that_torch_cannot_use_is_not_trained_on_the_cpu_in_silence(
+    run_python: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_python("""
+import os, torch
+torch.cuda.is_available = lambda: False  # on whatever machine this runs
+os.environ["SLURM_GPUS_ON_NODE"] = "4"
+from runner.errors import UsageError
+from runner.config.run_config import SlurmConfig
+from runner.training.components.device import find_device
+try:
+    find_device(0, 1, SlurmConfig())
+except UsageError as error:
+    print(error)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+print(find_device(0, 1, SlurmConfig())[1].kind)
+""")
+    refused, _, chosen = done.stdout.strip().rpartition("\n")
+    assert "Slurm has given this job 4 GPUs on " in refused and "cannot use it: " in refused, (
+        done.stderr
+    )
+    assert "stage env check" in refused and chosen == "cpu"
+
+
+def test_types_of_gpus_are_read_in_every_notation() -> None:
+    assert types_of_gpus("gpu:a800:4(S:0-1),nvme:1") == ("a800",)
+    assert types_of_gpus("gpu:v100:2(S:0,2),gpu:t4:1") == ("v100", "t4")
+    assert types_of_gpus("gpu:4") == types_of_gpus("(null)") == ()
+
+
+V100S = [NodeShape(64, 4, 256 * GIB, ("v100",))]
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        ({"gres": "gpu:v100:4"}, []),
+        ({"gpus-per-node": "v100:4"}, []),
+        ({"constraint": "v100&nvlink"}, []),
+        ({}, V100S),
+    ],
+)
+def test_a_model_too_large_for_the_gpus_of_a_job_is_refused_where_it_is_submitted(
+    cluster: Cluster, options: dict[str, str], nodes: list[NodeShape]
+) -> None:
+    config = RunConfig.load(
+        cluster.write(
+            precision="auto", engine={"name": "ddp"}, slurm={"gpus_per_node": 4, "options": options}
+        )
+    )
+    device = devices.of_job(config.slurm, nodes, 4)
+    assert device is not None
+    assert (device.memory, device.has_bf16, device.has_fp16) == (32 * GIB, False, True)
+    assert decide(config, LARGE, device, 4).precision == "fp16"
+    larger = ModelShape(3_000_000_000, 1024, 2048, 24, 50257)
+    with pytest.raises(
+        UsageError, match=r"does not fit with ddp: 48 GB per rank on 4 ranks, 34\.4 GB .* v100"
+    ):
+        decide(config, larger, device, 4)
+    bf16 = RunConfig.load(config.path, ["precision=bf16"])
+    with pytest.raises(UsageError, match="precision bf16: the device v100 does not have it"):
+        decide(bf16, LARGE, device, 4)
+
+
+def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
+    mixed = [NodeShape(64, 4, 0, ("v100",)), NodeShape(64, 4, 0, ("a100",)), NodeShape(8, 0)]
+    device = devices.of_job(SlurmConfig(gpus_per_node=4), mixed, 4)
+    assert device is not None
+    assert (device.name, device.memory, device.has_bf16) == ("a100 or v100", 80 * GIB, True)
+    unknown = [*mixed, NodeShape(64, 4, 0, ("mi999",))]
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), unknown, 4) is None
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), [], 4) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"gpus-per-task": 1}, {"gres": "gpu:4"}, {"gres": "gpu"}, {"gpus": 4}]
+)
+def test_gpus_asked_for_by_number_alone_are_those_of_the_partition(
+    options: dict[str, object],
+) -> None:
+    nodes = [NodeShape(128, 0, 512 * GIB), *V100S]
+    device = devices.of_job(SlurmConfig(options=options), nodes, 4)
+    assert device is not None and (device.kind, device.name) == ("cuda", "v100")
+    assert devices.of_job(SlurmConfig(options=options), [], 4) is None
+
+
+def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
+    nodes = [NodeShape(64, 0, 64 * GIB), NodeShape(64, 0, 128 * GIB)]
+    device = devices.of_job(SlurmConfig(), nodes, 4)
+    assert device is not None and (device.kind, device.memory) == ("cpu", 32 * GIB)
+    for mem, expected in (("16G", 16 * GIB), ("2048", 2 * GIB), ("0", 128 * GIB)):
+        device = devices.of_job(SlurmConfig(options={"mem": mem}), nodes, 1)
+        assert device is not None and device.memory == expected
+    assert devices.of_job(SlurmConfig(), [], 1) is None
+
+
+def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
+    machine = host_memory({})
+    assert host_memory({"SLURM_MEM_PER_NODE": "100"}) == 100 * A_MIB
+    assert host_memory({"SLURM_MEM_PER_CPU": "10", "SLURM_CPUS_ON_NODE": "4"}) == 40 * A_MIB
+    assert host_memory({"SLURM_MEM_PER_NODE": "0"}) == machine
+    assert host_memory({"SLURM_MEM_PER_NODE": str(10**9)}) == machine
+
+
+def test_looking_at_devices_needs_no_torch() -> None:
+    code = (
+        "import sys, os, json; from runner.plan import devices; d = devices.here(2, os.environ); "
+    )
+    code += "print(json.dumps([d.kind, d.memory, 'torch' in sys.modules]))"
+    environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    kind, memory, torch = json.loads(done.stdout)
+    assert (kind, torch) == ("cpu", False) and memory == host_memory({}) // 2
+
+
+def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone(
+    run_python: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    """It goes by LOCAL_RANK, which is 3 here, and the only GPU is number 0."""
+    done = run_python("""
+import os, torch
+os.environ.update(LOCAL_RANK="3", DS_ACCELERATOR="cpu")
+import deepspeed
+deepspeed.init_distributed = lambda *backend, **options: None  # there is no GPU to join with
+from runner.training.engines.deepspeed import _import_joined
+_import_joined(torch.device("cuda", 0))
+print(os.environ["LOCAL_RANK"])
+""")
+    assert done.stdout.split()[-1:] == ["0"], done.stderr
+
+
+BROKEN = {
+    "no kernel module": (
+        9,
+        "NVIDIA-SMI has failed because it couldn't communicate with the driver",
+    ),
+    "after an update": (18, "Failed to initialize NVML: Driver/library version mismatch"),
+}
+FIND = """
+import os, sys, torch
+torch.cuda.is_available = lambda: False
+torch.version.cuda = sys.argv[1] or None
+from runner.errors import UsageError
+from runner.config.run_config import SlurmConfig
+from runner.training.components.device import find_device
+try:
+    print(find_device(0, 1, SlurmConfig())[1].kind)
+except UsageError as error:
+    print(error)
+"""
+
+
+def nvidia_smi(folder: Path, code: int, said: str) -> dict[str, str]:
+    """An environment with such an nvidia-smi, outside Slurm."""
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\necho {said!r}\nexit {code}\n")
+    script.chmod(0o755)
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM_") and name != "CUDA_VISIBLE_DEVICES"
+    }
+    return kept | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_driver_is_refused_by_launcher_and_rank_unless_the_cpu_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """torch only says that it finds no GPU, and the run would take weeks on the CPU."""
+    code, said = BROKEN[case]
+    environ = nvidia_smi(tmp_path, code, said)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "")
+    with pytest.raises(UsageError) as refused:
+        devices.notes(SlurmConfig(), 1, environ)
+    assert said in refused.value.message
+    assert "export CUDA_VISIBLE_DEVICES=" in refused.value.remedy
+    chosen = environ | {"CUDA_VISIBLE_DEVICES": ""}
+    assert devices.notes(SlurmConfig(), 1, chosen) == []
+    in_job = environ | {"SLURM_JOB_ID": "1"}  # which has none of its node's GPUs
+    assert devices.notes(SlurmConfig(), 1, in_job) == []
+    ranks = [(environ, "12.8"), (chosen, "12.8"), (in_job, "12.8"), (environ, "")]
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", FIND, cuda], env=variables, capture_output=True, text=True
+        ).stdout
+        for variables, cuda in ranks
+    ]
+    assert said in found[0] and "has a GPU, and it cannot be used" in found[0]
+    assert found[1:] == ["cpu\n"] * 3, "a torch for CPUs alone was chosen too"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(6, "No devices were found"), (0, "")], ids=["no GPU", "an empty list"]
+)
+def test_a_machine_that_has_nvidia_smi_and_no_gpu_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    environ = nvidia_smi(tmp_path, code, said)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "")
+    monkeypatch.setattr(devices, "NODES_OF_NVIDIA", ())
+    assert devices.notes(SlurmConfig(), 1, environ) == []
+    assert devices.unused_gpus(environ, rocm=False) == ""
+
+
+def test_a_gpu_that_the_driver_lists_and_torch_does_not_find_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = nvidia_smi(tmp_path, 0, "Tesla V100-PCIE-16GB, 16160")
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert devices.unused_gpus(environ, rocm=False) == "nvidia-smi lists 1 GPU"
+    node = tmp_path / "kfd"
+    node.touch()
+    monkeypatch.setattr(devices, "NODES_OF_AMD", (str(node).lstrip("/"),))
+    assert devices.unused_gpus(environ, rocm=True) == f"{node} is there"

@@ -1,0 +1,298 @@
+"""The arithmetic of a run: what `auto` becomes, and what is refused with the nearest that works."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+from runner.plan.memory import state_needed
+from runner.plan.plan import TrainingPlan, check_batch, decide, num_steps, sequence_length
+from runner.plan.shapes import Device, ModelShape
+
+GIB = 2**30
+CPU = Device("cpu", "CPU", 16 * GIB, False, False)
+A100 = Device("cuda", "A100", 80 * GIB, True, True)
+V100 = Device("cuda", "V100", 32 * GIB, False, True)
+P100 = Device("cuda", "P100", 16 * GIB, False, False)
+BERT = ModelShape(335_000_000, 512, 1024, 24, 30522)
+
+
+def of_size(billions: float) -> ModelShape:
+    return ModelShape(int(billions * 1e9), 4096, 4096, 32, 32000)
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "mine.yaml"
+    path.write_text(
+        "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
+    )
+    return path
+
+
+def planned(
+    run_file: Path, device: Device, world_size: int, *overrides: str, shape: ModelShape = BERT
+) -> TrainingPlan:
+    return decide(RunConfig.load(run_file, overrides), shape, device, world_size)
+
+
+def refused(
+    run_file: Path, device: Device, world_size: int, *overrides: str, shape: ModelShape = BERT
+) -> str:
+    with pytest.raises(UsageError) as caught:
+        planned(run_file, device, world_size, *overrides, shape=shape)
+    return str(caught.value)
+
+
+def reason(plan: TrainingPlan, key: str) -> str:
+    (found,) = [choice.reason for choice in plan.choices if choice.key == key]
+    return found
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(run_file: Path) -> None:
+    said = refused(run_file, A100, 4, "batch.global=30", "batch.micro=4")
+    assert "batch.global 30 does not divide among 4 ranks x micro 4" in said
+    assert "Set batch.global: 16 or 32" in said
+    assert "Set batch.global: 8" in refused(run_file, A100, 8, "batch.global=3")
+
+
+@given(
+    total=st.integers(1, 300) | st.just("auto"),
+    micro=st.integers(1, 20) | st.just("auto"),
+    ranks=st.integers(1, 17),
+)
+def test_every_batch_either_divides_or_is_refused_with_ones_that_do(
+    run_file: Path, total: int | str, micro: int | str, ranks: int
+) -> None:
+    given_micro = f"batch.micro={micro}"
+    try:
+        plan = planned(run_file, A100, ranks, f"batch.global={total}", given_micro)
+    except UsageError as error:
+        totals, _, micros = error.remedy.partition("batch.micro")
+        nearest = [int(number) for number in re.findall(r"\d+", totals)]
+        assert nearest and isinstance(total, int) and total not in nearest
+        for works in nearest:
+            check_batch(RunConfig.load(run_file, [f"batch.global={works}", given_micro]), ranks)
+        for works in re.findall(r"\d+", micros):
+            check_batch(
+                RunConfig.load(run_file, [f"batch.global={total}", f"batch.micro={works}"]), ranks
+            )
+    else:
+        assert plan.total == ranks * plan.micro * plan.accumulation
+        assert total in ("auto", plan.total) and micro in ("auto", plan.micro)
+
+
+def test_a_smaller_device_takes_smaller_micro_batches_for_the_same_step(run_file: Path) -> None:
+    sequences = ("batch.global=256", "sequence_length=512")
+    large, small = (planned(run_file, device, 2, *sequences) for device in (A100, V100))
+    assert large.total == small.total == 256
+    assert 1 <= small.micro < large.micro
+    assert small.accumulation > large.accumulation
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [(CPU, "fp32"), (A100, "bf16"), (V100, "fp16"), (P100, "fp32")]
+)
+def test_auto_takes_the_precision_the_device_has(
+    run_file: Path, device: Device, precision: str
+) -> None:
+    plan = planned(run_file, device, 1)
+    assert plan.precision == precision
+    assert reason(plan, "precision")
+
+
+@pytest.mark.parametrize(("device", "precision"), [(V100, "bf16"), (P100, "fp16"), (CPU, "fp16")])
+def test_a_precision_the_device_lacks_is_refused(
+    run_file: Path, device: Device, precision: str
+) -> None:
+    said = refused(run_file, device, 1, f"precision={precision}")
+    assert f"precision {precision}: the device {device.name} does not have it" in said
+    suggested = re.findall(r"bf16|fp16|fp32", said.partition("->")[2])
+    assert suggested
+    for other in suggested:
+        assert planned(run_file, device, 1, f"precision={other}").precision == other
+
+
+@pytest.mark.parametrize(
+    ("billions", "ranks", "stage"),
+    [(0.335, 4, 1), (7, 8, 1), (13, 8, 2), (25, 8, 3)],
+    ids=["BERT-large", "7B on 8", "13B on 8", "25B on 8"],
+)
+def test_the_lowest_stage_that_fits_is_taken(
+    run_file: Path, billions: float, ranks: int, stage: int
+) -> None:
+    plan = planned(run_file, A100, ranks, shape=of_size(billions))
+    assert plan.zero == stage
+    assert "the lowest that fits" in reason(plan, "engine.zero")
+
+
+def test_in_fp32_a_model_that_fits_is_not_sharded(run_file: Path) -> None:
+    assert planned(run_file, CPU, 2).zero == 0
+
+
+def test_a_model_that_fits_nowhere_says_how_many_devices_it_needs(run_file: Path) -> None:
+    tight = replace(A100, host_memory=40 * GIB)  # nothing to offload to
+    said = refused(run_file, tight, 8, shape=of_size(70))
+    (needed,) = re.findall(r"at least (\d+) devices", said)
+    assert planned(run_file, tight, int(needed), shape=of_size(70)).zero == 3
+    refused(run_file, tight, int(needed) - 1, shape=of_size(70))
+
+
+@pytest.mark.parametrize(
+    ("engine", "billions", "ranks"),
+    [
+        (("engine.name=ddp",), 7, 4),
+        (("engine.zero=1",), 30, 8),
+        (("engine.name=fsdp", "engine.sharding=grad_op"), 60, 8),
+        ((), 25, 2),
+        ((), 70, 8),
+    ],
+    ids=["ddp", "a stage too low", "grad_op", "any stage on two", "any stage on eight"],
+)
+def test_what_does_not_fit_is_refused_with_an_engine_that_does(
+    run_file: Path, engine: tuple[str, ...], billions: float, ranks: int
+) -> None:
+    device = replace(A100, host_memory=400 * GIB)
+    said = refused(run_file, device, ranks, *engine, shape=of_size(billions))
+    assert "does not fit" in said
+    (advised,) = re.findall(r"Set engine: \{(.*?)\}", said)
+    settings = [f"engine.{key}={value}" for key, value in re.findall(r"(\w+): (\w+)", advised)]
+    plan = planned(run_file, device, ranks, *settings, shape=of_size(billions))
+    assert f"zero: {plan.zero}" in advised
+    assert (plan.offload == "cpu") == ("offload" in advised)
+
+
+def test_offloading_leaves_memory_on_the_device(run_file: Path) -> None:
+    without = refused(run_file, V100, 4, "engine.zero=1", shape=of_size(13))
+    assert "offload: cpu" in without
+    plan = planned(run_file, V100, 4, "engine.zero=auto", "engine.offload=cpu", shape=of_size(7))
+    assert plan.zero == 2 and "offload cpu" in reason(plan, "engine.zero")
+    assert (
+        planned(
+            run_file, V100, 4, "engine.offload=nvme", "engine.nvme_path=/scratch", shape=BERT
+        ).zero
+        == 3
+    )
+
+
+def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
+    adamw, lion = (
+        state_needed(RunConfig.load(run_file, [f"optimizer.name={n}"]), BERT, 4)
+        for n in ("adamw", "lion")
+    )
+    assert adamw[0] - lion[0] == 4 * BERT.num_parameters
+    assert adamw[3] - lion[3] == BERT.num_parameters
+
+
+def test_other_engines_say_what_a_rank_holds(run_file: Path) -> None:
+    ddp = planned(run_file, A100, 4, "engine.name=ddp")
+    assert ddp.zero == 0 and "everything on every rank" in reason(ddp, "engine.name")
+    full = planned(run_file, A100, 4, "engine.name=fsdp")
+    assert full.zero == 3 and "the least memory" in reason(full, "engine.sharding")
+    assert planned(run_file, A100, 4, "engine.name=fsdp", "engine.sharding=grad_op").zero == 2
+
+
+def test_fsdp_on_a_cpu_has_nothing_to_offload_from(run_file: Path) -> None:
+    plan = planned(run_file, CPU, 2, "engine.name=fsdp", "engine.offload=cpu")
+    assert plan.offload == "none"
+    assert reason(plan, "engine.offload") == "everything is on the CPU already"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_never_trains_at_stage_0(run_file: Path, precision: str) -> None:
+    plan = planned(run_file, A100, 1, "engine.zero=0", f"precision={precision}")
+    assert plan.zero == 1
+    assert "stage 0" in reason(plan, "engine.zero")
+    assert planned(run_file, A100, 1, "engine.zero=0", "precision=fp32").zero == 0
+
+
+def test_sequences_longer_than_the_model_are_refused(run_file: Path) -> None:
+    said = refused(run_file, A100, 1, "sequence_length=513")
+    assert "sequence_length 513: the model `bert` has 512 positions" in said
+    assert planned(run_file, A100, 1, "sequence_length=512").sequence_length == 512
+
+
+@pytest.mark.parametrize(("longest", "length"), [(128, 128), (4096, 512), (None, 512)])
+def test_auto_sequences_are_the_models_and_no_longer_than_usual(
+    run_file: Path, longest: int | None, length: int
+) -> None:
+    found, choice = sequence_length(RunConfig.load(run_file), ModelShape(1, longest, 1, 1, 1))
+    assert found == length
+    assert choice is not None and choice.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest", "layers"),
+    [
+        (
+            {
+                "model_type": "bert",
+                "hidden_size": 8,
+                "num_hidden_layers": 2,
+                "max_position_embeddings": 512,
+            },
+            512,
+            2,
+        ),
+        ({"model_type": "gpt2", "n_embd": 8, "n_layer": 3, "n_positions": 1024}, 1024, 3),
+        (
+            {
+                "model_type": "roberta",
+                "hidden_size": 8,
+                "num_hidden_layers": 2,
+                "max_position_embeddings": 514,
+            },
+            512,
+            2,
+        ),
+        (
+            {
+                "text_config": {
+                    "hidden_size": 8,
+                    "num_hidden_layers": 4,
+                    "max_position_embeddings": 2048,
+                }
+            },
+            2048,
+            4,
+        ),
+        ({"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 2}, None, 2),
+    ],
+    ids=["bert", "gpt2", "roberta's first two positions", "nested", "without positions"],
+)
+def test_a_models_shape_is_read_from_its_config(
+    settings: dict[str, object], longest: int | None, layers: int
+) -> None:
+    shape = ModelShape.of({**settings, "vocab_size": 100}, None)
+    assert (shape.longest, shape.layers, shape.hidden) == (
+        longest,
+        layers,
+        8,
+    ) or "text_config" in settings
+    assert shape.num_parameters == 12 * layers * shape.hidden**2 + shape.vocabulary * shape.hidden
+    assert ModelShape.of(settings, 123).num_parameters == 123
+
+
+def test_steps_cover_all_epochs_and_are_never_none(run_file: Path) -> None:
+    def steps(*overrides: str, sequences: int = 100) -> int:
+        return num_steps(RunConfig.load(run_file, overrides), sequences, 8)
+
+    assert steps("epochs=2") == 25
+    assert steps("epochs=1") == 13
+    assert steps("epochs=0.5") == 7
+    assert steps("epochs=0.001") == 1
+    assert steps("steps=7") == 7
+
+
+def test_their_accumulation_is_kept_where_nothing_else_decides_the_batch(run_file: Path) -> None:
+    theirs = run_file.with_name("ds_config.json")
+    theirs.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}')
+    plan = planned(run_file, A100, 4, "engine.config=ds_config.json")
+    assert (plan.total, plan.micro, plan.accumulation) == (24, 2, 3)

@@ -1,0 +1,431 @@
+"""A run that cannot work is refused before the launch: a message, an exit code, no files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from runner.cli import main
+from runner.config.run_config import RunConfig
+from runner.errors import IncompleteError, UsageError
+from runner.inputs import Inputs, resolve
+from runner.plan.shapes import shape_of
+from runner.preflight.disk import disk_needed
+from runner.preflight.preflight import check
+from runner.run_folder.layout import RunFolder
+from stage.bundle.bundle import Bundle
+from stage.verify.receipt import record, state_folder
+from stage.verify.verify import verify
+from tests.runner.conftest import Cluster
+
+
+@dataclass
+class Terminal:
+    """`runner` in this process, in a user's folder: quick enough for many wrong run files."""
+
+    cluster: Cluster
+
+    def run(self, *arguments: str, bundle: Path | None = None) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        before = dict(os.environ)
+        try:
+            with_bundle = [*arguments, "--bundle", str(bundle or self.cluster.bundle)]
+            done = CliRunner().invoke(main, with_bundle, catch_exceptions=False)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return done.exit_code, done.stdout, done.stderr
+
+    def refused(self, *arguments: str, code: int = 2, bundle: Path | None = None) -> str:
+        """What was said by a command that must be refused and must leave nothing behind."""
+        found, out, err = self.run(*arguments, bundle=bundle)
+        assert found == code, (out, err)
+        assert err.startswith("error: ")
+        assert len(err.rstrip().splitlines()) <= 2, err
+        assert not (self.cluster.folder / "output").exists()
+        return err
+
+
+@pytest.fixture
+def terminal(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.chdir(cluster.folder)
+    for name in [
+        n for n in os.environ if n.startswith(("SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_"))
+    ]:
+        monkeypatch.delenv(name)
+    yield Terminal(cluster)
+
+
+GPT2 = {"asset": "tiny-gpt2"}
+BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an asset that is not there": (
+        {"model": {"asset": "tiny-brt"}},
+        ("no asset named `tiny-brt`", "Did you mean `tiny-bert`?", "reference"),
+    ),
+    "a dataset that is not there": (
+        {"dataset": {"asset": "refrence"}},
+        ("`refrence`", "Did you mean `reference`?"),
+    ),
+    "a dataset for a model": (
+        {"model": {"asset": "numbers"}},
+        ("`model.asset: numbers` is a dataset, not a model",),
+    ),
+    "files for a dataset": (
+        {"dataset": {"asset": "notes"}},
+        ("`dataset.asset: notes` is", "not a dataset"),
+    ),
+    "a config that is not there": (
+        {"dataset": {"asset": "reference", "config": "chaptrs"}},
+        ("has no config `chaptrs`", "It has: chapters"),
+    ),
+    "a column that is not there": (
+        {"dataset": {"asset": "numbers", "text": "txt"}},
+        ("`dataset.text: txt`", "no such column", "text (string), label (int64)"),
+    ),
+    "a column that is not text": (
+        {"dataset": {"asset": "numbers", "text": "label"}},
+        ("holds int64, not text", "Columns of text: text"),
+    ),
+    "a split that is not there": (
+        {"dataset": {"asset": "numbers", "train": "training"}},
+        ("has no split `training`", "It has: "),
+    ),
+    "a validation split that is not there": (
+        {"dataset": {"asset": "numbers", "validation": "validation"}},
+        ("has no split `validation`", "test", "train"),
+    ),
+    "sequences longer than the model": (
+        {"sequence_length": 129},
+        ("sequence_length 129", "has 128 positions", "Set sequence_length: 128 or less"),
+    ),
+    "a batch that does not divide": (
+        {"batch": {"global": 9, "micro": 2}},
+        ("batch.global 9 does not divide among 2 ranks x micro 2", "Set batch.global: 8 or 12"),
+    ),
+    "masked-lm with GPT-2": (
+        {"model": GPT2, "sequence_length": 32},
+        ("no masked-lm model of type `gpt2`", "Set task: causal-lm"),
+    ),
+    "a layer to wrap that the model cannot have": (
+        {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayr"}}},
+        (
+            "engine.wrap",
+            "`tiny-bert` has no layer `BertLayr`",
+            "Did you mean `BertLayer`?",
+            "min_params: 1000000",
+        ),
+    ),
+    "an unknown key": (
+        {"epoch": 3},
+        ("tiny.yaml:", "unknown key `epoch`", "Did you mean `epochs`?"),
+    ),
+    "a ds_config.json that is not there": (
+        {"engine": {"config": "ds.json"}},
+        ("tiny.yaml:", "ds.json: no such file"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_RUNS)
+def test_a_run_file_that_cannot_work_is_refused_before_anything_starts(
+    terminal: Terminal, bad: str
+) -> None:
+    changes, words = BAD_RUNS[bad]
+    terminal.cluster.write(**changes)
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2")
+    assert "tiny.yaml" in said or str(terminal.cluster.bundle) in said
+    for word in words:
+        assert word in said
+
+
+def test_a_model_too_large_for_this_machine_is_refused_before_a_rank_starts(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.cluster.write(engine={"zero": 3})
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")  # as in a job with --mem=1
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2")
+    assert (
+        "does not fit at ZeRO stage 3: 1.17 MB per rank on 2 ranks, 524 kB are available on CPU"
+        in said
+    )
+    assert "use at least 7 ranks that have as much each" in said
+
+
+def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> None:
+    terminal.cluster.write(sequence_length=129)
+    said = {terminal.refused(command, "tiny.yaml") for command in ("check", "prepare", "submit")}
+    assert len(said) == 1
+
+
+def test_a_good_run_file_passes_and_check_leaves_nothing_behind(terminal: Terminal) -> None:
+    terminal.cluster.write()
+    code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert code == 0, err
+    assert "model tiny-bert: bert" in out
+    assert re.search(r"300 rows to train on \(limit.train, of [0-9,]+\)", out), out
+    assert not (terminal.cluster.folder / "output").exists()
+
+
+def test_a_run_file_that_is_not_there_is_named(terminal: Terminal) -> None:
+    assert "nowhere.yaml: no such file" in terminal.refused("train", "nowhere.yaml")
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda bundle: (bundle / name).unlink()
+
+
+def _newer(bundle: Path) -> None:
+    lock = bundle / "stage.lock"
+    lock.write_text(re.sub(r'"format": ?\d+', '"format": 9', lock.read_text(), count=1))
+    _record(bundle, lock)
+
+
+def _record(bundle: Path, lock: Path) -> None:
+    """As if the bundle had been finished with this lock."""
+    from hashlib import sha256
+
+    tags = bundle / "tagmanifest-sha256.txt"
+    lines = [line for line in tags.read_text().splitlines() if not line.endswith("stage.lock")]
+    tags.write_text("\n".join([*lines, f"{sha256(lock.read_bytes()).hexdigest()}  stage.lock", ""]))
+
+
+def _edited(bundle: Path) -> None:
+    lock = bundle / "stage.lock"
+    lock.write_text(lock.read_text().replace("tiny-bert", "tiny-bart"))
+
+
+def _emptied(bundle: Path) -> None:
+    shutil.rmtree(bundle)
+    bundle.mkdir()
+
+
+BAD_BUNDLES: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
+    "unfinished": (_without("tagmanifest-sha256.txt"), 2, ("is unfinished", "stage fetch")),
+    "of a newer format": (_newer, 2, ("format 9", "newer")),
+    "not a bundle": (_emptied, 2, ("not a bundle",)),
+    "not there": (shutil.rmtree, 2, ("no such folder",)),
+    "with an edited lock": (_edited, 1, ("stage.lock: damaged", "stage verify")),
+    "without its lock": (_without("stage.lock"), 1, ("stage.lock", "stage verify")),
+    "with a model that lost its config": (
+        _without("data/models/tiny-bert/config.json"),
+        1,
+        ("config.json: cannot be read", "stage verify"),
+    ),
+    "with cut weights": (
+        lambda bundle: os.truncate(bundle / "data/models/tiny-bert/model.safetensors", 20),
+        1,
+        ("model.safetensors (mismatched)", "stage verify"),
+    ),
+    "with a broken tokenizer": (
+        lambda bundle: (bundle / "data/models/tiny-bert/tokenizer.json").write_text("{"),
+        1,
+        ("tokenizer.json (mismatched)", "stage verify"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_BUNDLES)
+def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
+    terminal: Terminal, tmp_path: Path, bad: str
+) -> None:
+    damage, code, words = BAD_BUNDLES[bad]
+    copy = tmp_path / "carried"
+    shutil.copytree(terminal.cluster.bundle, copy)
+    damage(copy)
+    terminal.cluster.write()
+    said = terminal.refused("train", "tiny.yaml", "--processes", "2", code=code, bundle=copy)
+    assert str(copy) in said
+    for word in words:
+        assert word in said
+
+
+REQUIRED = {"bundle": {"verified": "required"}}
+
+
+def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    copy = tmp_path / "carried"
+    shutil.copytree(terminal.cluster.bundle, copy)
+    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", 0)
+    terminal.cluster.write()
+    dry_run = ("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert (
+        f": not verified here; names and sizes are right (stage verify {copy} reads every byte)"
+        in terminal.run(*dry_run, bundle=copy)[1]
+    )
+    terminal.cluster.write(**REQUIRED)
+    for command in ("train", "check", "prepare", "submit"):
+        said = terminal.refused(command, "tiny.yaml", code=3, bundle=copy)
+        assert "`bundle.verified: required`" in said and f"stage verify {copy}" in said
+    assert record(state_folder(os.environ), verify(copy)) is None
+    code, out, err = terminal.run(*dry_run, bundle=copy)
+    assert code == 0 and "every byte verified 0 s ago on " in out and "unchanged since" in out, err
+    (copy / "data/models/tiny-bert/config.json").touch()
+    assert "changed since it was verified" in terminal.refused(
+        "train", "tiny.yaml", code=3, bundle=copy
+    )
+
+
+def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
+    bundle, another = terminal.cluster.bundle, "ab" * 32
+    found = Bundle.open(bundle).id
+    terminal.cluster.write(bundle={"id": another})
+    for command in ("train", "check", "prepare", "submit"):
+        said = terminal.refused(command, "tiny.yaml", code=1)
+        assert f"`bundle.id` asks for {another}" in said and f"bundle: {{id: {found}}}" in said
+    terminal.cluster.write(bundle={"id": found})
+    code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
+    assert code == 0, err
+    assert f"stage verify {bundle} --id {found}" in out or "every byte verified" in out
+    for wrong in (another[:12], another.upper(), f"sha256:{another}"):
+        terminal.cluster.write(bundle={"id": wrong})
+        assert (
+            "tiny.yaml:" in (said := terminal.refused("check", "tiny.yaml"))
+            and "64 hex digits" in said
+        )
+
+
+def test_a_real_process_refuses_with_a_message_too(cluster: Cluster) -> None:
+    cluster.write(dataset={"asset": "numbers", "text": "txt"})
+    said = cluster.refused("train", "tiny.yaml", "--processes", "2")
+    assert len(said.rstrip().splitlines()) <= 2
+    assert not (cluster.folder / "output").exists()
+
+
+@pytest.fixture
+def resolved(cluster: Cluster) -> tuple[RunConfig, Inputs, RunFolder]:
+    config = RunConfig.load(cluster.write())
+    return config, resolve(config, cluster.bundle), RunFolder(cluster.output())
+
+
+def test_a_model_without_weights_is_only_good_for_scratch(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+) -> None:
+    config, inputs, folder = resolved
+    digests = {
+        name: d for name, d in inputs.model.digests.items() if not name.endswith(".safetensors")
+    }
+    bare = replace(inputs, model=replace(inputs.model, digests=digests))
+    with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
+        check(config, bare, folder, 2)
+    assert "init: scratch" in caught.value.remedy
+    assert check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+) -> None:
+    config, inputs, folder = resolved
+    small = replace(
+        inputs, model=replace(inputs.model, settings={**inputs.model.settings, "vocab_size": 10})
+    )
+    with pytest.raises(UsageError, match="knows 1024 tokens, its model 10"):
+        check(config, small, folder, 2)
+
+
+def test_a_disk_too_small_says_how_much_is_needed_and_ends_with_5(
+    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, inputs, folder = resolved
+    free = 1_000_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(IncompleteError) as caught:
+        check(config, inputs, folder, 2)
+    assert caught.value.exit_code == 5
+    assert (
+        "checkpoints and model need up to" in caught.value.message
+        and "are free" in caught.value.message
+    )
+    assert "checkpoint.keep=1" in caught.value.remedy
+    free = 10**12
+    assert check(config, inputs, folder, 2)
+
+
+def test_the_disk_asked_for_is_that_of_the_folder_to_be_made(
+    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
+    config, inputs, folder = resolved
+    asked: list[Path] = []
+
+    def usage(path: Path) -> Any:
+        asked.append(Path(path))
+        return SimpleNamespace(free=10**12)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    check(config, inputs, folder, 2)
+    assert asked == [cluster.folder]
+
+
+def test_what_is_asked_for_is_what_a_run_writes(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+) -> None:
+    config, inputs, _ = resolved
+    shape = shape_of(config, inputs.model)
+    parameters, needed = shape.num_parameters, disk_needed(config, shape)
+    # keep: 2, so three checkpoints at most, of weights and two moments in fp32 at the least.
+    assert 3 * 12 * parameters <= needed <= 3 * 20 * parameters
+
+
+def test_parameters_are_counted_as_the_library_counts_them(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+) -> None:
+    from safetensors import safe_open
+
+    config, inputs, _ = resolved
+    with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
+        expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert shape_of(config, inputs.model).num_parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "package"),
+    [("engine.name=deepspeed", "deepspeed"), ("optimizer.name=adamw_8bit", "bitsandbytes")],
+)
+def test_a_package_that_is_missing_is_reported_before_anything_starts(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    package: str,
+) -> None:
+    import importlib.util
+
+    config, inputs, folder = resolved
+    key, _, value = override.partition("=")
+    engine = "ddp" if key.startswith("optimizer") else "deepspeed"
+    config = replace(config, engine=replace(config.engine, name=engine))
+    if key.startswith("optimizer"):
+        config = replace(config, optimizer=replace(config.optimizer, name=value))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=f"needs {package}"):
+        check(config, inputs, folder, 2)
+
+
+def test_first_weights_of_another_model_are_refused(
+    resolved: tuple[RunConfig, Inputs, RunFolder], tmp_path: Path
+) -> None:
+    config, inputs, folder = resolved
+    other = tmp_path / "model"
+    shutil.copytree(inputs.model.path, other)
+    config = replace(config, model=replace(config.model, init=str(other)))
+    check(config, inputs, folder, 2)
+    wider = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**wider, "hidden_size": 128}))
+    with pytest.raises(UsageError, match="are not of the shape of"):
+        check(config, inputs, folder, 2)
+
+
+def test_an_encoder_is_not_trained_to_guess_what_it_sees(terminal: Terminal) -> None:
+    terminal.cluster.write(task="causal-lm")
+    assert "is an encoder" in terminal.refused("check", "tiny.yaml")

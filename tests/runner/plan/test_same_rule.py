@@ -1,0 +1,380 @@
+"""`check`, the launcher and the ranks use one rule; what a refusal says to do is accepted next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.run_config import RunConfig, SlurmConfig
+from runner.errors import UsageError
+from runner.plan import devices, gpus
+from runner.plan.devices import NodeShape
+from runner.plan.gpus import GIB, Gpu
+from runner.plan.plan import decide
+from runner.plan.shapes import Device, ModelShape
+from tests.runner.conftest import Cluster
+from tests.runner.plan.test_preflight import GPT2, Terminal, terminal
+
+__all__ = ["terminal"]
+
+MANY_CARDS = (
+    "GPU 0: NVIDIA A800-SXM4-80GB (UUID: GPU-11)\nGPU 1: NVIDIA A800-SXM4-80GB (UUID: GPU-22)\n"
+)
+SLICES = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6)
+  MIG 1g.10gb     Device  0: (UUID: MIG-c7384736)
+  MIG 3g.40gb     Device  1: (UUID: MIG-a28ad590)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-77ab)
+"""
+
+
+# ---- remedies
+
+
+def is_suggested(setting: str, said: str) -> bool:
+    """Whether a refusal's remedy has the key, a colon, and the value among those that follow."""
+    key, _, value = setting.partition("=")
+    return (
+        re.search(rf"\b{re.escape(key)}: [^:]*{re.escape(value)}", said.partition("->")[2])
+        is not None
+    )
+
+
+def _fp16(cluster: Cluster) -> None:
+    cluster.write(precision="fp16")
+
+
+def _fp16_of_theirs(cluster: Cluster) -> None:
+    (cluster.folder / "ds.json").write_text('{"fp16": {"enabled": true}, "train_batch_size": 8}')
+    cluster.write(precision=None, batch=None, engine={"config": "ds.json"})
+
+
+def _batch(cluster: Cluster) -> None:
+    cluster.write(batch={"global": 10, "micro": 2})
+
+
+def _batch_of_theirs(cluster: Cluster) -> None:
+    (cluster.folder / "ds.json").write_text(
+        '{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2}'
+    )
+    cluster.write(batch=None, engine={"config": "ds.json"})
+
+
+def _length(cluster: Cluster) -> None:
+    cluster.write(sequence_length=129)
+
+
+def _task(cluster: Cluster) -> None:
+    cluster.write(model=GPT2)
+
+
+def _encoder(cluster: Cluster) -> None:
+    cluster.write(task="causal-lm")
+
+
+def _memory(cluster: Cluster) -> None:
+    cluster.write(engine={"name": "ddp"})
+
+
+def _memory_of_an_optimizer_for_ddp(cluster: Cluster) -> None:
+    cluster.write(engine={"name": "ddp"}, optimizer={"name": "adafactor"})
+
+
+REFUSED: dict[str, tuple[Callable[[Cluster], None], list[str]]] = {
+    "fp16 on a CPU": (_fp16, ["precision=bf16", "precision=fp32", "precision=auto"]),
+    "fp16 of a ds_config.json": (
+        _fp16_of_theirs,
+        ["precision=bf16", "precision=fp32", "precision=auto"],
+    ),
+    "a batch": (_batch, ["batch.global=8", "batch.global=12", "batch.micro=1"]),
+    "a batch of a ds_config.json": (_batch_of_theirs, ["batch.global=8", "batch.global=12"]),
+    "a length": (_length, ["sequence_length=128"]),
+    "a task": (_task, ["task=causal-lm"]),
+    "an encoder": (_encoder, ["task=masked-lm"]),
+    "too little memory": (_memory, ["engine={name: deepspeed, zero: 3}"]),
+    "an optimizer of ddp": (
+        _memory_of_an_optimizer_for_ddp,
+        ["engine={name: deepspeed, zero: 3}", "optimizer.name=adamw"],
+    ),
+}
+TOGETHER = ("an optimizer of ddp",)  # all that is said has to be set
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_refusal_of_check_says_to_set_is_accepted_next(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    make, expected = REFUSED[case]
+    make(terminal.cluster)
+    ranks = "2"
+    if "memory" in case or case in TOGETHER:
+        # MB; each of 4 ranks has less than the whole state of the tiny model.
+        monkeypatch.setenv("SLURM_MEM_PER_NODE", "4")
+        ranks = "4"
+    said = terminal.refused("check", "tiny.yaml", "--processes", ranks)
+    assert all(is_suggested(setting, said) for setting in expected), said
+    if 'Write "auto"' in said:
+        text = (terminal.cluster.folder / "ds.json").read_text()
+        for key in ("train_batch_size", "enabled"):
+            if key in said:
+                text = re.sub(rf'("{key}"): [^,}}]+', r'\1: "auto"', text)
+        (terminal.cluster.folder / "ds.json").write_text(text)
+    tries = [expected] if case in TOGETHER else [[setting] for setting in expected]
+    for settings in tries:
+        sets = [word for setting in settings for word in ("--set", setting)]
+        for command in (("check", "tiny.yaml"), ("train", "tiny.yaml", "--dry-run")):
+            code, out, err = terminal.run(*command, "--processes", ranks, *sets)
+            assert code == 0, (settings, command, out, err)
+
+
+def test_fp16_on_a_cpu_is_refused_by_check_the_launcher_and_the_ranks(cluster: Cluster) -> None:
+    """`check` once said "it fits: CPU; fp16". A login node cannot know which CPU a job gets."""
+    config = RunConfig.load(cluster.write(precision="fp16"))
+    shape = ModelShape(1000, 512, 64, 2, 100)
+    job = devices.of_job(SlurmConfig(), [NodeShape(8, 0, 64 * GIB)], 1)
+    here = devices.here(1, {"CUDA_VISIBLE_DEVICES": ""})
+    assert job is not None and here is not None
+    for device in (job, here, Device.cpu(GIB)):
+        with pytest.raises(UsageError, match="precision fp16: the device CPU does not have it"):
+            decide(config, shape, device, 1)
+
+
+def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    def free(number: int) -> None:
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, number)
+        )
+
+    from runner.inputs import resolve
+    from runner.plan.shapes import shape_of
+    from runner.preflight.disk import disk_needed
+
+    config = RunConfig.load(terminal.cluster.write())
+    shape = shape_of(config, resolve(config, terminal.cluster.bundle).model)
+    least = disk_needed(replace(config, checkpoint=replace(config.checkpoint, keep=1)), shape)
+    assert least < disk_needed(config, shape)
+    free(least)
+    assert "--set checkpoint.keep=1" in terminal.refused("check", "tiny.yaml", code=5)
+    assert terminal.run("check", "tiny.yaml", "--set", "checkpoint.keep=1")[0] == 0
+    free(least - 1)
+    said = terminal.refused("check", "tiny.yaml", code=5)
+    assert "keep fewer" not in said and "(--set checkpoint.keep=1 needs " in said
+
+
+def test_check_counts_the_rows_that_the_limit_leaves(terminal: Terminal) -> None:
+    terminal.cluster.write()
+    out = terminal.run("check", "tiny.yaml")[1]
+    words = (
+        r"300 rows to train on \(limit\.train, of [\d,]+\), "
+        r"60 to validate \(limit\.validation, of [\d,]+\)"
+    )
+    assert re.search(words, out), out
+    terminal.cluster.write(dataset={"asset": "reference"})
+    assert "limit" not in terminal.run("check", "tiny.yaml")[1]
+
+
+@pytest.mark.parametrize(("ranks", "is_said"), [("2", True), ("4", False)])
+def test_an_accumulation_that_a_ds_config_says_otherwise_is_printed(
+    terminal: Terminal, ranks: str, is_said: bool
+) -> None:
+    theirs = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+    }
+    (terminal.cluster.folder / "ds.json").write_text(json.dumps(theirs))
+    terminal.cluster.write(batch=None, optimizer=None, engine={"config": "ds.json"})
+    code, out, err = terminal.run("check", "tiny.yaml", "--processes", ranks)
+    assert code == 0, err
+    words = (
+        "accumulation: 2  (8 = 2 ranks x 2 x 2; ds.json says gradient_accumulation_steps: 1, with"
+    )
+    assert (words in out) is is_said, out
+
+
+# ---- slices
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """A node whose nvidia-smi gives set answers, with a torch that is not for CPUs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", (str(folder),))
+    monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "")
+
+    def answer(listing: str, cards: int) -> None:
+        lines = "".join(
+            f"{listing.partition(': ')[2].partition(' (')[0]}, 81920, 8.0\n" for _ in range(cards)
+        )
+        (folder / "listing").write_text(listing)
+        (folder / "query").write_text(lines)
+        script = folder / "nvidia-smi"
+        script.write_text(
+            f'#!/bin/sh\ncase "$1" in -L) cat {folder}/listing ;; *) cat {folder}/query ;; esac\n'
+        )
+        script.chmod(0o755)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("visible", "gigabytes"),
+    [
+        ("MIG-c7384736", 10),
+        ("MIG-a28ad590", 40),
+        ("GPU-77ab", 80),
+        ("GPU-77", 80),
+        ("1", 40),
+        (None, 10),
+    ],
+)
+def test_a_rank_on_a_slice_has_the_memory_of_the_slice(
+    driver: Callable[[str, int], None], visible: str | None, gigabytes: int
+) -> None:
+    """Slices were counted as whole cards."""
+    driver(SLICES, 2)
+    device = devices.here(1, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert device is not None and device.memory == gigabytes * GIB
+
+
+def test_slices_of_an_older_driver_and_of_slurm_are_read() -> None:
+    old = "GPU 0: A100 (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-GPU-1/7/0)\n"
+    (found,) = gpus.with_slices([Gpu("A100", 40 * GIB, 8.0)], old)
+    assert (found.memory, found.uuid) == (5 * GIB, "MIG-GPU-1/7/0")
+    assert gpus.visible_of([found], "MIG-GPU-1/7/0") == [found]
+    assert gpus.with_slices([Gpu("V100", 16 * GIB, 7.0)], "nonsense") == [
+        Gpu("V100", 16 * GIB, 7.0)
+    ]
+    device = devices.of_job(SlurmConfig(options={"gres": "gpu:1g.10gb:1"}), [], 1)
+    assert device is not None and (device.memory, device.has_bf16) == (10 * GIB, True)
+
+
+# ---- accelerators that were asked for
+
+
+ASKED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "Slurm's GPUs": ({}, {"SLURM_GPUS_ON_NODE": "4"}, "Slurm has given this job 4 GPUs"),
+    "an Ascend NPU": ({}, {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, "ASCEND_RT_VISIBLE_DEVICES=0,1"),
+    "a ROCm GPU": ({}, {"HIP_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES=0"),
+    "an MLU": ({}, {"MLU_VISIBLE_DEVICES": "0"}, "MLU_VISIBLE_DEVICES=0"),
+    "GPUs of the run file": (
+        {"gpus_per_node": 4},
+        {"SLURM_JOB_ID": "1"},
+        "asks for 4 GPUs per node",
+    ),
+    "a gres of another name": (
+        {"options": {"gres": "dcu:4"}},
+        {"SLURM_JOB_ID": "1"},
+        "slurm.options gres: dcu",
+    ),
+    "GPUs by option": (
+        {"options": {"gpus-per-task": 1}},
+        {"SLURM_JOB_ID": "1"},
+        "slurm.options gpus-per-task",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_an_accelerator_that_was_asked_for_is_never_a_cpu_in_silence(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from runner.training.components.device import find_device
+
+    slurm, environ, words = ASKED[case]
+    config = SlurmConfig(**slurm)
+    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", ())
+    with pytest.raises(UsageError, match="cannot use it") as launcher:
+        devices.notes(config, 1, environ, own_torch=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in [n for n in os.environ if n.startswith("SLURM_")] + ["CUDA_VISIBLE_DEVICES"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="cannot use it") as rank:
+        find_device(0, 1, config)
+    for said in map(str, (launcher.value, rank.value)):
+        assert words in said and "export CUDA_VISIBLE_DEVICES= (in slurm.setup for a job)" in said
+    hidden = {**environ, "CUDA_VISIBLE_DEVICES": ""}
+    (line,) = devices.notes(config, 1, hidden, own_torch=False)
+    assert words in line and line.endswith("hides them: training is on the CPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_device(0, 1, config)[1].kind == "cpu"
+
+
+def test_outside_a_job_the_slurm_section_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", ())
+    monkeypatch.setattr(devices, "OTHERS", {})
+    assert devices.notes(SlurmConfig(gpus_per_node=4), 2, {}) == []
+
+
+@pytest.mark.parametrize("gres", ["npu:8", "gres/mlu:4", "gpu:a800:1,hpu:8", "TPU:1"])
+def test_a_job_that_asks_for_what_no_rank_can_use_is_refused_where_it_is_submitted(
+    terminal: Terminal, gres: str
+) -> None:
+    terminal.cluster.write(slurm={"options": {"gres": gres}})
+    for command in ("check", "submit"):
+        said = terminal.refused(command, "tiny.yaml")
+        assert "cannot be used" in said and "slurm.gpus_per_node" in said
+
+
+def test_a_gpu_of_another_name_is_not_a_cpu() -> None:
+    nodes = [NodeShape(64, 0, 64 * GIB)]
+    assert devices.of_job(SlurmConfig(options={"gres": "dcu:4"}), nodes, 4) is None
+    assert (
+        devices.notes_of_job(SlurmConfig(options={"gres": "dcu:4"}), 4, {}, own_torch=False) == []
+    )
+    assert (
+        devices.notes_of_job(
+            SlurmConfig(options={"gres": "nvme:1,craynetwork:1"}), 1, {}, own_torch=False
+        )
+        == []
+    )
+
+
+def test_more_gpus_than_ranks_is_said(driver: Callable[[str, int], None]) -> None:
+    driver(MANY_CARDS, 2)
+    assert devices.notes(SlurmConfig(), 2, {}) == []
+    (line,) = devices.notes(SlurmConfig(), 1, {})
+    assert (
+        line.startswith("2 GPUs are here and 1 rank on each node: 1 stay idle")
+        and "--processes 2" in line
+    )
+    assert devices.notes(SlurmConfig(), 1, {"CUDA_VISIBLE_DEVICES": "1"}) == []
+    (line,) = devices.notes_of_job(SlurmConfig(options={"gres": "gpu:4"}), 1, {}, own_torch=False)
+    assert "4 GPUs are asked for and 1 rank on each node: 3 stay idle" in line
+    job = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "2"}
+    (line,) = devices.notes(SlurmConfig(gpus_per_node=4), 2, job)
+    assert line == "the run file asks for 4 GPUs per node (slurm.gpus_per_node); this node has 2"
+
+
+def test_a_torch_for_cpus_is_said_or_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "2.9.1+cpu")
+    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", (str(tmp_path),))
+    with pytest.raises(
+        UsageError, match=r"given this job 2 GPUs .* torch 2\.9\.1\+cpu is for CPUs only"
+    ):
+        devices.notes(SlurmConfig(), 2, {"SLURM_GPUS_ON_NODE": "2"})
+    assert (
+        "which are not used: torch 2.9.1+cpu is for CPUs only"
+        in devices.notes(SlurmConfig(), 2, {})[-1]
+    )
+    (line,) = devices.notes_of_job(SlurmConfig(gpus_per_node=2), 2, {}, own_torch=True)
+    assert "torch 2.9.1+cpu is installed here" in line

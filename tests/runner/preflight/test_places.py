@@ -1,0 +1,287 @@
+"""Rights, inodes, quota, places, settings and texts: found by `check`, with the real fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
+from runner.inputs import resolve
+from runner.preflight.access import check_readable, check_writable, nearest_folder, quota_left
+from runner.preflight.findings import joined
+from runner.preflight.places import check_own_name, check_places
+from runner.preflight.preflight import examine
+from runner.preflight.settings import check_precision
+from runner.run_folder.layout import RunFolder
+from tests.runner.conftest import Cluster
+from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.support.environment.laptop import alone
+
+__all__ = ["terminal"]
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter; tmp_path is closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="airlift-test-"))
+    folder.chmod(0o755)
+    yield folder
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def as_nobody(code: str, *arguments: Path) -> str:
+    """Runs Python code as a user without rights; returns what a StageError says."""
+    root = Path(__file__).parents[3]
+    start = f"""
+import os, sys
+sys.path.insert(0, {str(root)!r})
+from pathlib import Path
+from runner.errors import StageError
+from runner.preflight.access import check_readable, check_writable
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+try:
+    {code}
+except StageError as error:
+    print(error.exit_code, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", start, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_folder: Path) -> None:
+    folder = open_folder / "data"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).write_text("x")
+    paths = [folder / "one", folder / "two"]
+    check = "check_readable(map(Path, sys.argv[1:]))"
+    assert as_nobody(check, *paths) == ""
+    (folder / "one").chmod(0)
+    said = as_nobody(check, *paths)
+    assert said.startswith("2 1 file of this run cannot be read")
+    assert f"chmod a+r {folder}/one" in said and "it is not damaged" in said
+    folder.chmod(0)
+    said = as_nobody(check, *paths)
+    assert "2 files" in said and f"{folder} cannot be entered" in said
+    assert f"chmod a+rx {folder}" in said
+
+
+def test_a_file_that_is_missing_is_left_to_the_check_of_names(tmp_path: Path) -> None:
+    check_readable([tmp_path / "gone"])
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> None:
+    said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
+    assert said.startswith(f"2 {open_folder}/output/run: no file can be made in {open_folder}")
+    assert "Permission denied" in said and "ls -ld" in said
+
+
+def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("")
+    with pytest.raises(UsageError, match="a folder is needed there"):
+        nearest_folder(tmp_path / "output" / "run")
+
+
+def test_writing_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_writable(tmp_path / "output" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("size=64m,nr_inodes=40", ("Not the space is used up but the inodes", "df -i")),
+        ("size=512k", ("the disk is full", "Free space there")),
+        ("size=8m,ro", ("is mounted read-only here", "Choose another --output")),
+    ],
+)
+def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
+    tmp_path: Path, options: str, words: tuple[str, ...]
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from runner.errors import StageError\n"
+        "from runner.preflight.access import check_writable\n"
+        "try: check_writable(Path('disk/run'))\n"
+        "except StageError as error: print(error.exit_code, error)"
+    )
+    script = f'mount -t tmpfs -o {options} none disk || exit 99; exec "$@"'
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run(
+        [*alone("m"), "sh", "-c", script, "sh", sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 " if "ro" in options.split(",") else "5 ")
+    for word in words:
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/lustre 1000 0 4000 - 12 0 100 -\n", (3000 * 1024, 88)),
+        ("/lustre 4100* 0 4000 6d23h 12 0 0 -\n", (0, None)),
+        ("/lustre/a/long/path\n      1000 0 0 - 12 0 0 -\n", (None, None)),
+        ("/lustre [1000] 0 4000 - 12 0 100 -\n", (3000 * 1024, 88)),
+        ("Permission denied.\n", None),
+        ("", None),
+    ],
+)
+def test_the_quota_of_lustre_is_read(text: str, left: tuple[int | None, int | None] | None) -> None:
+    assert quota_left(text) == left
+
+
+MOUNTS = """\
+sysfs / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+tmpfs /run/user tmpfs rw 0 0
+server:/home /home nfs4 rw 0 0
+mds@o2ib:/lfs /lfs lustre rw 0 0
+mds@o2ib:/lfs /tmp/of-lustre lustre rw 0 0
+/dev/sdb /local xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "is_local"),
+    [
+        ("/tmp/me/output", True),
+        ("/local/me/output", True),
+        ("/dev/shm/bundle", True),
+        ("/run/user/7/bundle", True),
+        ("/lfs/me/output", False),
+        ("/home/me/output", False),
+        ("/tmp/of-lustre/me", False),
+        ("/opt/bundle", False),  # of the node's disk, but perhaps on every node
+        ("/tmpfiles/me", False),
+    ],
+)
+def test_a_folder_that_only_this_node_has_is_told(path: str, *, is_local: bool) -> None:
+    found = check_places({"the bundle": Path(path)}, MOUNTS)
+    assert [finding.level for finding in found] == ["warning"] * is_local
+
+
+def test_a_host_that_is_its_own_loopback_is_told_for_several_nodes() -> None:
+    hosts = "127.0.0.1 localhost\n127.0.1.1 gpu7.site gpu7  # by the installer\n"
+    assert "gpu7 is 127.0.1.1" in str(check_own_name("gpu7", hosts, 2)[0])
+    assert check_own_name("gpu7", hosts, 1) == []
+    assert check_own_name("gpu8", hosts, 2) == []
+    assert check_own_name("gpu7", "10.0.0.7 gpu7\n127.0.0.1 localhost\n", 2) == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings", "init", "is_told"),
+    [
+        ("fp16", {"torch_dtype": "bfloat16"}, "pretrained", True),
+        ("fp16", {"text_config": {"dtype": "bfloat16"}}, "pretrained", True),
+        ("fp16", {"torch_dtype": "bfloat16"}, "scratch", False),
+        ("fp16", {"torch_dtype": "float16"}, "pretrained", False),
+        ("bf16", {"torch_dtype": "bfloat16"}, "pretrained", False),
+        ("auto", {"torch_dtype": "bfloat16"}, "pretrained", False),
+        ("fp16", {}, "pretrained", False),
+    ],
+)
+def test_fp16_for_a_model_of_bfloat16_is_told(
+    cluster: Cluster, precision: str, settings: dict[str, Any], init: str, *, is_told: bool
+) -> None:
+    config = RunConfig.load(cluster.write(model={"asset": "tiny-bert", "init": init}))
+    found = check_precision(config, settings, precision)
+    assert [finding.level for finding in found] == ["warning"] * is_told
+
+
+def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() -> None:
+    usage, damage = UsageError("a", "fix a"), DamageError("b", "fix b")
+    both = joined([usage, damage])
+    assert isinstance(both, DamageError) and both.exit_code == 1
+    assert "1. a\n     -> fix a" in str(both) and "2. b\n     -> fix b" in str(both)
+    assert joined([usage]) is usage
+    assert joined([IncompleteError("c"), PolicyError("d")]).exit_code == 5
+
+
+def test_all_faults_are_printed_at_once_each_with_its_remedy(terminal: Terminal) -> None:
+    (terminal.cluster.folder / "blocked").write_text("")
+    terminal.cluster.write(sequence_length=129, batch={"global": 9, "micro": 2})
+    arguments = ("check", "tiny.yaml", "--processes", "2", "--output", "blocked/run")
+    code, out, err = terminal.run(*arguments)
+    assert code == 2
+    assert err.startswith("error: 3 faults, each of which would end this run:")
+    for word in ("a folder is needed there", "Set sequence_length: 128", "Set batch.global: 8"):
+        assert word in err
+    assert "nothing found" not in out
+
+
+def test_the_json_document_has_everything_and_is_alone_on_stdout(terminal: Terminal) -> None:
+    terminal.cluster.write()
+    code, out, err = terminal.run("check", "tiny.yaml", "--processes", "2", "--json")
+    document = json.loads(out)
+    assert (code, err, document["passes"], document["findings"]) == (0, "", True, [])
+    assert any("model tiny-bert" in fact for fact in document["facts"])
+    terminal.cluster.write(sequence_length=129, batch={"global": 9, "micro": 2})
+    code, out, err = terminal.run("check", "tiny.yaml", "--processes", "2", "--json")
+    document = json.loads(out)
+    assert (code, err, document["exit_code"], document["passes"]) == (2, "", 2, False)
+    assert len(document["findings"]) == 2
+    assert all(f["remedy"] and f["exit_code"] == 2 for f in document["findings"])
+
+
+@pytest.mark.parametrize("wrong", ["nowhere.yaml", "tiny.yaml"])
+def test_the_json_document_has_errors_before_the_checks_too(terminal: Terminal, wrong: str) -> None:
+    terminal.cluster.write(epoch=3)
+    code, out, err = terminal.run("check", wrong, "--json")
+    document = json.loads(out)
+    assert (code, err, document["exit_code"]) == (2, "", 2)
+    assert document["findings"][0]["level"] == "error"
+
+
+def found_in(cluster: Cluster, **run: Any) -> tuple[list[StageError], list[str]]:
+    config = RunConfig.load(cluster.write(**run))
+    inputs = resolve(config, cluster.bundle)
+    found = examine(config, inputs, RunFolder(cluster.output()), 2, with_texts=True)
+    return found.errors, [str(finding) for finding in found.others]
+
+
+def test_texts_that_fill_no_sequence_are_refused_before_the_queue(cluster: Cluster) -> None:
+    few = {"asset": "numbers", "limit": {"train": 5}, "validation": None}
+    errors, _ = found_in(cluster, dataset=few, sequence_length=128)
+    assert "do not fill one sequence of 128 tokens" in str(errors[0])
+
+
+def test_texts_that_fill_no_step_are_told(cluster: Cluster) -> None:
+    few = {"asset": "numbers", "limit": {"train": 20}, "validation": None}
+    errors, others = found_in(cluster, dataset=few, sequence_length=32, batch={"global": 64})
+    assert not errors
+    assert "a step takes 64: each step has some of them several times" in others[0]
+    errors, others = found_in(cluster, dataset=few, sequence_length=8, batch={"global": 2})
+    assert (errors, others) == ([], [])
+
+
+def test_an_accumulation_that_a_ds_config_contradicts_has_a_remedy(cluster: Cluster) -> None:
+    theirs = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
+    (cluster.folder / "ds.json").write_text(json.dumps(theirs))
+    errors, others = found_in(
+        cluster, batch={"global": 64}, optimizer=None, engine={"config": "ds.json"}
+    )
+    assert not errors
+    assert "accumulation: 16" in others[0] and "Set batch.global: 4 to keep theirs" in others[0]

@@ -1,0 +1,87 @@
+"""Whether a process is alive, with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.ranks.processes import birth_time, is_alive
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+
+def test_a_process_that_ended_is_not_alive_although_its_parent_has_not_reaped_it() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    born = birth_time(child.pid)
+    assert is_alive(child.pid, born) and is_alive(child.pid)
+    child.kill()
+    deadline = time.monotonic() + 30
+    while birth_time(child.pid) != "gone" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(child.pid, born)
+    child.wait()
+    assert not is_alive(child.pid)
+
+
+def test_another_process_with_the_same_number_does_not_count() -> None:
+    born = birth_time(os.getpid())
+    assert born is not None
+    assert is_alive(os.getpid(), born) and not is_alive(os.getpid(), str(int(born) + 1))
+
+
+def test_a_number_that_no_process_can_have_is_not_alive() -> None:
+    assert not is_alive(2**70)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+soft = {"NOFILE": 256, "MEMLOCK": 0, "CORE": resource.getrlimit(resource.RLIMIT_CORE)[1]}
+for name, limit in soft.items():
+    kind = getattr(resource, f"RLIMIT_{name}")
+    resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+from runner.launch.rank import become_rank
+from runner.run_folder.layout import RunFolder
+place = {"RANK": "0", "WORLD_SIZE": "400", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "400"}
+become_rank(RunFolder(Path(sys.argv[1])), place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})
+for name in soft:
+    print(name, *resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
+"""
+
+
+def limits_of_a_rank(
+    folder: Path, hard_files: int | None = None
+) -> tuple[dict[str, list[int]], str]:
+    """Soft and hard limits of a rank that was started with low soft ones, and what it printed."""
+    lower = (
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard_files}))\n" if hard_files else ""
+    )
+    code = f"import resource\n{lower}{LIMITED}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    return {line.split()[0]: list(map(int, line.split()[1:])) for line in lines[-3:]}, done.stdout
+
+
+def test_a_rank_may_open_as_many_files_as_the_system_allows_and_leaves_no_core(
+    tmp_path: Path,
+) -> None:
+    """The usual soft limit of 1024 open files ends a run near 300 ranks."""
+    limits, said = limits_of_a_rank(tmp_path)
+    soft, hard = limits["NOFILE"]
+    assert soft == min(hard, 2**20) > 256
+    assert limits["MEMLOCK"][0] == limits["MEMLOCK"][1]
+    assert limits["CORE"][0] == 0
+    assert "a rank may open" not in said
+
+
+def test_a_limit_that_is_too_low_for_so_many_ranks_is_told(tmp_path: Path) -> None:
+    limits, said = limits_of_a_rank(tmp_path, hard_files=1024)
+    assert limits["NOFILE"] == [1024, 1024]
+    assert "a rank may open 1024 files here, and 400 ranks need about 1400" in said

@@ -1,0 +1,223 @@
+"""Processes of mpirun, PBS, LSF or SGE. The variables are those of Open MPI 5.0.11, MPICH 5.0.2."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from runner.errors import UsageError
+from runner.ranks import environment as ranks_environment
+from runner.ranks import schedulers
+from runner.run_folder.layout import read_metrics
+from tests.runner.conftest import Cluster
+from tests.runner.launch.test_local import STEP
+
+SHORT = ("--set", "steps=2", "--set", "checkpoint.every=2", "--set", "engine.name=ddp")
+
+
+def open_mpi(rank: int, size: int, local: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local),
+        "PMIX_RANK": str(rank),
+        "PMIX_NAMESPACE": "prterun-n1-4711@1",
+    }
+
+
+def mpich(rank: int, size: int, local: int) -> dict[str, str]:
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "MPI_LOCALRANKID": str(rank % local),
+        "MPI_LOCALNRANKS": str(local),
+    }
+
+
+def mvapich(rank: int, size: int, local: int) -> dict[str, str]:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, rank % local, local)
+    return {f"MV2_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
+
+
+LAUNCHERS = (open_mpi, mpich, mvapich)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_process_of_mpirun_is_a_rank_and_knows_its_place(launcher) -> None:  # type: ignore[no-untyped-def]
+    places = [ranks_environment.rank_environment(launcher(rank, 4, 4)) for rank in range(4)]
+    assert ranks_environment.role(launcher(3, 4, 4)) == "rank"
+    assert [(place.rank, place.local_rank) for place in places] == [(n, n) for n in range(4)]
+    assert {(place.world_size, place.local_world_size, place.master_addr) for place in places} == {
+        (4, 4, "127.0.0.1")
+    }
+    assert len({place.master_port for place in places}) == 1
+
+
+def test_a_single_process_of_mpirun_is_a_machine_to_launch_on() -> None:
+    assert ranks_environment.role(open_mpi(0, 1, 1), processes=2) == "local"
+
+
+def test_processes_are_refused_under_mpirun() -> None:
+    with pytest.raises(UsageError, match="mpirun has already started 4 processes"):
+        ranks_environment.role(mpich(1, 4, 4), processes=2)
+
+
+def test_mpirun_in_a_slurm_job_starts_helpers_with_srun_that_are_no_ranks() -> None:
+    helper = STEP | {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    place = ranks_environment.rank_environment(
+        helper | open_mpi(5, 8, 4) | {"MASTER_ADDR": "10.77.0.1"}
+    )
+    assert (place.rank, place.world_size, place.local_rank) == (5, 8, 1)
+
+
+def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
+    place = ranks_environment.rank_environment(
+        STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"}
+    )
+    assert (place.rank, place.world_size) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "text"),
+    [
+        ("PBS_NODEFILE", "n1\nn1\nn2\nn2\n"),
+        ("LSB_DJOB_HOSTFILE", "n1\nn2\n"),
+        ("PE_HOSTFILE", "n1 2 q@n1 U\nn2 2 q U\n"),
+    ],
+)
+def test_the_hosts_of_a_job_are_read_from_the_schedulers_file(
+    tmp_path: Path, scheduler: str, text: str
+) -> None:
+    (tmp_path / "hosts").write_text(text)
+    assert schedulers.job_hosts({scheduler: str(tmp_path / "hosts")})[1] == ["n1", "n2"]
+
+
+def test_the_hosts_of_an_lsf_job_are_read_from_its_variables() -> None:
+    assert schedulers.job_hosts({"LSB_MCPU_HOSTS": "n1 4 n2 4"}) == ("LSF", ["n1", "n2"])
+    assert schedulers.job_hosts({"LSB_HOSTS": "n1 n1 n2 n2"}) == ("LSF", ["n1", "n2"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "writes"),
+    [
+        (
+            {"PBS_JOBID": "17.server"},
+            "export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE) and give mpirun -x MASTER_ADDR",
+        ),
+        ({"LSB_JOBID": "17"}, "export MASTER_ADDR=$(echo $LSB_MCPU_HOSTS"),
+        ({"SGE_ROOT": "/sge", "JOB_ID": "17"}, "export MASTER_ADDR=$(head -n 1 $PE_HOSTFILE"),
+        ({}, "export MASTER_ADDR=FIRST_HOST"),
+    ],
+)
+def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write(
+    environ: Mapping[str, str], writes: str
+) -> None:
+    with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
+        ranks_environment.rank_environment({**open_mpi(2, 4, 2), **environ})
+    assert writes in refused.value.remedy
+
+
+def test_a_job_of_several_hosts_without_mpirun_is_refused_with_the_line_to_write(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hosts").write_text("n1\nn2\n")
+    with pytest.raises(UsageError, match="this PBS job has 2 nodes") as refused:
+        ranks_environment.role({"PBS_NODEFILE": str(tmp_path / "hosts"), "PBS_JOBID": "17.server"})
+    assert "mpirun -np RANKS runner train" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT are not set"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "n1"},
+            "MASTER_PORT is not set",
+        ),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2"},
+            r"an MPI launcher started this process \(PMI_RANK=1\)",
+        ),
+        ({"PMIX_RANK": "1"}, r"PMIX_RANK=1"),
+    ],
+)
+def test_variables_that_do_not_say_all_are_refused_and_no_launcher_starts(
+    environ: Mapping[str, str], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        ranks_environment.role(environ)
+
+
+def start_ranks(
+    cluster: Cluster, launcher, *options: str
+) -> list[subprocess.CompletedProcess[str]]:  # type: ignore[no-untyped-def]
+    """Two real processes with the variables of a launcher."""
+    processes = [
+        cluster.start(
+            "train", "tiny.yaml", *SHORT, *options, **launcher(rank, 2, 2), MASTER_PORT="28471"
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in processes]
+    return [
+        subprocess.CompletedProcess([], process.returncode, *texts)
+        for process, texts in zip(processes, said, strict=True)
+    ]
+
+
+def test_processes_with_mpis_variables_train_together_and_the_first_prepares(
+    cluster: Cluster,
+) -> None:
+    cluster.write()
+    first, second = start_ranks(cluster, open_mpi)
+    assert (first.returncode, second.returncode) == (0, 0), (first, second)
+    assert (
+        len([line for line in read_metrics(cluster.output() / "metrics.jsonl") if "loss" in line])
+        == 2
+    )
+    assert first.stdout.count("train: prepared") == 1 and "train: prepared" not in second.stdout
+    again = start_ranks(cluster, open_mpi)
+    assert [done.returncode for done in again] == [0, 0]
+    assert "finished already" in again[0].stdout and again[1].stdout == ""
+
+
+def test_what_the_first_refuses_ends_the_others_with_its_code(cluster: Cluster) -> None:
+    cluster.write(batch={"global": 9, "micro": 1})
+    first, second = start_ranks(cluster, mpich)
+    assert (first.returncode, second.returncode) == (2, 2), (first, second)
+    assert "batch.global 9 does not divide" in first.stderr
+    assert "rank 0" in second.stderr and "Traceback" not in first.stderr + second.stderr
+
+
+def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> None:
+    cluster.write()
+    first, second = start_ranks(cluster, mpich, "--dry-run")
+    assert (first.returncode, second.returncode, second.stdout) == (0, 0, ""), (first, second)
+    assert "dry run: nothing was started" in first.stdout
+    assert not cluster.output().exists()
+
+
+def test_a_real_mpirun_starts_the_ranks(cluster: Cluster) -> None:
+    cluster.write()
+    mpirun = shutil.which("mpirun") or str(
+        Path(sys.executable).parent / "mpirun"
+    )  # PyPI's mpich, of the extra `dev`
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    more = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
+    command = [mpirun, *more, "-np", "2", *cluster.command("train", "tiny.yaml", *SHORT)]
+    done = subprocess.run(
+        command, cwd=cluster.folder, env=cluster.environment(PATH=os.environ["PATH"]),
+        capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "ranks started by" in done.stdout
+    assert (cluster.output() / "model").is_dir()

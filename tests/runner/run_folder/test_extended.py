@@ -1,0 +1,155 @@
+"""A run is extended after its end, is stopped or killed before the next end, and shows its phase.
+
+One rank in this process, and a real model: a kill is that nothing more is called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runner.launch.train import Run
+from runner.ranks.heartbeat import Heartbeat, read_pulse
+from runner.run_folder.history import describe_finished
+from tests.runner.conftest import Cluster, metrics
+
+if TYPE_CHECKING:
+    from runner.training.loop import Trainer
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """This process is the only rank."""
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meeting = tmp_path_factory.mktemp("meeting") / "ranks"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
+    """A rank that has resumed, and has made no step yet."""
+    from runner.ranks.environment import rank_environment
+    from runner.training.components.device import StopRequest
+    from runner.training.components.metrics import Console
+    from runner.training.start import start
+
+    run = Run.load(path, cluster.bundle, cluster.output(), ())
+    run.folder.make()
+    run.write_config()
+    place = rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+                              "MASTER_ADDR": "127.0.0.1",
+                              "MASTER_PORT": "1"})  # fmt: skip
+    log = open(run.folder.logs / "said", "a")  # noqa: SIM115 - as long as the rank
+    console = Console(log, log)
+    trainer = start(
+        run.config,
+        run.inputs,
+        run.folder,
+        place,
+        StopRequest(),
+        console,
+        Heartbeat(run.folder.logs, 0),
+    )
+    trainer.resume()
+    return run, trainer
+
+
+def noted(run: Run) -> object:
+    return json.loads(run.folder.environment.read_text())["exported_step"]
+
+
+SMALL = {
+    "engine": {"name": "ddp"},
+    "batch": {"global": 4, "micro": 2},
+    "dataset": {"asset": "reference", "limit": {"train": 40, "validation": 8}},
+    "checkpoint": {"every": 100, "keep": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def ended(shared_cluster: Cluster, alone: None) -> list[tuple[int, str]]:
+    """A run of two steps, trained, exported, compiled; its phase at each forward, by step done.
+
+    To compile takes minutes: here it is only noted that it would be done.
+    """
+    import torch
+
+    path = shared_cluster.write(steps=2, compile=True, evaluation={"every": 1}, **SMALL)
+    shared_cluster.prepare(path)
+    said: list[tuple[int, str]] = []
+
+    def note(module: torch.nn.Module) -> None:
+        def look(*_: object) -> None:
+            said.append((trainer.step, str((read_pulse(trainer.folder.logs, 0) or {})["phase"])))
+
+        module.register_forward_pre_hook(look)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Module, "compile", note)
+        _, trainer = started(shared_cluster, path)
+        assert trainer.run()
+        trainer.export()
+        trainer.observer.close()
+    return said
+
+
+def test_what_is_compiled_at_its_first_use_may_take_as_long_as_a_start(
+    ended: list[tuple[int, str]],
+) -> None:
+    # A step, the validation after it, and the same again.
+    assert list(dict.fromkeys(ended)) == [(0, "start"), (1, "start"), (1, "train"), (2, "evaluate")]
+
+
+def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_export(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    path = shared_cluster.write(steps=4, **SMALL)
+    weights = shared_cluster.output() / "model" / "model.safetensors"
+    old = weights.read_bytes()
+
+    # SIGTERM during the last evaluation.
+    run, trainer = started(shared_cluster, path)
+    assert noted(run) is None
+    tell = trainer.observer.step
+
+    def stopped_at_the_end(values: Mapping[str, Any]) -> None:
+        tell(values)
+        trainer.stop.received = "SIGTERM" if values["step"] == 4 else None
+
+    trainer.observer.step = stopped_at_the_end  # type: ignore[method-assign]
+    assert not trainer.run()
+    trainer.observer.close()
+    assert [step for step, _ in metrics(run.folder.root)] == [1, 2, 3, 4]
+    assert describe_finished(run.folder, run.config) is None
+
+    # The evaluation is made; a kill before the export.
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run()
+    trainer.observer.close()
+    assert metrics(run.folder.root, "validation_loss")[-1][0] == 4
+    assert describe_finished(run.folder, run.config) is None
+
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run()
+    trainer.export()
+    assert weights.read_bytes() != old
+    assert noted(run) == 4
+    assert "4 of 4 steps" in str(describe_finished(run.folder, run.config))
+
+    # Ranks that somebody else starts on a finished run leave it as it is.
+    exported_at, story = weights.stat().st_mtime_ns, run.folder.metrics.read_bytes()
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run()
+    trainer.export()
+    trainer.observer.close()
+    assert weights.stat().st_mtime_ns == exported_at
+    assert noted(run) == 4 and describe_finished(run.folder, run.config)
+    assert run.folder.metrics.read_bytes() == story

@@ -1,0 +1,105 @@
+"""A run that has done all that is asked of it is known as finished, and no other is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.run_folder.checkpoints import TrainingState
+from runner.run_folder.history import describe_finished
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.status import status
+
+RUN = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
+
+
+def config(folder: Path, length: str) -> RunConfig:
+    (folder / "mine.yaml").write_text(f"{RUN}{length}\n")
+    return RunConfig.load(folder / "mine.yaml")
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[[str], RunFolder]:
+    """What a run of eight steps leaves, whose run file asked for them in these words."""
+
+    def make(length: str) -> RunFolder:
+        folder = RunFolder(tmp_path / "run")
+        folder.make()
+        folder.model.mkdir()
+        folder.config.write_text(config(tmp_path, length).to_yaml())
+        folder.environment.write_text(json.dumps({"num_steps": 8}))
+        folder.metrics.write_text(
+            "".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 9))
+        )
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("length", ["steps: 8", "epochs: 2", ""])
+def test_the_same_run_file_asks_for_nothing_more(
+    ended: Callable[[str], RunFolder], tmp_path: Path, length: str
+) -> None:
+    assert "8 of 8 steps" in str(describe_finished(ended(length), config(tmp_path, length)))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("steps: 8", "steps: 9"), ("epochs: 2", "epochs: 3"), ("", "steps: 20")]
+)
+def test_more_than_was_done_is_no_end(
+    ended: Callable[[str], RunFolder], tmp_path: Path, before: str, now: str
+) -> None:
+    assert describe_finished(ended(before), config(tmp_path, now)) is None
+
+
+def test_a_model_that_is_to_be_exported_again_is_no_end(
+    ended: Callable[[str], RunFolder], tmp_path: Path
+) -> None:
+    folder = ended("steps: 8")
+    folder.model.rmdir()
+    assert describe_finished(folder, config(tmp_path, "steps: 8")) is None
+
+
+# What a folder records of its export, its checkpoints (step, is an evaluation due), its end.
+EXPORTS: dict[str, tuple[dict[str, Any], list[tuple[int, bool]], bool]] = {
+    "exported": ({"exported_step": 8}, [(8, False)], True),
+    "exported, and its checkpoints removed since": ({"exported_step": 8}, [], True),
+    "extended, and killed before the export": (
+        {"exported_step": None},
+        [(4, False), (8, False)],
+        False,
+    ),
+    "extended, and killed before it began": ({"exported_step": 4}, [(4, False)], False),
+    "older, and whole": ({}, [(4, False), (8, False)], True),
+    "older, and its checkpoints removed since": ({}, [], True),
+    "older, extended, and killed before its last checkpoint": ({}, [(4, False)], False),
+    "older, extended, and stopped in its last evaluation": ({}, [(4, False), (8, True)], False),
+}
+
+
+@pytest.mark.parametrize("what", EXPORTS)
+def test_an_extended_run_whose_model_is_the_old_one_is_not_finished(
+    ended: Callable[[str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    noted, checkpoints, finished = EXPORTS[what]
+    folder = ended("steps: 8")
+    folder.environment.write_text(json.dumps({"num_steps": 8, **noted}))
+    for step, due in checkpoints:
+        made = folder.checkpoints / f"step-{step}"
+        made.mkdir()
+        state = TrainingState(step, 1, 0, "fp32", {}, evaluation_due=due)
+        (made / "state.json").write_text(json.dumps(asdict(state)))
+        (made / "files.json").write_text("{}")
+    assert (describe_finished(folder, config(tmp_path, "steps: 8")) is not None) is finished
+    assert status(folder.root).state == ("finished" if finished else "stopped")
+
+
+def test_a_run_that_never_began_is_not_finished(tmp_path: Path) -> None:
+    assert describe_finished(RunFolder(tmp_path / "nowhere"), config(tmp_path, "steps: 8")) is None

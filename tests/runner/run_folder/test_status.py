@@ -1,0 +1,219 @@
+"""`runner status` and `runner logs` on a login node: the state, why it waits, the last lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from runner.cli import main
+from runner.run_folder import logs
+from runner.run_folder.status import format_duration
+from runner.slurm import jobs
+from tests.runner.folders import hostile_folder, run_folder
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A login node whose squeue, sacct and scontrol say what the test wants."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def answers(**said: str) -> None:
+        for name in ("squeue", "sacct", "scontrol"):
+            body = f"cat <<'END'\n{said[name]}\nEND" if name in said else "exit 1"
+            (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+            (programs / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return answers
+
+
+def shown(*arguments: object) -> str:
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def queued(folder: Path, state: str, reason: str = "None") -> str:
+    return (
+        f"17|{state}|{reason}|gpu[1-2]|1:02:03|22:57:57|2026-11-22T10:00:00|{folder}/submit.sbatch"
+    )
+
+
+def test_a_running_job_tells_its_step_its_checkpoint_and_when_it_ends(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    folder = run_folder(tmp_path / "output" / "made", steps=30)
+    slurm(squeue=queued(folder, "RUNNING"))
+    said = shown("status", folder)
+    assert "made: running" in said and "job 17: running on gpu[1-2], for 1:02:03" in said
+    assert "step 30 of 40: loss 5.5000" in said and "checkpoint: step-20" in said
+    assert "about 20 s to go" in said  # ten steps of two seconds
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "other jobs have a higher priority"),
+        ("(ReqNodeNotAvail, UnavailableNodes:gpu1)", "down, drained or reserved"),
+        ("QOSMaxGRESPerUser", "as many GPUs as this QOS allows"),
+        ("PartitionTimeLimit", "will never start"),
+        ("SomethingNew", "Slurm says SomethingNew"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_words(
+    tmp_path: Path, slurm: Callable[..., None], reason: str, words: str
+) -> None:
+    folder = tmp_path / "output" / "made"
+    folder.mkdir(parents=True)
+    (folder / "submit.sbatch").write_text("#!/bin/bash\n")  # submitted, and nothing ran yet
+    slurm(squeue=queued(folder, "PENDING", reason))
+    said = shown("status", folder)
+    assert (
+        "made: waiting" in said and words in said and "expected start 2026-11-22T10:00:00" in said
+    )
+
+
+def test_a_job_that_is_over_is_looked_up_in_the_accounts(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    folder = run_folder(tmp_path / "output" / "made", steps=30)
+    (folder / "logs" / "slurm-17.out").write_text("0: x\n")
+    slurm(squeue="", sacct="17|OUT_OF_MEMORY|01:00:00|gpu1\n17.batch|FAILED|01:00:00|gpu1")
+    said = shown("status", folder)
+    assert "made: stopped" in said and "job 17: out_of_memory, it needed more memory" in said
+    assert "resumes from its last checkpoint" in said
+
+
+def test_a_cluster_without_accounting_says_so_and_no_more(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    folder = run_folder(tmp_path / "output" / "made", steps=40, exported_step=40)
+    (folder / "logs" / "slurm-17.out").write_text("0: x\n")
+    (folder / "model").mkdir()
+    slurm(squeue="")
+    said = shown("status", folder)
+    assert "made: finished" in said and "keeps no accounts" in said
+
+
+def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    folder = run_folder(tmp_path / "elsewhere" / "made")
+    found = f"JobId=17 JobName=made Command={folder}/submit.sbatch WorkDir=/home/me"
+    slurm(squeue=queued(folder, "RUNNING"), scontrol=found)
+    assert json.loads(shown("status", "17", "--json"))["run_folder"] == str(folder)
+    slurm(squeue="", scontrol="JobId=17 Command=/home/me/other.sh WorkDir=/home/me")
+    done = CliRunner().invoke(main, ["status", "17"])
+    assert done.exit_code == 2 and "`runner submit` did not write" in done.output
+
+
+def test_a_run_file_means_its_default_folder(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    run_folder(tmp_path / "output" / "tiny", name="tiny")
+    (tmp_path / "tiny.yaml").write_text(
+        "format: 1\ntask: masked-lm\nmodel: {asset: a}\ndataset: {asset: b}\n"
+    )
+    slurm(squeue="")
+    assert str(tmp_path / "output" / "tiny") in shown("status", "tiny.yaml")
+
+
+def test_a_run_on_this_machine_is_running_while_its_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        folder = run_folder(tmp_path / "run", steps=10, host=platform.node(), pid=process.pid)
+        assert json.loads(shown("status", folder, "--json"))["state"] == "running"
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(20)
+    assert json.loads(shown("status", folder, "--json"))["state"] == "stopped"
+
+
+def test_a_hostile_folder_is_told_with_what_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = shown("status", hostile_folder(tmp_path / "bad"))
+    assert "lines are damaged" in said and "\u202e" not in said
+    json.loads(shown("status", tmp_path / "bad", "--json"))
+
+
+def test_what_is_no_run_is_refused_in_words(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    slurm(squeue="")
+    for what in ("nothing", "99", str(tmp_path / "bin")):
+        done = CliRunner().invoke(main, ["status", what])
+        assert done.exit_code == 2 and done.output.startswith("error: "), done.output
+
+
+def test_status_loads_neither_torch_nor_anything_heavy(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    code = f"""
+import sys
+from runner.cli import main
+for words in (["status", {str(folder)!r}], ["report", {str(folder)!r}]):
+    try:
+        main(words)
+    except SystemExit as leaving:
+        assert not leaving.code
+heavy = {{"torch", "transformers", "datasets", "deepspeed", "numpy"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_logs_show_the_last_lines_of_the_newest_job_or_of_a_rank(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    slurm(squeue="")
+    (folder / "logs" / "rank-1.log").write_text("one\n\x1b[31mred\x1b[0m\n")
+    (folder / "logs" / "slurm-9.out").write_text("old\n")
+    (folder / "logs" / "slurm-10.out").write_text("".join(f"{n}\n" for n in range(100)))
+    assert shown("logs", folder, "--lines", "2").endswith("98\n99\n")
+    assert shown("logs", folder, "--rank", "1").endswith("one\n\\x1b[31mred\\x1b[0m\n")
+    done = CliRunner().invoke(main, ["logs", str(folder), "--rank", "5"])
+    assert done.exit_code == 2 and "There are: rank-1.log, slurm-10.out, slurm-9.out" in done.output
+
+
+def test_a_followed_log_is_told_to_its_end_and_no_letter_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    over = threading.Event()
+    text: list[str] = []
+    reader = threading.Thread(
+        target=lambda: text.extend(logs.follow(path, 7, over.is_set)), daemon=True
+    )
+    reader.start()
+    with open(path, "ab", buffering=0) as file:
+        file.write("gr\u00fc".encode()[:3])
+        time.sleep(0.8)
+        file.write("gr\u00fc\u00dfe\n".encode()[3:])
+        time.sleep(0.8)
+        file.write(b"last, without an end")
+    over.set()
+    reader.join(20)
+    assert "".join(text) == "gr\u00fc\u00dfe\nlast, without an end"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(3, "3 s"), (90, "1 min 30 s"), (1200, "20 min"), (90000, "1 d 1 h")]
+)
+def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
+    assert format_duration(seconds) == said
+
+
+def test_slurms_own_words_for_the_end_of_a_job_are_all_known() -> None:
+    assert jobs.Job(1, "COMPLETED").is_over and not jobs.Job(1, "COMPLETING").is_over

@@ -1,0 +1,100 @@
+"""Compiler caches are on the node's own disk, in every way of starting, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import disks
+from runner.disks import CACHES, cache_variables, local_folder, use_local_caches
+from runner.errors import UsageError
+
+MOUNTS = "/dev/sda1 / ext4 rw 0 0\nfs@tcp:/lus /lus lustre rw 0 0\nnas:/home /home nfs4 rw 0 0\n"
+OWN = f"airlift-{os.getuid()}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected", "avoided"),
+    [
+        ({}, f"/tmp/{OWN}-local", ""),
+        ({"TMPDIR": "/local"}, f"/local/{OWN}-local", ""),
+        ({"SLURM_TMPDIR": "/local/7", "SLURM_JOB_ID": "7"}, f"/local/7/{OWN}-7", ""),
+        ({"TMPDIR": "/lus/tmp", "SLURM_JOB_ID": "7"}, f"/tmp/{OWN}-7", "(lustre)"),
+        ({"SLURM_TMPDIR": "/home/me/tmp"}, f"/tmp/{OWN}-local", "(nfs4)"),
+    ],
+)
+def test_a_temporary_folder_on_a_network_disk_is_avoided_and_told(
+    environ: dict[str, str], expected: str, avoided: str
+) -> None:
+    folder, line = local_folder(environ, MOUNTS)
+    assert str(folder) == expected
+    assert avoided in line and bool(avoided) is bool(line)
+
+
+def test_what_the_user_set_stays_and_a_network_disk_in_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disks, "read_mounts", lambda: MOUNTS)
+    environ = {"TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": "/home/me/.triton"}
+    (line,) = use_local_caches(environ)
+    assert line.startswith("TRITON_CACHE_DIR=/home/me/.triton is on a network disk (nfs4)")
+    assert environ.pop("TRITON_CACHE_DIR") == "/home/me/.triton"
+    inside = [value for name, value in environ.items() if name in CACHES]
+    assert len(inside) == 2 and all(value.startswith(f"{tmp_path}/{OWN}") for value in inside)
+    assert (tmp_path / f"{OWN}-local").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_launchers_folder_that_this_node_lacks_is_chosen_again(tmp_path: Path) -> None:
+    """A site may create its temporary folder on the first node alone."""
+    file = tmp_path / "file"
+    file.touch()
+    environ = {"TMPDIR": str(file), "SLURM_JOB_ID": f"x{os.getpid()}"}
+    environ |= cache_variables(environ, file / f"{OWN}-{environ['SLURM_JOB_ID']}")
+    (line,) = use_local_caches(environ)
+    folder = Path("/tmp", f"{OWN}-{environ['SLURM_JOB_ID']}")
+    try:
+        assert line.startswith(f"compiler caches are in {folder}: ")
+        assert {Path(environ[name]).parent for name in CACHES} == {folder}
+    finally:
+        folder.rmdir()
+
+
+def test_compiled_code_that_another_user_could_have_put_there_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for base in (tmp_path / "tmpdir", tmp_path / "tmp"):
+        (base / f"{OWN}-local").mkdir(parents=True)
+        (base / f"{OWN}-local").chmod(0o777)
+    monkeypatch.setattr(disks, "LAST_RESORT", tmp_path / "tmp")
+    with pytest.raises(UsageError, match="not a folder that only you can write"):
+        use_local_caches({"TMPDIR": str(tmp_path / "tmpdir")})
+
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+from runner.launch.rank import become_rank
+from runner.run_folder.layout import RunFolder
+become_rank(RunFolder(Path(sys.argv[1])), os.environ)
+print(json.dumps({n: os.environ.get(n) for n in sys.argv[2:]}))
+"""
+
+
+def test_ranks_of_any_launcher_have_their_caches_there(tmp_path: Path) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "9"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "TMPDIR": str(tmp_path)}
+    environ = {name: value for name, value in os.environ.items() if name not in CACHES} | place
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(tmp_path / "run"), *CACHES],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(str(value).startswith(f"{tmp_path}/{OWN}-") for value in found.values()), found

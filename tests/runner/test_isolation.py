@@ -1,0 +1,169 @@
+"""A run imports nothing from PYTHONPATH, `~/.local` or the current folder; a user's script does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.isolation import isolate
+from tests.runner.conftest import Cluster
+from tests.runner.exec.test_exec import BIN, node, run
+
+__all__ = ["node"]
+
+LIAR = (
+    "import os\nos.close(os.open({mark!r}, os.O_CREAT))\nraise ImportError('a liar was imported')\n"
+)
+STOLEN = (
+    "torch",
+    "transformers",
+    "numpy",
+    "random",
+    "struct",
+    "copy",
+    "tempfile",
+    "multiprocessing",
+    "json",
+    "http",
+)
+
+
+def plant(folder: Path, *more: str) -> Path:
+    """Writes modules that many programs import; returns the file that their import creates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder.parent / f"{folder.name}-spoke"
+    for name in (*STOLEN, *more):
+        (folder / f"{name}.py").write_text(LIAR.format(mark=str(mark)))
+    for name in ("runner", "stage"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "__init__.py").write_text(LIAR.format(mark=str(mark)))
+    return mark
+
+
+@pytest.mark.parametrize("place", ["here", "pythonpath"])
+def test_a_run_trains_with_its_own_packages_whatever_is_around(
+    cluster: Cluster, tmp_path: Path, place: str
+) -> None:
+    cluster.write(steps=2)
+    if place == "here":
+        mark, settings = plant(cluster.folder), {}
+    else:
+        # What Python imports before `runner` is the only thing that a stale folder could spoil.
+        mark = plant(tmp_path / "stale")
+        for name in ("random", "struct", "copy", "tempfile", "json"):
+            (tmp_path / "stale" / f"{name}.py").unlink()
+        shutil.rmtree(tmp_path / "stale/runner")
+        shutil.rmtree(tmp_path / "stale/stage")
+        settings = {"PYTHONPATH": f"{tmp_path / 'stale'}:"}
+    done = subprocess.run(
+        [BIN / "runner", "train", "tiny.yaml", "--processes", "2", "--bundle", cluster.bundle],
+        cwd=cluster.folder,
+        env=cluster.environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not mark.exists() and (cluster.output() / "model").is_dir()
+    said = f"not imported from: {tmp_path / 'stale'} (PYTHONPATH)"
+    assert done.stdout.count(said) == (1 if settings else 0), done.stdout
+
+
+def test_a_script_of_somebodys_imports_its_neighbours_and_the_bundles_server_does_not(
+    node: Cluster,
+) -> None:
+    mark = plant(node.folder)
+    scripts = node.folder.parent / "scripts"
+    scripts.mkdir()
+    (scripts / "neighbour.py").write_text("said = 'neighbour'\n")
+    (node.folder.parent / "extra").mkdir()
+    (node.folder.parent / "extra" / "own.py").write_text("said = 'own'\n")
+    (scripts / "go.py").write_text(
+        "import os, urllib.error, urllib.request, neighbour, own\n"
+        "try: urllib.request.urlopen(os.environ['HF_ENDPOINT'])\n"
+        "except urllib.error.HTTPError: pass  # an answer\n"
+        "print(neighbour.said, own.said, os.environ['PYTHONPATH'])\n"
+    )
+    extra = str(node.folder.parent / "extra")
+    command = [
+        str(BIN / "runner"),
+        "exec",
+        "--bundle",
+        str(node.bundle),
+        "--",
+        "python",
+        str(scripts / "go.py"),
+    ]
+    environ = node.environment(
+        TMPDIR=str(node.folder.parent / "local"),
+        PATH=f"{BIN}:{os.environ['PATH']}",
+        PYTHONPATH=extra,
+    )
+    done = subprocess.run(
+        command, cwd=node.folder, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and not mark.exists(), done.stderr
+    assert done.stdout.strip() == f"neighbour own {extra}"
+    assert done.stderr.count(f"PYTHONPATH is set: the script imports from {extra} before") == 1
+
+
+def test_the_server_is_deaf_to_a_pythonpath_meant_for_the_script(
+    node: Cluster, tmp_path: Path
+) -> None:
+    mark = plant(tmp_path / "theirs")
+    for name in ("random", "struct", "copy", "tempfile", "json", "runner", "stage"):
+        path = tmp_path / "theirs" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.with_suffix(".py").unlink(missing_ok=True)
+    done = run(node, "python", "-I", "-c", "print('ran')", PYTHONPATH=str(tmp_path / "theirs"))
+    assert done.returncode == 0 and done.stdout.strip() == "ran" and not mark.exists(), done.stderr
+
+
+def found_in(*folders: Path) -> list[str]:
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return [str(folder) for folder in folders]
+
+
+def test_pythonpath_and_the_users_own_packages_are_left_out_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale, user, own = found_in(tmp_path / "stale", tmp_path / "user", tmp_path / "own")
+    for folder in (stale, user, own):
+        (Path(folder) / "torch.py").touch()
+    monkeypatch.setattr("site.getusersitepackages", lambda: user)
+    environ, path, said = {"PYTHONPATH": f":{stale}:{stale}"}, [stale, user, own], list[str]()
+    isolate(environ, said.append, path)
+    assert path == [own] and "PYTHONPATH" not in environ and environ["PYTHONNOUSERSITE"] == "1"
+    assert len(said) == 2 and stale in said[0] and user in said[1]
+    isolate(environ, said.append, path)
+    assert len(said) == 2, "said twice"
+
+
+@pytest.mark.parametrize("only", ["stale", "user"])
+def test_what_is_nowhere_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    """A site with torch in PYTHONPATH; a laptop with everything installed by `--user`."""
+    stale, user, own = found_in(tmp_path / "stale", tmp_path / "user", tmp_path / "own")
+    (tmp_path / only / "torch.py").touch()
+    monkeypatch.setattr("site.getusersitepackages", lambda: user)
+    environ, path, said = {"PYTHONPATH": stale}, [stale, user, own], list[str]()
+    isolate(environ, said.append, path)
+    assert path == [str(tmp_path / only), own]
+    assert (environ.get("PYTHONPATH") == stale) == (only == "stale")
+    assert ("PYTHONNOUSERSITE" in environ) == (only == "stale")
+    assert any("because the packages in it are needed" in line for line in said)
+
+
+def test_check_says_what_train_will_leave_out(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write()
+    (tmp_path / "stale").mkdir()
+    done = cluster.run("check", "tiny.yaml", PYTHONPATH=f"{tmp_path / 'stale'}")
+    assert f"not imported from: {tmp_path / 'stale'} (PYTHONPATH)" in done.stdout, done.stderr
+    assert sys.path, "this process imports as before"

@@ -1,0 +1,183 @@
+"""Steps are the same for any number of ranks, and no sequence is repeated or missed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.training.components.batches import (
+    Order,
+    Part,
+    Sample,
+    by_length,
+    evaluation_batches,
+    sample_rng,
+)
+
+# A batch triple: ranks, micro batch, accumulation.
+TRIPLES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+
+
+def samples_of_step(
+    order: Order, step: int, ranks: int, micro: int, accumulation: int
+) -> list[Sample]:
+    total = ranks * micro * accumulation
+    found = []
+    for rank in range(ranks):
+        batches = order.step(step, total, rank, ranks, micro)
+        assert [len(batch) for batch in batches] == [micro] * accumulation
+        found.extend(itertools.chain.from_iterable(batches))
+    return found
+
+
+@given(sequences=st.integers(1, 60), seed=st.integers(0, 2**63 - 1), triple=TRIPLES)
+def test_each_epoch_sees_each_sequence_once(
+    sequences: int, seed: int, triple: tuple[int, int, int]
+) -> None:
+    order, total = Order(sequences, seed), triple[0] * triple[1] * triple[2]
+    steps = -(-3 * sequences // total)
+    seen = [sample for step in range(steps) for sample in samples_of_step(order, step, *triple)]
+    for epoch in range(3):
+        assert Counter(s.index for s in seen if s.epoch == epoch) == Counter(range(sequences))
+
+
+@given(
+    sequences=st.integers(1, 60), seed=st.integers(0, 1000), step=st.integers(0, 50), triple=TRIPLES
+)
+def test_a_step_is_the_same_on_any_number_of_ranks_and_in_any_micro_batches(
+    sequences: int, seed: int, step: int, triple: tuple[int, int, int]
+) -> None:
+    total = triple[0] * triple[1] * triple[2]
+    alone = Order(sequences, seed).step(step, total, 0, 1, total)
+    assert samples_of_step(Order(sequences, seed), step, *triple) == alone[0]
+
+
+@given(sequences=st.integers(1, 60), steps=st.lists(st.integers(0, 40), min_size=1, max_size=6))
+def test_a_step_does_not_depend_on_the_steps_before_it(sequences: int, steps: list[int]) -> None:
+    wandering = Order(sequences, 7)
+    for step in steps:
+        assert wandering.step(step, 4, 0, 1, 2) == Order(sequences, 7).step(step, 4, 0, 1, 2)
+
+
+def test_epochs_and_seeds_differ_in_order() -> None:
+    def epoch(seed: int, number: int) -> list[int]:
+        order = Order(50, seed)
+        return [order.sample(position).index for position in range(number * 50, (number + 1) * 50)]
+
+    orders = [epoch(1, 0), epoch(1, 1), epoch(2, 0), list(range(50))]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@given(sequences=st.integers(1, 80), ranks=st.integers(1, 6), micro=st.integers(1, 7))
+def test_evaluation_counts_each_sequence_once_at_any_number_of_ranks(
+    sequences: int, ranks: int, micro: int
+) -> None:
+    parts = [evaluation_batches(sequences, rank, ranks, micro) for rank in range(ranks)]
+    counted = Counter(s.index for part in parts for batch in part for s, counts in batch if counts)
+    assert counted == Counter(range(sequences))
+    # ZeRO-3's collectives wait forever for a rank with fewer forward passes.
+    assert len({len(part) for part in parts}) == 1
+    assert {len(batch) for part in parts for batch in part} == {micro}
+    assert all(0 <= s.index < sequences for part in parts for batch in part for s, _ in batch)
+
+
+def test_a_samples_random_numbers_are_its_own() -> None:
+    def drawn(seed: int, index: int, epoch: int) -> float:
+        return sample_rng(seed, Sample(index, epoch)).random()
+
+    assert drawn(1, 2, 3) == drawn(1, 2, 3)
+    assert (
+        len(
+            {
+                drawn(seed, index, epoch)
+                for seed in (0, 1)
+                for index in (0, 1)
+                for epoch in (-1, 0, 1)
+            }
+        )
+        == 12
+    )
+
+
+PARTS = st.lists(
+    st.builds(Part, st.integers(1, 20), st.sampled_from([0.5, 1.0, 2.0, 0.3, 2.5])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(parts=PARTS, seed=st.integers(0, 1000))
+def test_each_dataset_is_passed_over_as_often_as_its_weight_says(
+    parts: list[Part], seed: int
+) -> None:
+    order = Order(parts, seed)
+    epochs = 4
+    seen = Counter(order.sample(position).index for position in range(epochs * len(order)))
+    begin = 0
+    for part in parts:
+        counts = [seen[begin + n] for n in range(part.num_samples)]
+        # Each pass is complete: no sample is more than one pass ahead of another.
+        assert sum(counts) == epochs * part.per_epoch and max(counts) - min(counts) <= 1
+        begin += part.num_samples
+
+
+@given(parts=PARTS, positions=st.lists(st.integers(0, 200), min_size=1, max_size=6))
+def test_a_mixture_does_not_depend_on_where_it_is_entered(
+    parts: list[Part], positions: list[int]
+) -> None:
+    wandering = Order(parts, 3)
+    for position in positions:
+        assert wandering.sample(position) == Order(parts, 3).sample(position)
+
+
+@given(
+    parts=PARTS,
+    seed=st.integers(0, 1000),
+    worlds=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12),
+)
+def test_a_mixture_keeps_its_order_with_any_number_of_ranks_in_each_step(
+    parts: list[Part], seed: int, worlds: list[int]
+) -> None:
+    """A run that resumes on 2, then 1, then 4 ranks reads the same samples as a run on one rank."""
+    alone = Order(parts, seed)
+    for step, ranks in enumerate(worlds):
+        # Each is a new process that enters the order at this point.
+        (expected,) = alone.step(step, 16, 0, 1, 16)
+        assert samples_of_step(Order(parts, seed), step, ranks, 2, 8 // ranks) == expected
+
+
+@given(parts=PARTS)
+def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
+    """Masks and augmentation are drawn per pass."""
+    order = Order(parts, 5)
+    seen = Counter(order.sample(position) for position in range(3 * len(order)))
+    assert set(seen.values()) == {1}
+
+
+def test_datasets_are_shuffled_into_each_other() -> None:
+    order = Order([Part(50), Part(50)], 0)
+    first_half = [order.sample(position).index < 50 for position in range(50)]
+    assert 15 < sum(first_half) < 35
+
+
+@given(
+    lengths=st.lists(st.integers(1, 99), min_size=12, max_size=12),
+    micro=st.sampled_from([1, 2, 3, 4, 6]),
+)
+def test_like_beside_like_is_the_same_samples_in_as_many_batches(
+    lengths: list[int], micro: int
+) -> None:
+    """Micro batches are all full: a rank's part of a step is a multiple of them."""
+    samples = [Sample(n, 0) for n in range(len(lengths))]
+    batches = [samples[i : i + micro] for i in range(0, len(samples), micro)]
+    grouped = by_length(batches, lambda sample: lengths[sample.index])
+    assert [len(batch) for batch in grouped] == [len(batch) for batch in batches]
+    assert sorted(s.index for batch in grouped for s in batch) == list(range(len(lengths)))
+
+    def padded(parts: list[list[Sample]]) -> int:
+        return sum(len(part) * max(lengths[s.index] for s in part) for part in parts)
+
+    assert padded(grouped) <= padded(batches)

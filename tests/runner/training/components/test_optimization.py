@@ -1,0 +1,83 @@
+"""The learning rate over a run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.training.components.optimization import rate, warmup_steps
+
+NAMES = ("cosine", "linear", "constant", "wsd")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_warmup_rises_evenly_to_the_peak(name: str) -> None:
+    assert [rate(name, 1.0, 4, 100, step) for step in range(4)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0]
+    )
+    assert rate(name, 1.0, 4, 100, 4) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("name", "half"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
+def test_halfway_through_the_decay(name: str, half: float) -> None:
+    assert rate(name, 1.0, 20, 120, 70) == pytest.approx(half)
+
+
+@pytest.mark.parametrize(("name", "end"), [("cosine", 0.0), ("linear", 0.0), ("constant", 1.0)])
+def test_the_decay_is_at_its_end_when_the_steps_are_done(name: str, end: float) -> None:
+    assert rate(name, 1.0, 20, 120, 120) == pytest.approx(end)
+
+
+def test_wsd_stays_until_its_decay_and_falls_evenly_to_zero() -> None:
+    rates = [rate("wsd", 1.0, 10, 100, step, decay_steps=20) for step in range(101)]
+    assert rates[10:81] == [1.0] * 71
+    assert rates[90] == pytest.approx(0.5)
+    assert rates[99] > rates[100] == 0.0
+
+
+@pytest.mark.parametrize("name", ("cosine", "linear"))
+def test_the_last_step_still_learns(name: str) -> None:
+    assert rate(name, 1.0, 0, 1, 0) == 1.0
+    assert rate(name, 1.0, 2, 10, 9) > 0
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    steps=st.integers(1, 200),
+    warmup=st.floats(0, 0.99) | st.integers(1, 400),
+)
+def test_the_rate_rises_to_the_peak_and_never_rises_again(
+    name: str, steps: int, warmup: float
+) -> None:
+    warm = warmup_steps(float(warmup), steps)
+    rates = [rate(name, 2.0, warm, steps, step) for step in range(steps)]
+    assert all(0 < value <= 2.0 for value in rates)
+    top = min(warm, steps)
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "expected"),
+    [(0, 100, 0), (0.05, 100, 5), (0.05, 8, 1), (1, 100, 1), (20, 100, 20)],
+)
+def test_warmup_is_a_share_below_1_and_steps_from_1_on(
+    warmup: float, steps: int, expected: int
+) -> None:
+    assert warmup_steps(warmup, steps) == expected
+
+
+def test_adamw_is_fused_on_cpus() -> None:
+    """The loop over tensors took 120 ms per step for 22 million weights; this takes 16 to 27."""
+    import torch
+
+    from runner.config.engine import OptimizerConfig
+    from runner.training.components.optimization import make_optimizer
+
+    module = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(module, OptimizerConfig())
+    assert {group["fused"] for group in optimizer.param_groups} == {True}
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert all(torch.isfinite(p).all() for p in module.parameters())

@@ -1,0 +1,217 @@
+"""The speed in metrics.jsonl. A loss that is not finite ends the run and spoils nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.plan.peaks import PEAKS, peak_flops
+from runner.plan.plan import decide
+from runner.plan.shapes import Device, ModelShape
+from runner.training.components.throughput import StepClock, flops_per_token
+from tests.runner.conftest import Cluster
+
+
+@pytest.fixture(scope="module")
+def exploded(shared_cluster: Cluster) -> tuple[Path, str]:
+    """A run with a learning rate that no model survives: its folder, and the command's output."""
+    shared_cluster.write(
+        "exploded", steps=50, engine={"zero": 1}, optimizer={"lr": 1e30, "clip": 0},
+        checkpoint={"every": 1, "keep": 9},
+        schedule={"name": "constant", "warmup": 0},
+    )  # fmt: skip
+    done = shared_cluster.run("train", "exploded.yaml", "--processes", "2")
+    assert done.returncode == 1, done.stderr
+    return shared_cluster.output("exploded"), done.stderr
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_ranks(
+    exploded: tuple[Path, str],
+) -> None:
+    folder, said = exploded
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = steps[-1]
+    assert last["loss"] is None and all(line["loss"] is not None for line in steps[:-1])
+    assert f"error: step {last['step']}: the loss is" in said and "on ranks 0, 1" in said
+    assert "Lower optimizer.lr" in said and "Traceback" not in said
+
+
+def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(
+    exploded: tuple[Path, str],
+) -> None:
+    folder, _ = exploded
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step}" for step in range(1, last)]
+    for name in kept:
+        listed = json.loads((folder / "checkpoints" / name / "files.json").read_text())
+        assert all(
+            (folder / "checkpoints" / name / entry["path"]).stat().st_size == entry["size"]
+            for entry in listed["files"]
+        )
+    assert not (folder / "model").exists()
+
+
+def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_saved(
+    shared_cluster: Cluster,
+) -> None:
+    shared_cluster.write(
+        "lost", steps=5, engine={"name": "ddp"}, optimizer={"lr": 1e9, "clip": 0},
+        evaluation={"every": 1},
+        checkpoint={"every": 1, "best": True}, schedule={"name": "constant", "warmup": 0},
+    )  # fmt: skip
+    done = shared_cluster.run("train", "lost.yaml", "--processes", "1")
+    assert done.returncode == 1, done.stderr
+    assert "error: step 1: the validation loss is nan. Nothing was saved after it" in done.stderr
+    assert "Traceback" not in done.stderr
+    checkpoints = shared_cluster.output("lost") / "checkpoints"
+    assert not list(checkpoints.glob("step-*")) and not (checkpoints / "best.json").exists()
+
+
+# The loss is 0, where it has no derivative.
+NO_GRADIENT = """
+import os, sys, torch
+from pathlib import Path
+from torch import nn
+from runner.config.run_config import RunConfig
+from runner.ranks.environment import RankEnvironment
+from runner.plan.plan import TrainingPlan as Plan
+from runner.training.engines import make_engine
+from runner.training.components.process_group import join
+
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+    def forward(self, inputs):
+        return (self.weight * inputs).abs().sum().sqrt()
+
+run_file, meeting = sys.argv[1:]
+place = RankEnvironment(
+    rank=0, world_size=1, local_rank=0, local_world_size=1, master_addr="127.0.0.1", master_port=1
+)
+os.environ.update(place.variables())
+join("deepspeed", "cpu", place, meeting)
+stages = (("deepspeed", zero) for zero in range(4))
+for engine, zero in (("ddp", 0), *stages):
+    config = RunConfig.load(Path(run_file), [f"engine.name={engine}"])
+    made = make_engine(Root(), config, Plan(8, 1, 1, 1, 1, "fp32", zero, ()), torch.device("cpu"))
+    loss = made.forward({"inputs": torch.ones(8)}, last=True)
+    made.backward(loss, last=True)
+    norm = made.step(0.1)
+    same = made.export()["weight"].tolist() == [0.0] * 8
+    print("said", engine, zero, loss.item(), float(norm), same)
+"""
+
+
+def test_a_gradient_that_is_no_number_updates_nothing_with_any_engine(
+    shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    shared_cluster.write("tiny", precision="fp32")
+    command = [
+        sys.executable,
+        "-c",
+        NO_GRADIENT,
+        str(shared_cluster.folder / "tiny.yaml"),
+        str(tmp_path / "meet"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    said = [line.split() for line in done.stdout.splitlines() if line.startswith("said")]
+    assert len(said) == 5, done.stderr
+    assert [
+        line
+        for line in said
+        if line[3] != "0.0" or line[4] not in ("nan", "inf") or line[5] != "True"
+    ] == []
+
+
+def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(
+    exploded: tuple[Path, str],
+) -> None:
+    folder, _ = exploded
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in steps:
+        assert line["samples_per_s"] * line["step_s"] == pytest.approx(8)
+        assert line["tokens_per_s"] * line["step_s"] == pytest.approx(line["tokens"])
+        assert 0 <= line["data_wait"] < 1
+        assert "mfu" not in line  # no published peak for this CPU
+    assert "first_step_s" in steps[0] and steps[0]["first_step_s"] > steps[0]["step_s"]
+    assert all("first_step_s" not in line for line in steps[1:])
+
+
+def test_the_environment_says_how_many_steps_there_are_to_be(exploded: tuple[Path, str]) -> None:
+    recorded = json.loads((exploded[0] / "environment.json").read_text())
+    assert recorded["num_steps"] == 50 and recorded["pid"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5e12),
+        ("NVIDIA A10", "fp16", 125e12),
+        ("NVIDIA A10G", "fp16", 70e12),
+        ("NVIDIA A40", "bf16", 149.7e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-PCIE-16GB", "fp16", 112e12),
+        ("Tesla T4", "fp16", 65e12),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "bf16", 989e12),
+        ("NVIDIA H20", "bf16", 148e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("TITAN RTX", "fp16", 130e12),
+        ("NVIDIA H200 NVL", "bf16", 835e12),
+        ("NVIDIA H800 PCIe", "bf16", 756e12),
+        ("NVIDIA GB200", "bf16", 2500e12),
+        ("NVIDIA RTX A6000", "bf16", 154.8e12),
+        ("NVIDIA RTX 6000 Ada Generation", "fp32", 91.1e12),
+        ("AMD Instinct MI250X", "bf16", 191.5e12),
+        ("AMD Instinct MI250", "fp32", 45.3e12),
+        ("AMD Instinct MI300X", "bf16", 1307e12),
+        ("AMD Instinct MI300A", "bf16", 980.6e12),
+        ("Quadro RTX 6000", "fp16", None),
+        ("NVIDIA GeForce GTX 1080", "fp16", None),
+        ("CPU", "fp32", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_and_of_no_other_with_a_name_like_it(
+    name: str, precision: str, peak: float
+) -> None:
+    assert peak_flops(Device("cuda", name, 1, True, True), precision) == peak
+
+
+def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
+    gpt2 = ModelShape(124_439_808, 1024, 768, 12, 50257)
+    assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
+    assert flops_per_token(gpt2, 1024, all_weights=False) < flops_per_token(gpt2, 1024)
+    assert all(low >= full > 0 for low, full in PEAKS.values())
+
+
+def test_logits_that_are_never_computed_do_not_count_as_work(cluster: Cluster) -> None:
+    """BERT predicts 15 % of its tokens, and the vocabulary is a quarter of BERT-base."""
+    config = RunConfig.load(
+        cluster.write(precision="bf16", batch={"global": 8, "micro": 8}, engine={"name": "ddp"})
+    )
+    device, bert = (
+        Device("cuda", "A100", 80 * 2**30, True, True),
+        ModelShape(109_514_298, 512, 768, 12, 30522),
+    )
+    plan = decide(config, bert, device, 1)
+    mfu = []
+    for sparse in (False, True):
+        clock = StepClock.of(config, bert, plan, device, logits_at_predictions=sparse)
+        clock.begin()
+        measured = clock.measures(8, 4096, 0.0, 614)
+        mfu.append(measured["mfu"] * measured["step_s"] * 312e12)
+    whole, computed = mfu
+    assert whole == pytest.approx(4096 * flops_per_token(bert, plan.sequence_length))
+    skipped = (4096 - 614) * 6 * 30522 * 768
+    assert computed == pytest.approx(whole - skipped)
+    assert computed < 0.83 * whole

@@ -1,0 +1,288 @@
+"""Engines with every optimizer and precision they offer: the same steps, exact resume, overflow, a
+full disk.
+
+One pair of real ranks does it all, around a small module with a tied weight and a frozen one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runner.config.engine import OptimizerConfig
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+
+ROOT = Path(__file__).parents[4]
+RUN_FILE = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
+CASES = [
+    f"{engine}-{optimizer}-fp32" for engine in ("ddp", "fsdp") for optimizer in ("adamw", "lion")
+]
+CASES += ["zero0-adamw-fp32", "zero1-adamw-bf16", "zero2-adamw-bf16", "zero3-lion-fp32"]
+CASES += [
+    "ddp-adafactor-fp32",
+    "ddp-adamw-fp16",
+    "fsdp-adamw-fp16",
+    "ddp-adamw-bf16",
+    "fsdp-adamw-bf16",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return in_two_ranks(tmp_path_factory.mktemp("engines"))
+
+
+def in_two_ranks(folder: Path, *override: str) -> dict[str, Any]:
+    (folder / "run.yaml").write_text(RUN_FILE)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.training.small_engines",
+        str(folder),
+        str(folder / "run.yaml"),
+        *override,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"folder": folder, **found}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_loaded_goes_on_as_if_nothing_had_been(results: dict[str, Any], case: str) -> None:
+    assert results[case]["same"]
+    assert results[case]["resumed"] == results[case]["steps"][3:]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_written_when_training_has_gone_on_is_as_if_it_had_waited(
+    results: dict[str, Any], case: str
+) -> None:
+    assert results[case]["from_copy"] == results[case]["steps"][3:]
+
+
+@pytest.mark.parametrize("case", ["adamw-fp32", "lion-fp32"])
+def test_sharded_and_whole_weights_take_the_same_steps(results: dict[str, Any], case: str) -> None:
+    whole, sharded = results[f"ddp-{case}"]["steps"], results[f"fsdp-{case}"]["steps"]
+    for found, expected in zip(sharded, whole, strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert whole[-1][0] < whole[0][0]
+
+
+@pytest.mark.slow  # half a minute of g++
+def test_what_is_compiled_takes_the_same_steps(results: dict[str, Any], tmp_path: Path) -> None:
+    for case, found in in_two_ranks(tmp_path, "compile=true").items():
+        if case != "folder":
+            assert found["resumed"] == found["steps"][3:]
+            assert [loss for loss, _ in found["steps"]] == pytest.approx(
+                [loss for loss, _ in results[case]["steps"]]
+            )
+
+
+def test_without_a_compiler_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch import nn
+
+    from runner.plan.plan import TrainingPlan
+    from runner.training.engines import make_engine
+
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = RunConfig.load(tmp_path / "run.yaml", ["compile=true", "engine.name=ddp"])
+    with pytest.raises(UsageError, match="needs a C\\+\\+ compiler"):
+        make_engine(
+            nn.Linear(2, 2), config, TrainingPlan(8, 1, 1, 1, 1, "fp32", 0, ()), torch.device("cpu")
+        )
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_an_overflow_on_one_rank_is_one_on_all_and_updates_nothing(
+    results: dict[str, Any], engine: str
+) -> None:
+    steps = results[f"{engine}-adamw-fp16"]["steps"]
+    norms = [norm for _, norm in steps]
+    assert not math.isfinite(norms[1])
+    assert all(math.isfinite(norm) for norm in norms[:1] + norms[2:])
+    # The steps after it are those of a run that never had it, in half precision.
+    expected = [norm for _, norm in results[f"{engine}-adamw-fp32"]["steps"]]
+    assert norms[0] == pytest.approx(expected[0], rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_bf16_learns_what_fp32_learns_but_for_rounding(
+    results: dict[str, Any], engine: str
+) -> None:
+    low, full = (results[f"{engine}-adamw-{precision}"]["steps"] for precision in ("bf16", "fp32"))
+    assert [loss for loss, _ in low] == pytest.approx([loss for loss, _ in full], rel=0.03)
+    assert low != full
+
+
+NORMED = ["fsdp-bf16", "fsdp-fp16", "zero2-bf16", "zero3-bf16"]
+
+
+@pytest.mark.parametrize("case", NORMED)
+def test_batch_norm_in_16_bits_learns_what_it_learns_under_autocast(
+    results: dict[str, Any], case: str
+) -> None:
+    """torch's takes no weights of 16 bits beside running statistics of 32."""
+    found, expected = results[f"norm-{case}"], results["norm-ddp-bf16"]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=0.01)
+    assert found["losses"][-1] < 0.8 * found["losses"][0]  # ten seeds: 0.63 to 0.73 of it
+    assert len(found["means"]) == 2
+    for name, (dtype, *mean) in found["means"].items():
+        assert dtype == "torch.float32"
+        assert mean == pytest.approx(expected["means"][name][1:], abs=0.01)
+
+
+def test_that_batch_norm_is_in_float32_is_said_where_it_is_so(results: dict[str, Any]) -> None:
+    said = {
+        case: [note for note in results[f"norm-{case}"]["notes"] if "batch norm" in note]
+        for case in NORMED
+    }
+    assert all(
+        len(notes) == 1 and "too small for 16 bits" in notes[0] for notes in said.values()
+    ), said
+    assert not results["norm-ddp-bf16"]["notes"]
+
+
+def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(
+    results: dict[str, Any],
+) -> None:
+    """It raised a bare Exception at the 18th such step, before the loop could say what to do at the
+    40th.
+    """
+    from runner.training.loop import MOST_SKIPPED_SCALED
+
+    before, *overflowed, after = results["overflowing"]
+    assert len(overflowed) > MOST_SKIPPED_SCALED and not any(map(math.isfinite, overflowed))
+    assert 0 < before < math.inf and 0 < after < math.inf
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_a_checkpoint_holds_what_was_trained_and_an_export_everything(
+    results: dict[str, Any], engine: str
+) -> None:
+    from runner.training.engines.dcp import saved_names
+
+    case = f"{engine}-adamw-fp32"
+    assert {"frozen.weight", "first.weight", "layers.1.norm.bias", "layers.0.calls"} <= set(
+        results[case]["names"]
+    )
+    saved = saved_names(results["folder"] / case / "engine")
+    assert "model.first.weight" in saved and "model.layers.0.calls" in saved
+    assert "optimizer.layers.1.linear.weight.exp_avg_sq" in saved
+    assert not [name for name in saved if "frozen" in name or "last.weight" in name]
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_a_disk_full_for_one_rank_is_full_for_all(results: dict[str, Any], engine: str) -> None:
+    said = results[f"full-{engine}"]
+    assert all(words.startswith("OSError") for words in said), said
+    assert any("File too large" in words for words in said)
+
+
+def test_lion_moves_by_the_sign_of_its_momentum() -> None:
+    import torch
+    from torch import nn
+
+    from runner.training.components.optimization import make_optimizer
+
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 2.0)
+    optimizer = make_optimizer(
+        module, OptimizerConfig(name="lion", lr=0.1, betas=(0.9, 0.5), weight_decay=0.5)
+    )
+    weight, momentum = 2.0, 0.0
+    for gradient in (3.0, -1.0, -40.0, 0.0):
+        module.weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+        # arXiv:2302.06675, algorithm 2.
+        direction = math.copysign(1.0, 0.9 * momentum + 0.1 * gradient)
+        weight -= 0.1 * (direction + 0.5 * weight)
+        momentum = 0.5 * momentum + 0.5 * gradient
+        assert module.weight.item() == pytest.approx(weight)
+
+
+def test_only_what_is_trained_is_updated_and_vectors_do_not_decay() -> None:
+    from torch import nn
+
+    from runner.training.components.optimization import make_optimizer
+
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+    matrices, vectors = make_optimizer(module, OptimizerConfig(weight_decay=0.3)).param_groups
+    assert [id(p) for p in matrices["params"]] == [id(module[0].weight)]
+    assert [id(p) for p in vectors["params"]] == [id(module[0].bias)]
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
+
+
+def test_an_optimizer_that_is_not_installed_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch import nn
+
+    from runner.training.components.optimization import make_optimizer
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UsageError, match="adamw_8bit needs bitsandbytes"):
+        make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="adamw_8bit"))
+
+
+@pytest.fixture
+def tiny() -> Any:
+    """A GPT-2 whose input and output embeddings are one."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=3, n_head=2))
+
+
+def wrapped(tiny: Any, wrap: dict[str, Any] | None, tmp_path: Path) -> tuple[list[str], str]:
+    from runner.training.engines.fsdp import blocks_of
+
+    (tmp_path / "run.yaml").write_text(
+        f"{RUN_FILE}engine: {json.dumps({'name': 'fsdp', 'wrap': wrap})}\n"
+    )
+    found, why = blocks_of(tiny, RunConfig.load(tmp_path / "run.yaml"))
+    return [type(module).__name__ for module in found], why
+
+
+def test_layers_are_wrapped_as_the_model_repeats_them(tiny: Any, tmp_path: Path) -> None:
+    assert wrapped(tiny, None, tmp_path) == (
+        ["GPT2Block"] * 3, "3 x GPT2Block (the layers the model itself repeats)",
+    )  # fmt: skip
+    assert wrapped(tiny, {"layer": "GPT2MLP"}, tmp_path)[0] == ["GPT2MLP"] * 3
+
+
+def test_wrapping_by_size_leaves_tied_weights_to_the_whole(tiny: Any, tmp_path: Path) -> None:
+    # The embedding is the largest module, and the head uses it too.
+    names, why = wrapped(tiny, {"min_params": 500}, tmp_path)
+    assert "Embedding" not in names and "Linear" not in names
+    assert set(names) == {"GPT2MLP"} and "at least 500" in why
+    assert wrapped(tiny, {"min_params": 10**9}, tmp_path)[0] == []
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has(
+    tiny: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        wrapped(tiny, {"layer": "LlamaDecoderLayer"}, tmp_path)
+    assert "no layer `LlamaDecoderLayer`" in caught.value.message
+    assert "GPT2Block, GPT2MLP, GPT2Attention" in caught.value.remedy
+    with pytest.raises(UsageError, match="does not name its layers"):
+        blocks = SimpleNamespace(engine=SimpleNamespace(wrap=None), path=tmp_path)
+        from torch import nn
+
+        from runner.training.engines.fsdp import blocks_of
+
+        blocks_of(nn.Sequential(nn.Linear(2, 2)), blocks)  # type: ignore[arg-type]

@@ -1,0 +1,700 @@
+"""A checkpoint is complete or absent. A damaged one is named and skipped, a foreign one rejected.
+
+These tests use one process, and an engine that writes small files. test_resume does the same with
+real runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runner.config.run_config import CheckpointConfig
+from runner.errors import DamageError, UsageError
+
+if TYPE_CHECKING:
+    from runner.run_folder.checkpoints import TrainingState
+    from runner.training.components.process_group import Ranks
+    from runner.training.saving.checkpoints import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """The only rank of a group that meets in a file."""
+    import torch.distributed as dist
+
+    from runner.training.components.process_group import Ranks
+
+    meeting = tmp_path_factory.mktemp("meeting") / "ranks"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield Ranks()
+    dist.destroy_process_group()
+
+
+class SmallEngine:
+    """Writes two files in a folder, as DeepSpeed does; fails on request.
+
+    Args:
+        gate: a write beside training waits for it.
+    """
+
+    def __init__(
+        self,
+        content: str = "weights",
+        problem: BaseException | None = None,
+        gate: threading.Event | None = None,
+    ) -> None:
+        self.content, self._problem, self._gate = content, problem, gate
+
+    def save(self, folder: Path) -> None:
+        (folder / "engine").mkdir()
+        (folder / "engine" / "weights.pt").write_text(self.content)
+        if self._problem is not None:
+            raise self._problem
+        (folder / "engine" / "moments.pt").write_text(f"moments of {self.content}")
+
+    def stage(self, folder: Path, group: object) -> Callable[[], None]:
+        copy = SmallEngine(self.content, self._problem)
+
+        def write() -> None:
+            assert self._gate is None or self._gate.wait(30)
+            copy.save(folder)
+
+        return write
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a checkpoint needs no {name}")
+
+
+SIGNATURE = {
+    "task": "masked-lm",
+    "model": "acme/tiny-bert@1",
+    "data": "abc",
+    "batch.global": 8,
+    "seed": 42,
+}
+
+
+def state(step: int, **changes: Any) -> TrainingState:
+    from runner.run_folder.checkpoints import TrainingState
+
+    return replace(TrainingState(step, 2, 2, "fp32", dict(SIGNATURE)), **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def checkpoints(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    return Checkpoints(folder, CheckpointConfig(keep=2), ranks, said.append)
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(SmallEngine(f"weights {step}"), state(step))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_checkpoint_lists_every_file_it_has(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 4)
+    listed = {
+        entry["path"]: entry
+        for entry in json.loads((folder / "step-4" / "files.json").read_text())["files"]
+    }
+    assert set(listed) == {"engine/weights.pt", "engine/moments.pt", "state.json"}
+    assert listed["engine/weights.pt"]["size"] == len("weights 4")
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+def test_a_new_run_has_none(checkpoints: Checkpoints, said: list[str]) -> None:
+    assert checkpoints.newest_valid() is None
+    assert said == []
+
+
+def test_the_oldest_go_and_the_newest_by_number_is_taken(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    save(checkpoints, 8, 9, 10, 11)
+    assert names(folder) == {"step-10", "step-11", "latest"}
+    assert (folder / "latest").read_text().strip() == "step-11"
+    found = checkpoints.newest_valid()
+    assert found is not None and found[1].step == 11
+
+
+def test_the_best_stays_beside_the_newest(folder: Path, ranks: Ranks) -> None:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
+    best = []
+    for step, loss in ((2, 3.0), (4, 1.5), (6, 2.0), (8, 1.5)):
+        best.append(checkpoints.mark_best(step, loss))
+        save(checkpoints, step)
+    assert best == [True, True, False, False]
+    assert {name for name in names(folder) if name.startswith("step")} == {"step-4", "step-8"}
+    # A later resume knows it too.
+    again = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
+    assert not again.mark_best(10, 1.6)
+    assert again.mark_best(10, 1.4)
+    # A kill before it was written: the step is repeated, and is the best again.
+    assert again.mark_best(10, 1.4)
+
+
+def test_unless_it_is_asked_for_no_step_is_the_best(checkpoints: Checkpoints, folder: Path) -> None:
+    assert not checkpoints.mark_best(2, 1.0)
+    assert names(folder) == set()
+
+
+def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    clock = [0.0]
+    checkpoints = Checkpoints(
+        folder, CheckpointConfig(every="10 min"), ranks, print, now=lambda: clock[0]
+    )
+    clock[0] = 599.0
+    assert not checkpoints.is_time()
+    clock[0] = 600.0
+    assert checkpoints.is_time() and not checkpoints.is_due(2)
+    save(checkpoints, 2)
+    assert not checkpoints.is_time()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda c: flip(c / "engine/weights.pt"), "engine/weights.pt"),
+    "a file cut short": (lambda c: os.truncate(c / "engine/moments.pt", 3), "engine/moments.pt"),
+    "a file that grew": (lambda c: os.truncate(c / "engine/moments.pt", 300), "engine/moments.pt"),
+    "a file gone": (lambda c: (c / "engine/moments.pt").unlink(), "engine/moments.pt is missing"),
+    "a file too many": (
+        lambda c: (c / "engine/extra.pt").write_text("x"),
+        "engine/extra.pt is not in",
+    ),
+    "another state": (lambda c: flip(c / "state.json"), "state.json"),
+    "no list": (lambda c: (c / "files.json").unlink(), "cannot be read"),
+    "half a list": (lambda c: os.truncate(c / "files.json", 30), "cannot be read"),
+    "an empty list": (lambda c: (c / "files.json").write_text("{}"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    checkpoints: Checkpoints, folder: Path, said: list[str], damage: str
+) -> None:
+    save(checkpoints, 2, 4)
+    do, named = DAMAGES[damage]
+    do(folder / "step-4")
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    assert len(said) == 1
+    assert "step-4" in said[0] and named in said[0]
+
+
+def test_a_damaged_checkpoint_is_written_again_when_its_step_is_repeated(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    save(checkpoints, 2, 4)
+    flip(folder / "step-4" / "engine" / "weights.pt")
+    save(checkpoints, 4)
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        # The error of torch.save on a full disk.
+        RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"),
+        RuntimeError("basic_ios::clear: iostream error while write"),
+    ],
+    ids=["the kernel's word", "torch's word", "the stream's word"],
+)
+def test_a_full_disk_leaves_the_checkpoints_before_it_whole(
+    checkpoints: Checkpoints, folder: Path, problem: Exception
+) -> None:
+    save(checkpoints, 2, 4)
+    with pytest.raises(OSError):
+        checkpoints.save(SmallEngine(problem=problem), state(6))
+    assert names(folder) == {"step-2", "step-4", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    save(checkpoints, 6)
+    assert checkpoints.newest_valid() == (folder / "step-6", state(6))
+
+
+def test_a_fault_that_is_no_full_disk_stays_a_fault(checkpoints: Checkpoints) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        checkpoints.save(
+            SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6)
+        )
+
+
+def test_a_damaged_checkpoint_of_a_later_step_takes_no_good_ones_place(
+    folder: Path, ranks: Ranks, said: list[str]
+) -> None:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    save(Checkpoints(folder, CheckpointConfig(keep=2), ranks, print), 200, 300)
+    flip(folder / "step-300" / "engine" / "weights.pt")
+    resumed = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, said.append)
+    (folder / "best.json").write_text(json.dumps({"step": 300, "validation_loss": 0.1}))
+    assert resumed.newest_valid() == (folder / "step-200", state(200))
+    assert resumed.mark_best(250, 0.2), "the damaged one was the best"
+    save(resumed, 250)
+    assert names(folder) == {"step-250", "latest", "best.json"}
+    assert resumed.newest_valid() == (folder / "step-250", state(250))
+    assert said[1:] == ["passed over, and removed now that step-250 is whole: step-300"]
+    save(resumed, 300)
+    assert resumed.newest_valid() == (folder / "step-300", state(300))
+
+
+@pytest.fixture
+def in_use(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of files that cannot be removed, as open files on NFS."""
+    held: set[str] = set()
+    unlink = os.unlink
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if Path(path).name in held:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    return held
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "beside training"])
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
+    folder: Path, ranks: Ranks, said: list[str], in_use: set[str], asynchronous: bool
+) -> None:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(
+        folder, CheckpointConfig(keep=1, asynchronous=asynchronous), ranks, said.append
+    )
+    save(checkpoints, 2)
+    in_use.add("weights.pt")
+    save(checkpoints, 4)
+    checkpoints.finish()
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    # The remains do not have the name of a checkpoint: no run resumes from half of one.
+    assert names(folder) == {"step-2.0.gone", "step-4", "latest"}
+    assert [line for line in said if "step-2 cannot" in line] == [
+        "checkpoint step-2 cannot be removed now (Device or resource busy); "
+        "the next one tries again"
+    ]
+    in_use.clear()
+    save(checkpoints, 6)
+    checkpoints.finish()
+    assert names(folder) == {"step-6", "latest"}
+
+
+def test_a_step_comes_again_where_its_damaged_checkpoint_cannot_be_removed(
+    checkpoints: Checkpoints, folder: Path, in_use: set[str]
+) -> None:
+    save(checkpoints, 2, 4)
+    flip(folder / "step-4" / "engine" / "weights.pt")
+    in_use.add("weights.pt")
+    save(checkpoints, 4)
+    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+
+
+def test_a_checkpoint_that_somebody_removes_at_the_same_moment_is_not_missed(
+    checkpoints: Checkpoints, folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_ = Path.replace
+
+    def too_late(path: Path, target: Path) -> Path:
+        if path.name == "step-2":
+            shutil.rmtree(path)
+        return replace_(path, target)
+
+    save(checkpoints, 2, 4)
+    monkeypatch.setattr(Path, "replace", too_late)
+    save(checkpoints, 6)
+    assert names(folder) == {"step-4", "step-6", "latest"}
+    assert said == []
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no code may catch it."""
+
+
+def test_a_kill_while_writing_leaves_nothing_that_counts(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    save(checkpoints, 2)
+    with pytest.raises(Killed):
+        checkpoints.save(SmallEngine(problem=Killed()), state(4))
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
+@pytest.mark.parametrize("moment", ["before it is hashed", "before the list", "before the rename"])
+def test_a_kill_after_all_is_written_leaves_nothing_that_counts_either(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    from runner.training.saving import atomic_folder as module
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    moments: dict[str, tuple[object, str]] = {
+        "before it is hashed": (module, "measured"),
+        "before the list": (module.AtomicCheckpoint, "_publish"),
+        "before the rename": (Path, "replace"),
+    }
+    save(checkpoints, 2)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(*moments[moment], killed)
+        save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    save(checkpoints, 4)
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
+def test_what_a_person_left_beside_the_checkpoints_stays(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    (folder / "step-best").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    save(checkpoints, 2, 4, 6)
+    assert {"step-best", "notes.txt", "step-4", "step-6"} <= names(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "fsdp"}, ("engine.name deepspeed", "now has fsdp")),
+        ({"zero": 3}, ("zero 2", "now has 3")),
+        ({"precision": "bf16"}, ("precision fp32", "now has bf16")),
+        ({"signature": {**SIGNATURE, "batch.global": 16}}, ("batch.global 8", "now has 16")),
+        ({"signature": {**SIGNATURE, "seed": 1}}, ("seed 42", "now has 1")),
+        ({"signature": {**SIGNATURE, "data": "xyz"}}, ("data abc", "now has xyz")),
+        ({"signature": {**SIGNATURE, "model": "acme/tiny-bert@2"}}, ("tiny-bert@1", "tiny-bert@2")),
+        ({"signature": {**SIGNATURE, "task": "causal-lm"}}, ("masked-lm", "causal-lm")),
+    ],
+    ids=["engine", "stage", "precision", "batch", "seed", "data", "model", "task"],
+)
+def test_a_checkpoint_of_something_else_is_not_trained_on(
+    changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    from runner.run_folder.checkpoints import check_resumable
+
+    with pytest.raises(UsageError) as caught:
+        check_resumable(state(4), state(0, **changes), Path("output/mine/checkpoints/step-4"))
+    assert "step-4" in caught.value.message
+    assert all(word in caught.value.message for word in words)
+    assert "another --output" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"), [("optimizer", "lion", "lion"), ("lora", "rank 8", "LoRA")]
+)
+def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_start(
+    checkpoints: Checkpoints, folder: Path, key: str, value: str, named: str
+) -> None:
+    from runner.run_folder.checkpoints import check_before_launch, check_resumable
+
+    signed = {**SIGNATURE, key: value}
+    found = state(4, signature=signed)
+    checkpoints.save(SmallEngine(), found)
+    for refuse in (
+        lambda: check_before_launch(folder, signed, 1, None),
+        lambda: check_resumable(found, replace(found, world_size=1), folder),
+        lambda: check_resumable(found, replace(found, zero=1), folder),
+    ):
+        with pytest.raises(
+            UsageError, match=f"does not convert a checkpoint of {named}.* 2 ranks at stage 2"
+        ):
+            refuse()
+    assert check_before_launch(folder, signed, 2, None)
+    for engine, zero in (("fsdp", 3), ("deepspeed", 0)):
+        whole = replace(found, engine=engine, zero=zero)
+        check_resumable(whole, replace(whole, world_size=1), folder)
+
+
+def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
+    from runner.run_folder.checkpoints import check_resumable
+
+    check_resumable(state(4), state(0), Path("step-4"))
+    check_resumable(state(4), state(0, world_size=4), Path("step-4"))
+    check_resumable(state(4, zero=1), state(0, zero=2), Path("step-4"))
+    check_resumable(state(4, zero=0, engine="ddp"), state(0, zero=3, engine="fsdp"), Path("step-4"))
+
+
+def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path) -> None:
+    save(checkpoints, 2)
+    for path in (folder / "step-2").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+@pytest.fixture
+def beside(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
+    """Checkpoints that are written while training continues."""
+    from runner.training.saving.checkpoints import Checkpoints
+
+    return Checkpoints(
+        folder, CheckpointConfig(keep=2, best=True, asynchronous=True), ranks, said.append
+    )
+
+
+def test_what_training_changes_while_it_is_written_is_not_in_it(
+    beside: Checkpoints, folder: Path, said: list[str]
+) -> None:
+    gate = threading.Event()
+    engine = SmallEngine("weights 2", gate=gate)
+    beside.save(engine, state(2))
+    engine.content = "weights 3"
+    # No file has its final name before all have.
+    assert names(folder) == {"step-2.tmp"} and not beside.have_failed() and said == []
+    gate.set()
+    beside.finish()
+    assert beside.newest_valid() == (folder / "step-2", state(2))
+    assert (folder / "step-2" / "engine" / "weights.pt").read_text() == "weights 2"
+    assert len(said) == 1 and said[0].startswith("checkpoint step-2 is whole")
+
+
+def test_a_second_checkpoint_waits_for_the_first(beside: Checkpoints, folder: Path) -> None:
+    gate = threading.Event()
+    beside.save(SmallEngine("weights 2", gate=gate), state(2))
+    threading.Timer(0.2, gate.set).start()
+    beside.save(SmallEngine("weights 4"), state(4))
+    assert "step-2" in names(folder)
+    beside.finish()
+    assert names(folder) == {"step-2", "step-4", "latest"}
+
+
+@pytest.mark.parametrize("reported_at", ["the next step", "the next checkpoint", "the end"])
+def test_a_disk_full_beside_training_is_reported_and_older_checkpoints_are_complete(
+    beside: Checkpoints, folder: Path, reported_at: str
+) -> None:
+    save(beside, 2)
+    beside.finish()
+    beside.save(SmallEngine(problem=OSError(errno.ENOSPC, "No space left on device")), state(4))
+    if reported_at == "the next step":
+        deadline = time.monotonic() + 30
+        while not beside.have_failed():
+            assert time.monotonic() < deadline
+    with pytest.raises(OSError, match="No space left"):
+        save(beside, 6) if reported_at == "the next checkpoint" else beside.finish()
+    assert not beside.have_failed()
+    assert names(folder) == {"step-2", "latest"}
+    save(beside, 6)
+    beside.finish()
+    assert beside.newest_valid() == (folder / "step-6", state(6))
+
+
+def test_a_fault_beside_training_is_not_swallowed(beside: Checkpoints) -> None:
+    beside.save(
+        SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6)
+    )
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        beside.finish()
+
+
+def test_a_kill_while_it_is_written_beside_training_leaves_nothing_that_counts(
+    beside: Checkpoints, folder: Path
+) -> None:
+    save(beside, 2)
+    beside.save(SmallEngine(problem=Killed()), state(4))
+    with pytest.raises(Killed):
+        beside.finish()
+    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
+    assert beside.newest_valid() == (folder / "step-2", state(2))
+
+
+def test_the_best_is_known_once_it_is_whole(beside: Checkpoints) -> None:
+    assert beside.mark_best(2, 1.0)
+    beside.save(SmallEngine(), state(2))
+    # Its thread may still be writing.
+    assert not beside.mark_best(4, 2.0)
+
+
+# Two ranks. The second's disk is full while it writes, then when it syncs its part (a quota on
+# NFS). Then its listing is old: it sees only its own files.
+TWO_RANKS = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+def one(rank, folder):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    from runner.training.components import process_group as module
+    from runner.config.run_config import CheckpointConfig
+    from runner.run_folder.checkpoints import TrainingState
+    from runner.training.saving.checkpoints import Checkpoints
+    class Engine:
+        save = None
+    engine = Engine()
+    checkpoints = Checkpoints(
+        Path(folder) / "checkpoints", CheckpointConfig(keep=2), module.Ranks(), print
+    )
+    def attempt(step):
+        try:
+            checkpoints.save(engine, TrainingState(step, 2, 2, "fp32", {}))
+        except OSError as error:
+            os.write(1, f"step {step}, rank {rank}: {error.strerror or error}\\n".encode())
+    write, sync = lambda into: (into / f"part-{rank}").write_text("x"), os.fsync
+    engine.save = full if rank == 1 else write
+    attempt(2)
+    engine.save = write
+    os.fsync = full if rank == 1 else sync
+    attempt(4)
+    os.fsync = sync
+    attempt(6)
+    rglob = Path.rglob
+    if rank == 1:
+        Path.rglob = lambda path, pattern: (p for p in rglob(path, pattern) if p.name == "part-1")
+    attempt(8)
+    os.write(1, f"rank {rank} goes on from {checkpoints.newest_valid()[0].name}\\n".encode())
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import runner.training.saving.checkpoints  # once: the ranks are forked
+    Path(sys.argv[1], "checkpoints").mkdir()
+    mp.start_processes(one, (sys.argv[1],), nprocs=2, start_method="fork")
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of their checkpoints, and their output."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two.py").write_text(TWO_RANKS)
+    command = [sys.executable, "two.py", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return folder / "checkpoints", sorted(done.stdout.splitlines())
+
+
+def test_a_listing_that_is_old_on_one_node_leaves_no_file_out_and_none_twice(
+    two_ranks: tuple[Path, list[str]],
+) -> None:
+    folder, said = two_ranks
+    listed = [
+        entry["path"]
+        for entry in json.loads((folder / "step-8" / "files.json").read_text())["files"]
+    ]
+    assert listed == ["part-0", "part-1", "state.json"]
+    assert [line for line in said if "goes on" in line] == [
+        f"rank {rank} goes on from step-8" for rank in (0, 1)
+    ]
+
+
+def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_whole(
+    two_ranks: tuple[Path, list[str]],
+) -> None:
+    folder, said = two_ranks
+    assert [line for line in said if "goes on" not in line] == [
+        f"step {step}, rank {rank}: {said}"
+        for step in (2, 4)
+        for rank, said in (
+            (0, "another rank could not write its part of the checkpoint"),
+            (1, "No space left on device"),
+        )
+    ]
+    assert names(folder) == {"step-6", "step-8", "latest"}
+
+
+def test_without_a_complete_checkpoint_no_run_starts_over(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    save(checkpoints, 2)
+    save(checkpoints, 4)
+    for damaged in folder.glob("step-*/engine/weights.pt"):
+        damaged.write_text("something else")
+    with pytest.raises(DamageError, match="none of its 2 checkpoints"):
+        checkpoints.newest_valid()
+
+
+def test_a_state_of_another_version_is_named_and_passed_over(
+    checkpoints: Checkpoints, folder: Path, said: list[str]
+) -> None:
+    save(checkpoints, 2, 4)
+    written = folder / "step-4" / "state.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "of_tomorrow": 1}))
+    listed = json.loads((folder / "step-4" / "files.json").read_text())
+    for entry in listed["files"]:
+        if entry["path"] == "state.json":
+            data = written.read_bytes()
+            entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (folder / "step-4" / "files.json").write_text(json.dumps(listed))
+    found = checkpoints.newest_valid()
+    assert found is not None and found[1].step == 2
+    assert any("step-4" in line and "another version" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("now", "world_size", "steps", "words"),
+    [
+        ({"seed": 1}, 2, None, "seed 42; the run now has 1"),
+        ({}, 2, 3, "has done 4 steps; now 3 are asked for"),
+    ],
+)
+def test_the_launcher_refuses_what_the_ranks_would(
+    checkpoints: Checkpoints,
+    folder: Path,
+    now: dict[str, Any],
+    world_size: int,
+    steps: int | None,
+    words: str,
+) -> None:
+    from runner.run_folder.checkpoints import check_before_launch
+
+    save(checkpoints, 4)
+    with pytest.raises(UsageError, match=words):
+        check_before_launch(folder, {**SIGNATURE, **now}, world_size, steps)
+    assert "step-4" in (check_before_launch(folder, SIGNATURE, 2, 4) or "")
+    assert "written by 2 ranks" in (check_before_launch(folder, SIGNATURE, 4, 4) or "")
+    with pytest.raises(UsageError, match=r"engine\.name deepspeed; the run now has ddp"):
+        check_before_launch(folder, SIGNATURE, 2, None, "ddp")
+
+
+def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    from runner.run_folder.checkpoints import check_before_launch
+
+    save(checkpoints, 4)
+    (folder / "step-4" / "state.json").write_text("{")
+    assert check_before_launch(folder, {"seed": 1}, 2, None) is None

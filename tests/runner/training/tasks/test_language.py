@@ -1,0 +1,178 @@
+"""The loss of the language tasks: at the masked places only, and in parts where logits are many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runner.training.tasks.test_documents_apart import ENCODERS, rows, small_model
+
+
+def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:
+    """The model of a kind with the loss that its task makes, and a batch with padding."""
+    import torch
+
+    from runner.training.tasks import causal_lm, language, masked_lm
+
+    model, causal = small_model(kind), kind not in ENCODERS
+    given = (
+        rows([9, 11], [20], layout=layout)
+        if layout == "separate"
+        else rows([9], [20], layout=layout)
+    )
+    labels = np.where(given.documents > 0, given.ids, -100)
+    labels[:, ::3] = -100
+    batch = {"input_ids": given.ids, "labels": labels}
+    if causal:
+        module = language.Language(model, causal=True, head=causal_lm._output_embedding)
+    else:
+        batch["guessed"] = masked_lm.guessed_places(labels, static=True)
+
+        def head(model: Any) -> Any:
+            return masked_lm._part(model, masked_lm.HEADS[kind])
+
+        module = language.Language(model, causal=False, head=head)
+    tensors = {name: torch.from_numpy(value) for name, value in batch.items()}
+    return module, tensors | language.places(given, language.first_position(model.config))
+
+
+def every_head() -> list[str]:
+    from runner.training.tasks import causal_lm, masked_lm
+
+    return sorted({*causal_lm.HEADS, *masked_lm.HEADS} & {*ENCODERS, *causal_lm.HEADS})
+
+
+def expected_loss(module: Any, batch: dict[str, Any]) -> Any:
+    """The loss from all logits of the model."""
+    from torch.nn.functional import cross_entropy
+
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    logits, labels = module.model(**inputs).logits, batch["labels"]
+    if "guessed" not in batch:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+
+
+def gradients(module: Any, loss: Any) -> dict[str, Any]:
+    module.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("at_once", [2**26, 64 * 5], ids=["whole", "in parts"])
+@pytest.mark.parametrize("kind", every_head())
+def test_the_loss_is_that_of_all_logits_and_so_are_its_gradients(
+    kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from runner.training.tasks import language
+
+    monkeypatch.setattr(language, "LOGITS_AT_ONCE", at_once)
+    module, batch = module_of(kind)
+    expected = expected_loss(module, batch)
+    wanted = gradients(module, expected)
+    found = module(**batch)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, gradient in gradients(module, found).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_logits_are_never_held_as_a_whole() -> None:
+    """Neither in the backward pass nor kept for it."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from runner.training.tasks.language import summed_cross_entropy
+
+    largest = 0
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple) else (out,):
+                if isinstance(tensor, torch.Tensor):
+                    largest = max(largest, tensor.numel())
+            return out
+
+    hidden, head = torch.randn(1000, 4, requires_grad=True), torch.nn.Linear(4, 300)
+    labels = torch.randint(0, 300, (1000,))
+    with Largest():
+        summed_cross_entropy(hidden, labels, head, 100).backward()
+    assert largest == 100 * 300
+    with Largest():
+        summed_cross_entropy(hidden, labels, head).backward()
+    assert largest == 1000 * 300
+
+
+def test_compiled_the_number_of_masked_places_depends_on_the_shape() -> None:
+    from runner.training.tasks.masked_lm import guessed_places
+
+    random = np.random.default_rng(0)
+    numbers = []
+    for _ in range(200):
+        labels = np.where(random.random((8, 512)) < 0.15, 7, -100)
+        places = guessed_places(labels, static=True)
+        wanted = np.flatnonzero(labels.reshape(-1) != -100)
+        assert (places[: len(wanted)] == wanted).all()
+        assert (labels.reshape(-1)[places[len(wanted) :]] == -100).all()
+        assert (guessed_places(labels, static=False) == wanted).all()
+        numbers.append(len(places))
+    assert len(set(numbers)) <= 3
+    assert max(map(numbers.count, set(numbers))) >= 190
+
+
+def test_a_batch_with_a_label_at_every_place_has_no_place_to_add() -> None:
+    from runner.training.tasks.masked_lm import guessed_places
+
+    assert guessed_places(np.ones((2, 1), np.int64), static=True).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("layout", ["joined", "alone", "separate"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_nothing_in_a_step_of_the_model_waits_for_its_device(kind: str, layout: str) -> None:
+    """The host must know a size that depends on values, so a GPU's queue would run empty."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    module, batch = module_of(kind, layout)
+    with Names():
+        module(**batch).backward()
+    assert not {"nonzero", "_local_scalar_dense", "item", "masked_select", "is_nonzero"} & {*seen}
+    with Names():
+        batch["labels"][batch["labels"] > 0].sum().item()
+    assert "nonzero" in seen or "index" in seen
+    assert "_local_scalar_dense" in seen
+
+
+def test_gelu_new_is_computed_in_one_pass_unless_the_user_says_otherwise() -> None:
+    import torch
+    from transformers.activations import NewGELUActivation
+
+    from runner.training.components.speed import SWITCH, use_tanh_gelu
+
+    model, inputs = small_model("gpt2"), torch.arange(20)[None]
+    before = model(inputs).logits
+    assert use_tanh_gelu(model, {SWITCH: "reference"}) == ""
+    assert sum(isinstance(m, NewGELUActivation) for m in model.modules()) == 2
+    assert "same formula" in use_tanh_gelu(model, {})
+    assert not any(isinstance(m, NewGELUActivation) for m in model.modules())
+    torch.testing.assert_close(model(inputs).logits, before, rtol=0, atol=1e-6)
+    assert use_tanh_gelu(model, {}) == ""
+    assert model.config.activation_function == "gelu_new"  # what is exported stays
+    x = torch.linspace(-8, 8, 10_001)
+    difference = (torch.nn.functional.gelu(x, approximate="tanh") - NewGELUActivation()(x)).abs()
+    assert difference.max() < 2e-6

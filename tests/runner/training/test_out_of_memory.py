@@ -1,0 +1,114 @@
+"""A lack of memory in a rank: one paragraph with what would fit, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from runner.config.run_config import RunConfig
+from runner.plan.plan import decide
+from runner.plan.shapes import Device, ModelShape
+from runner.training.out_of_memory import explain, is_out_of_memory
+from tests.runner.conftest import Cluster
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.15 GiB of "
+    "which 512.00 MiB is free. Process 4711 has 12.00 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 66.60 GiB memory in use. Of the allocated memory 60.10 GiB is "
+    "allocated by PyTorch, and 5.75 GiB is reserved by PyTorch but unallocated. If reserved but"
+)
+A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, True, True)
+GPT2_LARGE = ModelShape(774_030_080, 1024, 1280, 36, 50257)
+
+
+# A rank of `runner train`. Its model raises the error of CUDA's allocator in its third pass.
+RANK = """
+import os, sys
+from contextlib import nullcontext
+from pathlib import Path
+import torch
+from runner.launch.rank import become_rank
+from runner.launch.train import Run, _train_as
+calls = []
+def fail(module, *_):
+    if type(module).__name__.endswith("ForMaskedLM") or type(module).__name__ == "BertModel":
+        calls.append(module)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError(sys.argv[3])
+torch.nn.modules.module.register_module_forward_pre_hook(fail)
+run = Run.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
+run.folder.make()
+place, heartbeat = become_rank(run.folder, os.environ)
+_train_as(run, place, heartbeat, nullcontext())
+"""
+
+
+def test_a_rank_without_memory_says_in_one_paragraph_what_would_fit(cluster: Cluster) -> None:
+    path = cluster.write("large", batch={"global": 8, "micro": 8}, engine={"name": "ddp"})
+    cluster.prepare(path)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "AIRLIFT_MEETING_FILE": str(cluster.folder / "meet")}
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(path), str(cluster.bundle), CUDA],
+        cwd=cluster.folder, env=os.environ | place | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 5, said
+    assert "Traceback" not in said
+    assert "rank 0, after step 2: out of memory on CPU" in done.stderr
+    assert "it needed 2.68 GB more, and 537 MB are free" in done.stderr
+    assert "Set batch.micro: 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "advice", "absent"),
+    [
+        ({}, 4, ["batch.micro: 4", "activation_checkpointing: true", "zero: 2"], "offload"),
+        (
+            {"activation_checkpointing": True, "batch": {"global": 4, "micro": 1},
+             "engine": {"zero": 3}},
+            4, ["engine.offload: cpu"], "micro:",
+        ),
+        ({"engine": {"name": "ddp"}}, 4, ["{name: deepspeed, zero: 2}"], "offload"),
+        ({"engine": {"name": "fsdp", "sharding": "grad_op"}}, 2, ["sharding: full"], "zero"),
+        (
+            {"engine": {"name": "ddp"}, "activation_checkpointing": True,
+             "batch": {"global": 1, "micro": 1}},
+            1, ["Use more devices, or devices with more memory"], "Set",
+        ),
+    ],
+)  # fmt: skip
+def test_the_advice_is_what_has_not_been_tried_yet(
+    cluster: Cluster, changes: dict[str, object], world_size: int, advice: list[str], absent: str
+) -> None:
+    settings = {"precision": "bf16", "batch": {"global": 64, "micro": 8}, "engine": {"zero": 1}}
+    settings |= {"activation_checkpointing": False, **changes}
+    config = RunConfig.load(cluster.write("oom", **settings))
+    plan = decide(config, GPT2_LARGE, A100, world_size)
+    text = "CUDA out of memory. Tried to allocate 20.00 MiB."
+    fault = explain(torch.OutOfMemoryError(text), config, GPT2_LARGE, plan, A100, "rank 0")
+    assert [words for words in advice if words not in fault.remedy] == [], fault.remedy
+    assert absent not in fault.remedy
+    assert fault.exit_code == 5
+    assert f"micro batch {plan.micro} of" in fault.message
+
+
+def test_memory_of_other_processes_and_fragmentation_are_reported(cluster: Cluster) -> None:
+    config = RunConfig.load(cluster.write("oom", engine={"name": "ddp"}))
+    plan = decide(config, GPT2_LARGE, A100, 2)
+    fault = explain(torch.OutOfMemoryError(CUDA), config, GPT2_LARGE, plan, A100, "rank 1")
+    assert "12.9 GB by process 4711 (see nvidia-smi)" in fault.message
+    assert "expandable_segments:True" in fault.remedy
+
+
+def test_what_libraries_say_of_too_little_memory_is_known() -> None:
+    cpu = "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you"
+    for text in (cpu, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "std::bad_alloc"):
+        assert is_out_of_memory(RuntimeError(text))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert not is_out_of_memory(RuntimeError("can't start new thread"))

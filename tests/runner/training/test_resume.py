@@ -1,0 +1,246 @@
+"""Kills, stops, damage and full disks: the same command resumes as if nothing had happened.
+
+Each kind has one real run here. test_checkpoints has the variants, test_kills random moments.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runner.conftest import Cluster, assert_same_story, metrics
+
+# Runs in every Python process that has its folder on PYTHONPATH. Rank 1 or 0 kills itself, as the
+# kernel's out-of-memory killer would, when it is about to do the named thing. The second time
+# nothing happens.
+SITE_CUSTOMIZE = """
+import os, signal, sys
+rank, event, ending = os.environ["KILL_RANK"], os.environ["KILL_EVENT"], os.environ["KILL_AT"]
+flag = os.environ["KILL_FLAG"]
+def hook(name, arguments):
+    if name == event and os.environ.get("RANK") == rank and str(arguments[0]).endswith(ending):
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
+    """The same run at stage 2, without interruption."""
+    return {2: trained_at(2)}
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Polls until the condition holds; the run must not end before."""
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count('"loss"') if path.exists() else 0
+
+
+def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
+    """Makes every Python process run `code` at its start.
+
+    A run keeps only one folder of PYTHONPATH: the one that `runner` is imported from. So the code
+    must be in it.
+    """
+    folder = cluster.folder / "site"
+    folder.mkdir(exist_ok=True)
+    for package in ("runner", "stage"):
+        if not (folder / package).exists():
+            (folder / package).symlink_to(Path(__file__).parents[3] / package)
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
+
+
+KILLS = (
+    ("1", "os.scandir", "step-2.tmp"),  # after it wrote its part
+    ("0", "open", "step-4.tmp/files.json"),  # before the list
+    ("0", "os.rename", "step-6.tmp"),  # before the rename
+)
+
+
+def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path]
+) -> None:
+    cluster.take_data(undisturbed[2])
+    cluster.write(engine={"zero": 2})
+    stopped_by_ctrl_c(cluster)
+    killed_in_mid_checkpoint(cluster, "0", "open", "step-8.tmp/files.json")
+    finished = cluster.run("train", "tiny.yaml", "--processes", "2")
+    assert finished.returncode == 0, finished.stderr
+    assert "resumed from step-6" in finished.stdout
+    # DeepSpeed's messages belong into the logs.
+    assert "DeepSpeed" not in finished.stdout + finished.stderr
+    assert "[INFO]" not in finished.stdout + finished.stderr
+    assert_same_story(cluster.output(), undisturbed[2])
+    assert not list((cluster.output() / "checkpoints").glob("*.tmp"))
+
+
+def stopped_by_ctrl_c(cluster: Cluster) -> None:
+    """The launcher makes a run save and stop."""
+    process = cluster.start(
+        "train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100"
+    )
+    wait_for(lambda: steps_done(cluster.output()) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 5, (out, err)
+    assert "run the same command again to resume" in err
+    done = steps_done(cluster.output())
+    assert done < 7
+    assert (cluster.output() / "checkpoints" / f"step-{done}" / "files.json").exists()
+    assert not (cluster.output() / "requeue").exists()
+
+
+def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -> None:
+    """A rank dies just before that call. No run resumes from the incomplete checkpoint."""
+    flag = cluster.folder / f"killed-{at.partition('.')[0]}"
+    kill = {"KILL_RANK": rank, "KILL_EVENT": event, "KILL_AT": at, "KILL_FLAG": str(flag)}
+    done = cluster.run(
+        "train", "tiny.yaml", "--processes", "2", **site_folder(cluster, SITE_CUSTOMIZE), **kill
+    )
+    assert flag.exists(), done.stderr
+    assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
+    torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
+    assert torn == [at.partition("/")[0]]
+    assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
+
+
+WAITING: dict[str, Any] = {"every": 2, "keep": 2}
+BESIDE = {**WAITING, "asynchronous": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
+def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
+) -> None:
+    cluster.take_data(undisturbed[2])
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
+    for kill in KILLS:
+        killed_in_mid_checkpoint(cluster, *kill)
+    done = cluster.run("train", "tiny.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "resumed from step-4" in done.stdout
+    assert_same_story(cluster.output(), undisturbed[2])
+
+
+# Fills the disk under the run folder, except 500 kB, when rank 0 begins the checkpoint of step 4.
+FILL_DISK = """
+import os, shutil, sys
+def hook(name, arguments):
+    begins = name == "os.mkdir" and os.environ.get("RANK") == "0"
+    if begins and str(arguments[0]).endswith("step-4.tmp"):
+        filler = os.path.join(os.environ["FILL"], "filler")
+        with open(filler, "wb") as file:
+            file.write(bytes(shutil.disk_usage(os.environ["FILL"]).free - 500_000))
+if "FILL" in os.environ:
+    sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [WAITING, pytest.param(BESIDE, marks=pytest.mark.slow)],
+    ids=["waiting", "beside training"],
+)
+def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
+    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
+) -> None:
+    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
+    (cluster.folder / "output").mkdir()
+    # A small disk that only this shell sees. It is removed with the shell.
+    script = """
+        mount -t tmpfs -o size=64m none output || exit 99
+        FILL=output "$@" >first.out 2>first.err; echo "first: $?"
+        cp -r output/tiny/checkpoints left
+        rm output/filler
+        "$@" >second.out 2>second.err; echo "second: $?"
+        cp -r output/tiny finished
+    """
+    done = subprocess.run(
+        [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *cluster.command("train", "tiny.yaml", "--processes", "2"),
+        ],
+        cwd=cluster.folder,
+        env=cluster.environment(**site_folder(cluster, FILL_DISK)),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    said = (cluster.folder / "first.err").read_text()
+    assert done.stdout.splitlines() == ["first: 5", "second: 0"], said + done.stderr
+    assert "error: " in said and "step-2 was written before and is whole" in said
+    assert "Traceback" not in said
+    assert {path.name for path in (cluster.folder / "left").iterdir()} == {"step-2", "latest"}
+    assert "resumed from step-2" in (cluster.folder / "second.out").read_text()
+    assert_same_story(cluster.folder / "finished", undisturbed[2])
+
+
+@pytest.fixture
+def finished(cluster: Cluster, undisturbed: dict[int, Path]) -> Path:
+    """A copy of the undisturbed run at stage 2, as if it had run here."""
+    return cluster.take(undisturbed[2])
+
+
+def test_only_the_newest_checkpoints_are_kept(undisturbed: dict[int, Path]) -> None:
+    folder = undisturbed[2] / "checkpoints"
+    assert {path.name for path in folder.glob("step-*")} == {"step-6", "step-8"}
+    assert (folder / "latest").read_text().strip() == "step-8"
+
+
+def test_a_damaged_checkpoint_is_named_and_a_longer_run_resumes_from_the_one_before_it(
+    cluster: Cluster, finished: Path, undisturbed: dict[int, Path]
+) -> None:
+    victim = (
+        finished / "checkpoints" / "step-8" / "engine" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    )
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    done = cluster.run("train", "zero2.yaml", "--processes", "2", "--set", "steps=10")
+    assert done.returncode == 0, done.stderr
+    assert f"step-8 is passed over: engine/{victim.name}" in done.stdout
+    assert "resumed from step-6" in done.stdout
+    assert [step for step, _ in metrics(finished)] == list(range(1, 11))
+    assert metrics(finished)[:6] == metrics(undisturbed[2])[:6]
+
+
+def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    other = ("--set", "engine.name=ddp", "--set", "engine.zero=auto")
+    said = cluster.refused("train", "zero2.yaml", "--processes", "2", *other)
+    assert (
+        "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
+    )
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_shorter_run_than_was_done_already_is_refused(cluster: Cluster, finished: Path) -> None:
+    said = cluster.refused("train", "zero2.yaml", "--processes", "2", "--set", "steps=4")
+    assert "this run has done 8 steps; now 4 are asked for" in said

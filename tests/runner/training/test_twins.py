@@ -1,0 +1,302 @@
+"""Tiny jobs of the tutorials on two real ranks: CSV, CIFAR-10's tarball or chats to a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.data.prepare import open_prepared
+from runner.data.recipe import recipes
+from runner.data.store import Stores
+from runner.inputs import resolve
+from runner.training.components.batches import Order, Part
+from tests.runner.conftest import Cluster, in_ranks, metrics
+from tests.support.training import twins
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory, twins_bundle: Path) -> Cluster:
+    return Cluster(tmp_path_factory.mktemp("cluster"), twins_bundle)
+
+
+QUICK: dict[str, Any] = {
+    "checkpoint": {"every": 100, "keep": 1},
+    "schedule": {"name": "constant", "warmup": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def instructed(shared_cluster: Cluster) -> Path:
+    """The CSV and the chats together; the chats with half the weight.
+
+    At a rate of 0.003, Adam moves weights of 0.02 by more than that in 16 steps, and one step in a
+    hundred raises the validation loss from 6.2 to 8.6.
+    """
+    shared_cluster.write(
+        "instructed", task="instruction", model={"asset": "tiny-chat"}, dataset=None,
+        sequence_length=128, steps=16,
+        datasets=[{"asset": "prompts", "prompt": "User", "response": "Prompt"},
+                  {"asset": "chats", "messages": "messages", "weight": 0.5}],
+        evaluation={"every": 6}, optimizer={"lr": 0.001},
+        **QUICK | {"checkpoint": {"keep": 1, "best": True}},
+    )  # fmt: skip
+    return shared_cluster.trained("instructed")
+
+
+def test_a_csv_of_prompts_and_chats_teach_a_llama(instructed: Path) -> None:
+    losses = [loss for _, loss in metrics(instructed)]
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.4  # eleven seeds: 0.66 to 0.81 lower
+
+
+def test_it_is_evaluated_every_so_many_steps_and_at_the_end(instructed: Path) -> None:
+    found = metrics(instructed, "validation_loss")
+    assert [step for step, _ in found] == [6, 12, 16]
+    assert found[-1][1] < found[0][1] - 0.2  # eleven seeds: 0.38 to 0.43 lower
+    for (_, loss), (_, perplexity) in zip(
+        found, metrics(instructed, "validation_perplexity"), strict=True
+    ):
+        assert perplexity == pytest.approx(math.exp(loss))
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(instructed: Path) -> None:
+    step, _ = min(metrics(instructed, "validation_loss"), key=lambda found: found[1])
+    assert json.loads((instructed / "checkpoints" / "best.json").read_text())["step"] == step
+    assert (instructed / "checkpoints" / f"step-{step}" / "files.json").exists()
+
+
+def test_tokens_are_counted_without_padding(instructed: Path, shared_cluster: Cluster) -> None:
+    """Only the sequences that belong to each step, wherever they come from."""
+    store, order = opened("instructed", shared_cluster, 128)
+    expected = [
+        (step + 1, sum(store.lengths([order.sample(step * 8 + n).index for n in range(8)])))
+        for step in range(16)
+    ]
+    assert metrics(instructed, "tokens") == expected
+    assert 0.6 < sum(count for _, count in expected) / (16 * 8 * 128) < 1
+
+
+def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
+    """The training data of a run, and its order."""
+    config = RunConfig.load(cluster.folder / f"{name}.yaml")
+    wanted = recipes(config, resolve(config, cluster.bundle), length)["train"]
+    stores = [
+        open_prepared(recipe, cluster.output(name).parent / ".stores", "") for recipe in wanted
+    ]
+    weights = [recipe.dataset.weight for recipe in wanted]
+    parts = [Part(len(store), weight) for store, weight in zip(stores, weights, strict=True)]
+    return Stores(stores), Order(parts, config.seed)
+
+
+@pytest.fixture(scope="module")
+def pictured(convolved: Cluster) -> Path:
+    return convolved.output("pictured")
+
+
+def write_pictured(shared_cluster: Cluster) -> Path:
+    """CIFAR-10's layout, data parallel, a ViT whose staged head knows three classes."""
+    return shared_cluster.write(
+        "pictured", task="image-classification", model={"asset": "tiny-vit"},
+        sequence_length=None, steps=24,
+        dataset={"asset": "cifar-10", "validation": "test"}, batch={"global": 16, "micro": 8},
+        optimizer={"lr": 0.003}, engine={"name": "ddp"}, **QUICK,
+    )  # fmt: skip
+
+
+def test_the_tarball_of_cifar_teaches_a_vit(pictured: Path) -> None:
+    losses = [loss for _, loss in metrics(pictured)]
+    assert losses[0] == pytest.approx(math.log(10), rel=0.2)
+    assert sum(losses[-4:]) / 4 < losses[0] - 0.5  # ten seeds: 1.48 to 1.66 lower
+    accuracies = [accuracy for _, accuracy in metrics(pictured, "validation_accuracy")]
+    assert accuracies[-1] > 0.3  # ten seeds: 0.70 to 0.90; by chance: 0.1
+    assert {count for _, count in metrics(pictured, "tokens")} == {16}
+
+
+def test_the_exported_classifier_gives_the_accuracy_of_the_run(pictured: Path) -> None:
+    assert accuracy(pictured) == pytest.approx(
+        metrics(pictured, "validation_accuracy")[-1][1], abs=1e-6
+    )
+
+
+def accuracy(run: Path) -> float:
+    """The accuracy of the exported model, as transformers loads it."""
+    import torch
+    from transformers import AutoModelForImageClassification
+
+    from runner.data.images import ImageStore
+
+    model = AutoModelForImageClassification.from_pretrained(run / "model")
+    assert [model.config.id2label[n] for n in range(10)] == list(twins.CLASSES)
+    stores = [
+        ImageStore.open(path.parent) for path in (run.parent / ".stores").glob("*/pixels.bin")
+    ]
+    store = next(store for store in stores if len(store) == 40)
+    pictures = store.rows(range(40))
+    with torch.no_grad():
+        scaled = (torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+        right = (
+            (model(pixel_values=scaled).logits.argmax(-1) == torch.from_numpy(pictures.labels))
+            .float()
+            .mean()
+        )
+    return float(right.item())
+
+
+@pytest.fixture(scope="module")
+def convolved(shared_cluster: Cluster) -> Cluster:
+    """A ResNet from a staged config, with every engine; all but the first are stopped and resumed.
+
+    The ViT and the GPT-2 run in the same ranks.
+    """
+
+    def run(name: str, engine: dict[str, Any], steps: int) -> Path:
+        return shared_cluster.write(
+            name, task="image-classification", model={"asset": "tiny-resnet", "init": "scratch"},
+            sequence_length=None,
+            dataset={"asset": "cifar-10", "validation": "test"}, batch={"global": 16, "micro": 4},
+            steps=steps, optimizer={"lr": 0.003}, engine=engine, **QUICK,
+        )  # fmt: skip
+
+    runs = [run("resnet", {"name": "ddp"}, 24)]
+    for name, engine in RESNETS.items():
+        runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
+    others = [write_pictured(shared_cluster), write_sharded(shared_cluster)]
+    shared_cluster.prepare(runs[0], *others)
+    in_ranks(shared_cluster, 2, *runs, *others)
+    return shared_cluster
+
+
+RESNETS: dict[str, dict[str, Any]] = {
+    "resnet-ddp": {"name": "ddp"},
+    "resnet-fsdp": {"name": "fsdp"},
+    "resnet-zero2": {"zero": 2},
+}
+
+
+def test_a_resnet_learns(convolved: Cluster) -> None:
+    """With 40 pictures the accuracy varies by a few pictures; the loss shows more."""
+    folder = convolved.output("resnet")
+    assert (
+        metrics(folder, "validation_accuracy")[-1][1] > 0.3
+    )  # ten seeds: 0.53 to 0.85; by chance: 0.1
+    first, *_, last = [loss for _, loss in metrics(folder, "validation_loss")]
+    assert last < first - 0.1  # ten seeds: 0.26 to 0.65 lower
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_batch_norm_is_evaluated_alike_with_every_engine_and_after_a_stop(
+    convolved: Cluster, name: str
+) -> None:
+    """Running means and variances are those of all ranks: not rank 0's, nor each rank's own."""
+    for key in ("loss", "validation_loss"):
+        expected = dict(metrics(convolved.output("resnet"), key))
+        found = dict(
+            metrics(convolved.output(name), key)
+        )  # has one more evaluation, where it stopped
+        assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-4), key
+
+
+@pytest.mark.parametrize("name", ["resnet", *RESNETS])
+def test_the_resnet_that_is_exported_is_the_one_that_was_evaluated(
+    convolved: Cluster, name: str
+) -> None:
+    folder = convolved.output(name)
+    assert accuracy(folder) == pytest.approx(
+        metrics(folder, "validation_accuracy")[-1][1], abs=1e-6
+    )
+
+
+def write_sharded(shared_cluster: Cluster) -> Path:
+    return shared_cluster.write(
+        "sharded", task="causal-lm", model={"asset": "gpt2-bare"}, steps=12,
+        packing={"documents": "separate"}, sequence_length=64,
+        dataset={"asset": "reference", "limit": {"train": 300, "validation": 40}},
+        optimizer={"lr": 0.003}, engine={"name": "fsdp", "wrap": {"min_params": 10_000}}, **QUICK,
+    )  # fmt: skip
+
+
+def test_gpt2_learns_sharded_from_documents_side_by_side(convolved: Cluster) -> None:
+    folder = convolved.output("sharded")
+    losses = [loss for _, loss in metrics(folder)]
+    assert losses[0] == pytest.approx(math.log(1024), rel=0.05)
+    assert losses[-1] < losses[0] - 0.3  # ten seeds: 0.70 to 0.80 lower
+    assert all(0 < count <= 8 * 64 for _, count in metrics(folder, "tokens"))
+    assert metrics(folder, "validation_perplexity")
+
+
+PARITY = {
+    "masked-lm": ("still-bert", "AutoModelForMaskedLM"),
+    "causal-lm": ("tiny-chat", "AutoModelForCausalLM"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(shared_cluster: Cluster) -> Cluster:
+    """The tasks of `PARITY` on one rank."""
+    runs = [
+        shared_cluster.write(
+            f"parity-{task}", task=task, model={"asset": asset}, steps=20,
+            batch={"global": 8, "micro": 8},
+            dataset={"asset": "reference", "limit": {"train": 300}, "validation": None},
+            optimizer={"lr": 0.001, "weight_decay": 0.1}, **QUICK,
+        )
+        for task, (asset, _) in PARITY.items()
+    ]  # fmt: skip
+    shared_cluster.prepare(*runs)
+    in_ranks(shared_cluster, 1, *runs)
+    return shared_cluster
+
+
+@pytest.mark.parametrize("task", PARITY)
+def test_losses_are_those_of_transformers_trainer(
+    alone: Cluster, task: str, tmp_path: Path
+) -> None:
+    """20 steps in fp32 on the same batches, within 1e-4: loss, optimizer, decay and clipping."""
+    _, auto = PARITY[task]
+    expected = trainer_losses(f"parity-{task}", alone, auto, tmp_path)
+    assert len(expected) == 20
+    assert [loss for _, loss in metrics(alone.output(f"parity-{task}"))] == pytest.approx(
+        expected, abs=1e-4
+    )
+
+
+def trainer_losses(name: str, cluster: Cluster, auto: str, scratch: Path) -> list[float]:
+    """Trainer's logs, with the batches of a run."""
+    import torch
+    import transformers
+    from transformers import Trainer, TrainingArguments
+
+    from runner.training.tasks import task_named
+
+    config = RunConfig.load(cluster.folder / f"{name}.yaml")
+    model = resolve(config, cluster.bundle).model
+    store, order = opened(name, cluster, 32)
+    task = task_named(config.task)(config, model, store.facts)
+    batches = []
+    for step in range(20):
+        (part,) = order.step(step, 8, 0, 1, 8)
+        batch = task.collate(store.rows([sample.index for sample in part]), part)
+        batches.append({name: value for name, value in batch.items() if name != "guessed"})
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(batches)
+
+    arguments = TrainingArguments(
+        output_dir=str(scratch), max_steps=20, per_device_train_batch_size=1, learning_rate=0.001,
+        weight_decay=0.1, optim="adamw_torch",
+        lr_scheduler_type="constant", max_grad_norm=1.0, logging_steps=1, save_strategy="no",
+        report_to=[], use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    theirs = getattr(transformers, auto).from_pretrained(model.path, dtype=torch.float32)
+    data: Any = batches
+    trainer = InOrder(
+        model=theirs, args=arguments, train_dataset=data, data_collator=lambda items: items[0]
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
