@@ -1,4 +1,4 @@
-"""What every test may use: Hubs on loopback, and the rule that nothing skips silently where everything can run."""
+"""Fixtures of all tests: Hubs on loopback. In CI, a test that could run may not skip silently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.channel import conda_channel
-from tests.support.environments import environment_laptop
-from tests.support.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
+from tests.support.environment.channel import conda_channel
+from tests.support.environment.laptop import environment_laptop
 from tests.support.scheduling import in_order, make_scheduler
+from tests.support.servers.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
 from tests.support.staging import MANIFEST, Laptop
 
 __all__ = ["conda_channel", "environment_laptop"]
@@ -22,7 +22,7 @@ __all__ = ["conda_channel", "environment_laptop"]
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Receipts and journals of verifications go to a folder of the tests', not to that of whoever runs them."""
+    """Receipts and journals of verifications go to a folder of the tests, not to the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -30,13 +30,13 @@ def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(scope="session", autouse=True)
 def no_shared_store() -> None:
-    """Nothing that a test fetches may come from, or stay in, the store of whoever runs the tests."""
+    """No test reads or writes the store of the user who runs the tests."""
     os.environ["AIRLIFT_STORE"] = "none"
 
 
 @pytest.fixture(params=[name for name in HUBS if name != "independent" or INDEPENDENT.exists()])
 def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
-    """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`). Each test runs once with each."""
+    """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`); tests run with each."""
     with ExitStack() as stack:
 
         def start(**options: Any) -> TestHub:
@@ -54,13 +54,13 @@ def hub(hub_factory: Callable[..., TestHub]) -> TestHub:
 
 @pytest.fixture
 def laptop(hub: TestHub, tmp_path: Path) -> Laptop:
-    """A folder with a manifest for a small model and a small dataset, and a Hub that serves both."""
+    """A folder with a manifest of a small model and a small dataset, and a Hub that has both."""
     return _new_laptop(hub, tmp_path / "laptop")
 
 
 @pytest.fixture(scope="session")
 def undisturbed_id(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The bundle id of `laptop`'s manifest where nothing goes wrong and `stage` is a process of its own."""
+    """The bundle id of `laptop`'s manifest, without faults, from `stage` in its own process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with ExitStack() as stack:
         laptop = _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop")
@@ -77,9 +77,12 @@ def _new_laptop(hub: TestHub, folder: Path) -> Laptop:
 
 
 def pytest_configure() -> None:
-    """A suite started in the background (`scripts/test &`) ignores Ctrl-C, and so would the commands under test."""
+    """Commands inherit ignored signals from the suite (SIGINT after `&`, SIGHUP after `nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # A handler: the suite outlives the terminal, and its children get the default action.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -89,12 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of one file run in one worker, as do all on the Slurm site."""
+    """One worker runs all tests of a file, and one all tests on the Slurm site."""
     return make_scheduler(config, log)
 
 
 def _skip_is_fine(item: pytest.Item | None) -> bool:
-    """Tests of hardware or rights this machine lacks may skip anywhere."""
+    """Tests of hardware or rights that this machine does not have may skip, also in CI."""
     if item is None:
         return False
     return any(item.get_closest_marker(name) is not None for name in ("gpu", "fuse")) or (
@@ -102,8 +105,14 @@ def _skip_is_fine(item: pytest.Item | None) -> bool:
     )
 
 
-def _refuse_skip(report: pytest.TestReport | pytest.CollectReport, item: pytest.Item | None) -> None:
-    if not os.environ.get("AIRLIFT_NO_SKIP") or report.outcome != "skipped" or hasattr(report, "wasxfail"):
+def _refuse_skip(
+    report: pytest.TestReport | pytest.CollectReport, item: pytest.Item | None
+) -> None:
+    if (
+        not os.environ.get("AIRLIFT_NO_SKIP")
+        or report.outcome != "skipped"
+        or hasattr(report, "wasxfail")
+    ):
         return
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     if not _skip_is_fine(item):
@@ -112,7 +121,9 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport, item: pytest.
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _refuse_skip(report, item)
     return report

@@ -1,8 +1,9 @@
-"""What scripts/bench says of its samples: the arithmetic and the tables. What it measures is no test's business."""
+"""The arithmetic, tables and options of scripts/bench; no test measures anything."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -10,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.bench.arithmetic import Target, cost_table, median_of, median_ratio, table, target_table
+from scripts.lib.bench.__main__ import PARTS
+from scripts.lib.bench.arithmetic import (
+    Target,
+    cost_table,
+    median_of,
+    median_ratio,
+    table,
+    target_table,
+)
 from scripts.lib.bench.measure import BenchError, Sample, run
+from scripts.lib.bench.options import AREAS
 from scripts.lib.bench.report import Result, page, read_results, write_results
 from scripts.lib.bench.workload import Candidate, Step, Workload, measure, plain_environment
 
@@ -19,10 +29,13 @@ MIB = 2**20
 
 
 def rounds(**seconds: list[float]) -> list[dict[str, Sample]]:
-    """Rounds of candidates that took so long, with half as many CPU seconds and a MiB for each second."""
+    """Rounds of candidates with these seconds, half as many CPU seconds, and a MiB per second."""
     count = len(next(iter(seconds.values())))
     return [
-        {name: Sample(took[number], took[number] / 2, int(took[number]) * MIB) for name, took in seconds.items()}
+        {
+            name: Sample(took[number], took[number] / 2, int(took[number]) * MIB)
+            for name, took in seconds.items()
+        }
         for number in range(count)
     ]
 
@@ -93,7 +106,8 @@ def test_results_survive_their_file_and_what_was_not_measured_again_stays(tmp_pa
     write_results(path, {**read_results(path), "fetch-many": result("fetch-many")})
     found = read_results(path)
     assert {name: asdict(one) for name, one in found.items()} == {
-        name: json.loads(json.dumps(asdict(result(name))), object_hook=_with_tuples) for name in found
+        name: json.loads(json.dumps(asdict(result(name))), object_hook=_with_tuples)
+        for name in found
     }
     text = page(found)
     assert text.index("Title of fetch-many") < text.index("Title of verify-one")
@@ -105,10 +119,15 @@ def _with_tuples(document: dict[str, object]) -> dict[str, object]:
     return {**document, "load": tuple(load)} if isinstance(load, list) else document
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is measured on Linux only")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="memory is measured on Linux only"
+)
 def test_memory_and_cpu_of_a_child_count_too(tmp_path: Path) -> None:
-    child = "import time; held = bytearray(64 * 2**20); time.sleep(0.5); [hash(str(i)) for i in range(300_000)]"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    child = "import time; held = bytearray(64 * 2**20); time.sleep(0.5); "
+    child += "[hash(str(i)) for i in range(300_000)]"
+    parent = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
     sample = run([sys.executable, "-c", parent], plain_environment(), tmp_path)
     assert sample.peak > 64 * MIB and sample.cpu_s > 0
 
@@ -144,7 +163,30 @@ def test_every_round_begins_with_another_candidate_in_an_empty_folder(tmp_path: 
         assert one["a"].seconds < one["a and more"].seconds
 
 
-def test_what_is_asked_for_in_vain_is_refused_before_anything_is_made() -> None:
-    command = [sys.executable, "-m", "scripts.lib.bench", "stage", "fetsch"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[1])
-    assert done.returncode == 2 and "fetsch" in done.stderr and "fetch, verify" in done.stderr
+def test_wrong_options_and_help_end_before_anything_is_installed(tmp_path: Path) -> None:
+    """On a PATH without the tools that it would install, where an installation leaves a file."""
+    root = Path(__file__).resolve().parents[1]
+    for name in ("bash", "sh", "sed", "dirname", "touch"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "python3").symlink_to(Path(sys.executable).resolve())
+    for name in ("apt-get", "id"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/installed\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": str(tmp_path)}
+
+    def bench(*arguments: str) -> tuple[int, str]:
+        command = [root / "scripts/bench", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = bench("stage", "fetsch")
+    assert code == 2 and "fetsch" in text and "fetch, verify" in text
+    assert bench("stage", "--rounds", "0")[0] == 2
+    for arguments in ((), ("--help",), ("stage", "--help")):
+        code, text = bench(*arguments)
+        assert code == 0 and "scripts/bench stage [fetch]" in text
+    assert not (tmp_path / "installed").exists()
+
+
+def test_the_options_name_the_parts_that_exist() -> None:
+    assert {area: tuple(parts) for area, parts in PARTS.items()} == AREAS

@@ -1,4 +1,4 @@
-"""The parts of `scripts/demo --environment` and `scripts/bench env` that need neither a network nor a cluster."""
+"""The parts of `scripts/demo --environment` and `scripts/bench env` without network and cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import RunConfig
-from scripts.lib import environment_demo
-from scripts.lib.demo import DemoError
-from scripts.lib.environment_demo import Shown, check_room, run_file
-from scripts.lib.environment_materials import Wheels, environment_yml, pip_requirements
-from stage.environment.spec import EnvironmentSpec
+from runner.config.run_config import RunConfig
+from scripts.lib.demo import environment_demo
+from scripts.lib.demo.demo import DemoError
+from scripts.lib.demo.environment_demo import Shown, check_space, run_file
+from scripts.lib.demo.environment_materials import Wheels, environment_yml, pip_requirements
+from stage.environment.spec.environment_yml import EnvironmentSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIM = ROOT / "scripts/lib/bench/slow_metadata.c"
@@ -33,10 +33,12 @@ def test_the_environment_is_made_of_that_folder_of_wheels_alone(tmp_path: Path) 
     path = tmp_path / "environment.yml"
     path.write_text(environment_yml("file:///channel", tmp_path / "wheels", wanted))
     spec = EnvironmentSpec.load(path)
-    assert spec.pip.no_index and [Path(link.removeprefix("file://")) for link in spec.pip.find_links] == [
-        tmp_path / "wheels"
-    ]
-    assert {"torch", "deepspeed", "transformers", "click"} <= {r.name for r in spec.pip.requirements}
+    assert spec.pip.no_index and [
+        Path(link.removeprefix("file://")) for link in spec.pip.find_links
+    ] == [tmp_path / "wheels"]
+    assert {"torch", "deepspeed", "transformers", "click"} <= {
+        r.name for r in spec.pip.requirements
+    }
     assert spec.channels == ("file:///channel",)
 
 
@@ -67,13 +69,13 @@ def test_a_disk_that_would_be_full_is_refused_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment_demo, "NEEDED", {"here": 1, "there": 1})
-    check_room(tmp_path)
+    check_space(tmp_path)
     monkeypatch.setattr(environment_demo, "NEEDED", {"here": 2**60, "there": 2**60})
     with pytest.raises(DemoError, match="are needed, and"):
-        check_room(tmp_path)
+        check_space(tmp_path)
 
 
-def test_what_did_not_hold_stands_out() -> None:
+def test_a_failed_check_stands_out() -> None:
     shown = Shown()
     shown.that("one", True)
     shown.that("two", False)
@@ -82,16 +84,25 @@ def test_what_did_not_hold_stands_out() -> None:
 
 def test_the_slow_folder_counts_what_is_asked_below_it_and_nothing_else(tmp_path: Path) -> None:
     shim, slow, counts = tmp_path / "shim.so", tmp_path / "slow", tmp_path / "counts"
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", shim, SHIM, "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", shim, SHIM, "-ldl"], check=True
+    )
     slow.mkdir()
     (slow / "file").write_text("x")
     code = (
         "import os, sys\n"
         "os.stat(sys.argv[1] + '/file')\n"
-        "open(sys.argv[1] + '/file').close(); os.listdir(sys.argv[1]); os.access(sys.argv[1] + '/file', os.R_OK)\n"
+        "open(sys.argv[1] + '/file').close(); os.listdir(sys.argv[1]); "
+        "os.access(sys.argv[1] + '/file', os.R_OK)\n"
         "os.stat('/'); open('/dev/null').close()\n"
     )
     for below, expected in ((slow, 4), (tmp_path / "elsewhere", 0)):
-        settings = {"LD_PRELOAD": str(shim), "BENCH_PREFIX": str(below), "BENCH_COUNTS": str(counts)}
-        subprocess.run([sys.executable, "-I", "-S", "-c", code, str(slow)], env=settings, check=True)
+        settings = {
+            "LD_PRELOAD": str(shim),
+            "BENCH_PREFIX": str(below),
+            "BENCH_COUNTS": str(counts),
+        }
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code, str(slow)], env=settings, check=True
+        )
         assert int(counts.read_text()) == expected

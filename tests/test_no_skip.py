@@ -15,7 +15,18 @@ def outcome(folder: Path, test: str, environment: dict[str, str]) -> str:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
     clean = {name: value for name, value in os.environ.items() if name != "AIRLIFT_NO_SKIP"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", folder, folder],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.conftest",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            folder,
+            folder,
+        ],
         cwd=ROOT,
         env={**clean, **environment},
         capture_output=True,

@@ -18,7 +18,9 @@ def test_every_command_is_one_of_the_readme(page: Path) -> None:
     commands = re.findall(r"^    (.+)$", text, re.MULTILINE)
     assert len(commands) > 8
     assert [line for line in commands if line not in README] == []
-    english = README + "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("stage.md", "runner.md"))
+    english = README + "".join(
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("stage.md", "runner.md")
+    )
     named = re.findall(r"`((?:stage|runner|sh) [^`]+)`", text)
     assert named and [words for words in named if words not in english] == []
 

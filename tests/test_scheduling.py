@@ -18,7 +18,12 @@ def test_it(number):
     with open({log!r}, "a") as log:
         print({name!r}, os.environ["PYTEST_XDIST_WORKER"], file=log)
 """
-FILES = ("tests/one_test.py", "tests/other_test.py", "tests/site/one_test.py", "tests/site/other_test.py")
+FILES = (
+    "tests/one_test.py",
+    "tests/other_test.py",
+    "tests/site/one_test.py",
+    "tests/site/other_test.py",
+)
 
 
 def test_a_file_runs_in_one_worker_and_the_site_too(tmp_path: Path) -> None:
@@ -31,9 +36,21 @@ def test_a_file_runs_in_one_worker_and_the_site_too(tmp_path: Path) -> None:
     options = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--import-mode=importlib"]
     there = ["--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *options, *there],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.conftest",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            *there,
+        ],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")},
+        env={
+            name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
+        },
         capture_output=True,
         text=True,
     )

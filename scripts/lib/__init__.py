@@ -1,1 +1,1 @@
-"""Helpers of the scripts in this folder and of the tests: an embedded Hub on loopback, and the demo's parts."""
+"""Helpers of the scripts and the tests: a Hub on loopback, a conda channel, the demo's parts."""

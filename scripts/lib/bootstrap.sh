@@ -1,22 +1,36 @@
-# Sourced by scripts/demo and scripts/test from the root of the checkout: system packages, .venv, installation.
+# Sourced by the scripts: help, system packages, .venv, installation.
+
+# help_if_asked ARGUMENT...: if one is -h or --help, prints the comment at the head of the script
+# and ends. Call it before cd and before any installation.
+help_if_asked() {
+    local argument
+    for argument in "$@"; do
+        case $argument in -h | --help)
+            sed -n '/^set /q; s/^# //p' "$0"
+            exit 0
+            ;;
+        esac
+    done
+}
 
 # need COMMAND PACKAGE WHY: remembers the package if the command is missing
 missing=()
 need() {
-    command -v "$1" >/dev/null || PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null || missing+=("$2|$3")
+    command -v "$1" >/dev/null || PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null ||
+        missing+=("$2|$3")
 }
 
-# Installs what `need` found missing where that is possible (root, Debian); says what is skipped where it is not.
+# Installs the missing packages where it can (root, Debian); else prints what is skipped.
 install_missing() {
     [ ${#missing[@]} -eq 0 ] && return 0
     local packages=("${missing[@]%%|*}") entry
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "\$ apt-get install ${packages[*]}"
-        if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            "${packages[@]}" >/dev/null; then
+        if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+            --no-install-recommends "${packages[@]}" >/dev/null; then
             return 0
         fi
-        echo "apt-get failed; going on without:"
+        echo "apt-get failed; continuing without:"
     elif [ "$(id -u)" = 0 ]; then
         echo "not installed (no apt-get here; install them with this system's package manager):"
     else
@@ -29,39 +43,61 @@ install_missing() {
 
 # The first Python >= 3.10 on PATH that can make a virtual environment, in $python
 find_python() {
-    local candidate
+    local candidate unable=()
     for candidate in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
-        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-            python=$candidate
-            "$python" -c 'import ensurepip, venv' 2>/dev/null && return 0
-            if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-                echo "\$ apt-get install python3-venv"
-                apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null
-                "$python" -c 'import ensurepip, venv' 2>/dev/null && return 0
-            fi
-            echo "error: $candidate cannot make virtual environments" >&2
-            echo "  -> install python3-venv (Debian, Ubuntu: apt-get install python3-venv), then run this again" >&2
-            exit 2
-        fi
+        # A shim of pyenv may exist and fail.
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
+        python=$candidate
+        makes_venvs || install_venv
+        makes_venvs && return 0
+        unable+=("$candidate")
     done
-    echo "error: no Python >= 3.10 on PATH (python3 is $(python3 --version 2>&1 || true))" >&2
-    echo "  -> install one (python.org, uv, conda, your system's packages), then run this again" >&2
+    if [ ${#unable[@]} -gt 0 ]; then
+        echo "error: ${unable[*]} cannot make virtual environments" >&2
+        echo "  -> install python3-venv (Debian, Ubuntu: apt-get install python3-venv)," \
+            "then run this again" >&2
+    else
+        echo "error: no Python >= 3.10 on PATH (python3 is $(python3 --version 2>&1 || true))" >&2
+        echo "  -> install one (python.org, uv, conda, your system's packages)," \
+            "then run this again" >&2
+    fi
     exit 2
 }
 
-# .venv with everything for training and testing; pip runs only when what it was made from has changed
+makes_venvs() {
+    "$python" -c 'import ensurepip, venv' 2>/dev/null
+}
+
+# Installs Debian's package for virtual environments, as root; only for the system's Pythons.
+install_venv() {
+    local package
+    package=$("$python" -c 'import sys
+print(*sys.version_info[:2], sep=".") if sys.base_prefix == "/usr" else print(0)')
+    if [ "$package" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "\$ apt-get install python$package-venv"
+        apt-get update -qq &&
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "python$package-venv" >/dev/null
+    fi
+}
+
+# make_venv [FOLDER EXTRAS PYTHON]: makes a virtual environment with this checkout and its
+# requirements (.venv: all extras for training and testing). pip runs only if pyproject.toml or the
+# constraints changed.
 make_venv() {
-    local stamp=.venv/.airlift-installed wanted
-    if [ ! -x .venv/bin/python ]; then
-        find_python
-        echo "\$ $python -m venv .venv"
-        "$python" -m venv .venv || return
+    local folder=${1:-.venv} extras=${2:-train,dev} stamp wanted
+    python=${3:-}
+    stamp=$folder/.airlift-installed
+    if [ ! -x "$folder/bin/python" ]; then
+        [ -n "$python" ] || find_python
+        echo "\$ $python -m venv $folder"
+        "$python" -m venv "$folder" || return
     fi
     wanted=$(cat pyproject.toml envs/constraints.txt | cksum)
+    [ "$folder" = .venv ] || wanted+=" $PWD"  # several checkouts share it
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        echo "\$ pip install -c envs/constraints.txt -e '.[train,dev]'    (a minute or more, once)"
-        .venv/bin/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
-            -c envs/constraints.txt -e '.[train,dev]' || return
+        echo "\$ pip install -c envs/constraints.txt -e '.[$extras]'    (a minute or more, once)"
+        "$folder/bin/python" -m pip install -qq --disable-pip-version-check \
+            --root-user-action=ignore -c envs/constraints.txt -e ".[$extras]" || return
         printf '%s\n' "$wanted" >"$stamp"
     fi
 }

@@ -1,4 +1,4 @@
-"""Runs libFuzzer (atheris) on one of the parsers in tests/stage/fuzzing.py: what scripts/fuzz starts.
+"""Runs libFuzzer (atheris) on one of the parsers in tests/stage/fuzzing.py, for scripts/fuzz.
 
 python -m scripts.lib.fuzz TARGET FOLDER... [libFuzzer options]
 """

@@ -1,7 +1,8 @@
-"""Writes down every packet that would leave a closed network: `gap_log.py DEVICE FILE`. Linux, needs CAP_NET_RAW.
+"""Logs each packet that would leave a closed network: `gap_log.py DEVICE FILE`. Needs CAP_NET_RAW.
 
-DEVICE is where the default route ends; nothing answers there. One line a packet: source, destination, protocol,
-port, and for DNS the name that was asked for. Used by scripts/slurm-site; stdlib only.
+DEVICE is the end of the default route; nothing answers there. One line per packet: source,
+destination, protocol, port, and for DNS the name in question. scripts/slurm-site uses it. Linux,
+standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DNS_PORT = 53
 
 
 def describe(packet: bytes) -> str:
-    """One IPv4 packet in words: `10.77.0.1 -> 192.0.2.53 udp 53 huggingface.co`."""
+    """Describes one IPv4 packet: `10.77.0.1 -> 192.0.2.53 udp 53 huggingface.co`."""
     header = (packet[0] & 0x0F) * 4
     protocol = PROTOCOLS.get(packet[9], str(packet[9]))
     source, destination = (ipaddress.IPv4Address(packet[start : start + 4]) for start in (12, 16))
@@ -31,7 +32,7 @@ def describe(packet: bytes) -> str:
 
 
 def question(message: bytes) -> str:
-    """The first name a DNS message asks for (RFC 1035, 4.1.2)."""
+    """The first name in the question section of a DNS message (RFC 1035, 4.1.2)."""
     labels, here = [], 12
     while here < len(message) and message[here]:
         end = here + 1 + message[here]
@@ -41,10 +42,11 @@ def question(message: bytes) -> str:
 
 
 def main(device: str, path: str) -> None:
-    """Listens for ever."""
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETHERTYPE_IPV4)) as listener:
+    """Listens until it is killed."""
+    ipv4 = socket.htons(ETHERTYPE_IPV4)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, ipv4) as listener:
         listener.bind((device, ETHERTYPE_IPV4))
-        # The file appears once nothing can be missed any more: who waits for it knows that we listen.
+        # The file appears when the socket listens: scripts/slurm-site waits for it.
         with open(path, "a", encoding="utf-8", buffering=1) as log:
             while True:
                 packet = listener.recv(65535)

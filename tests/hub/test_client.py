@@ -1,4 +1,4 @@
-"""The real huggingface_hub client finds our Hub (and the independent one) to be a Hub."""
+"""The real huggingface_hub client works with our Hub and with the independent one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils._http import default_client_factory
 
-from tests.support.hubs import MEMBER_TOKEN, STRANGER_TOKEN, TestHub
+from tests.support.servers.hubs import MEMBER_TOKEN, STRANGER_TOKEN, TestHub
 
 WEIGHTS = bytes(range(256)) * 2000
 FILES = {
-    "README.md": b'---\nlicense: apache-2.0\nconfigs:\n- config_name: x\n  data_files: "*.parquet"\n---\n# Tiny\n',
+    "README.md": b"---\nlicense: apache-2.0\nconfigs:\n- config_name: x\n"
+    b'  data_files: "*.parquet"\n---\n# Tiny\n',
     "config.json": b'{"model_type": "bert"}\n',
     "model.safetensors": WEIGHTS,
     "onnx/config.json": b"{}",
@@ -32,7 +33,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _own_client() -> None:
-    """Whatever ran in this process before: `stage` has huggingface_hub use a client of its own, guarded for one Hub."""
+    """Undoes the effect of earlier tests: `stage` gives huggingface_hub a client for one Hub."""
     set_client_factory(default_client_factory)
 
 
@@ -40,8 +41,12 @@ def api(hub: TestHub, token: str | bool = False) -> HfApi:
     return HfApi(endpoint=hub.endpoint, token=token)
 
 
-def fetch(hub: TestHub, path: str, folder: Path, token: str | bool = False, **options: str) -> bytes:
-    where = api(hub, token).hf_hub_download("acme/tiny", path, cache_dir=folder / "cache", **options)
+def fetch(
+    hub: TestHub, path: str, folder: Path, token: str | bool = False, **options: str
+) -> bytes:
+    where = api(hub, token).hf_hub_download(
+        "acme/tiny", path, cache_dir=folder / "cache", **options
+    )
     return Path(where).read_bytes()
 
 
@@ -50,14 +55,18 @@ def test_branch_tag_slash_and_sha_lead_to_their_commits(hub: TestHub) -> None:
     second = hub.commit("models", "acme/tiny", {**FILES, "config.json": b"{}"})
     third = hub.commit("models", "acme/tiny", {"a": b""}, ref="refs/heads/feature/x")
     expected = {"main": second, "v1": first, "feature/x": third, first: first}
-    assert {name: api(hub).model_info("acme/tiny", revision=name).sha for name in expected} == expected
+    assert {
+        name: api(hub).model_info("acme/tiny", revision=name).sha for name in expected
+    } == expected
     refs = api(hub).list_repo_refs("acme/tiny")
     assert {b.name: b.target_commit for b in refs.branches} == {"main": second, "feature/x": third}
     assert {t.name: t.target_commit for t in refs.tags} == {"v1": first}
 
 
 def test_the_two_hubs_agree_on_commit_shas(hub: TestHub) -> None:
-    first = hub.commit("models", "acme/tiny", {"config.json": b"{}", "model.safetensors": b"weights"})
+    first = hub.commit(
+        "models", "acme/tiny", {"config.json": b"{}", "model.safetensors": b"weights"}
+    )
     second = hub.commit("models", "acme/tiny", {"config.json": b"{}", "a/b": b"x"})
     assert first == "8419268766690a589e8cc57d74a8eb49f244f790"
     assert second == "8661fc190d2fee315fc17c5fdc3b06c6f6fe0c05"
@@ -75,13 +84,23 @@ def test_info_tells_the_licence_and_every_file(hub: TestHub) -> None:
 def test_a_listing_gives_upstream_digests_page_by_page(hub_factory: Callable[..., TestHub]) -> None:
     hub = hub_factory(page_size=2)
     hub.commit("datasets", "acme/tiny", FILES)
-    tree = {entry.path: entry for entry in api(hub).list_repo_tree("acme/tiny", recursive=True, repo_type="dataset")}
+    tree = {
+        entry.path: entry
+        for entry in api(hub).list_repo_tree("acme/tiny", recursive=True, repo_type="dataset")
+    }
     assert set(tree) == {*FILES, ".gitattributes", "onnx"}
     weights, config = tree["model.safetensors"], tree["config.json"]
-    assert isinstance(weights, RepoFile) and isinstance(config, RepoFile) and isinstance(tree["onnx"], RepoFolder)
+    assert (
+        isinstance(weights, RepoFile)
+        and isinstance(config, RepoFile)
+        and isinstance(tree["onnx"], RepoFolder)
+    )
     assert weights.lfs is not None and weights.lfs.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
     data = FILES["config.json"]
-    assert config.lfs is None and config.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    assert (
+        config.lfs is None
+        and config.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    )
     assert len(hub.requests("/tree/")) == 3
 
 
@@ -94,13 +113,17 @@ def test_files_arrive_by_their_two_roads(hub: TestHub, tmp_path: Path) -> None:
 
 def test_refs_convert_parquet_is_a_revision(hub: TestHub) -> None:
     hub.commit("datasets", "acme/tiny", {"data.csv": b"a\n1\n"})
-    sha = hub.commit("datasets", "acme/tiny", {"default/train/0000.parquet": b"PAR1"}, ref="refs/convert/parquet")
+    sha = hub.commit(
+        "datasets", "acme/tiny", {"default/train/0000.parquet": b"PAR1"}, ref="refs/convert/parquet"
+    )
     assert api(hub).dataset_info("acme/tiny", revision="refs/convert/parquet").sha == sha
-    names = api(hub).list_repo_files("acme/tiny", repo_type="dataset", revision="refs/convert/parquet")
+    names = api(hub).list_repo_files(
+        "acme/tiny", repo_type="dataset", revision="refs/convert/parquet"
+    )
     assert "default/train/0000.parquet" in names
 
 
-def test_what_is_not_there_is_told_apart(hub: TestHub, tmp_path: Path) -> None:
+def test_missing_things_have_different_errors(hub: TestHub, tmp_path: Path) -> None:
     hub.commit("models", "acme/tiny", FILES)
     with pytest.raises(RepositoryNotFoundError):
         api(hub).model_info("acme/nothing")
@@ -152,7 +175,9 @@ def get(url: str, method: str = "GET", **headers: str) -> urllib3.BaseHTTPRespon
 
 
 def cdn_url(hub: TestHub) -> str:
-    return get(f"{hub.endpoint}/acme/tiny/resolve/main/model.safetensors", "HEAD").headers["location"]
+    return get(f"{hub.endpoint}/acme/tiny/resolve/main/model.safetensors", "HEAD").headers[
+        "location"
+    ]
 
 
 def test_a_cdn_address_expires_and_cannot_be_forged(hub_factory: Callable[..., TestHub]) -> None:
@@ -166,7 +191,8 @@ def test_a_cdn_address_expires_and_cannot_be_forged(hub_factory: Callable[..., T
 
 
 @pytest.mark.parametrize(
-    ("asked", "first", "last"), [("bytes=0-9", 0, 9), ("bytes=511990-", 511990, 511999), ("bytes=-3", 511997, 511999)]
+    ("asked", "first", "last"),
+    [("bytes=0-9", 0, 9), ("bytes=511990-", 511990, 511999), ("bytes=-3", 511997, 511999)],
 )
 def test_ranges_are_served(hub: TestHub, asked: str, first: int, last: int) -> None:
     hub.commit("models", "acme/tiny", FILES)
@@ -177,7 +203,7 @@ def test_ranges_are_served(hub: TestHub, asked: str, first: int, last: int) -> N
 
 
 def received(url: str) -> bytes:
-    """What arrives before the connection breaks."""
+    """The bytes that arrive before the connection breaks."""
     data = b""
     with pytest.raises(urllib3.exceptions.HTTPError):
         answer = urllib3.request("GET", url, preload_content=False, retries=False, timeout=0.5)
@@ -187,7 +213,9 @@ def received(url: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "fault", [{"drop_after": 100_000}, {"stall_after": 100_000, "stall_s": 30}], ids=["cut", "stalled"]
+    "fault",
+    [{"drop_after": 100_000}, {"stall_after": 100_000, "stall_s": 30}],
+    ids=["cut", "stalled"],
 )
 def test_a_body_breaks_at_the_byte_asked_for(hub: TestHub, fault: dict[str, int]) -> None:
     hub.commit("models", "acme/tiny", FILES)
@@ -196,7 +224,9 @@ def test_a_body_breaks_at_the_byte_asked_for(hub: TestHub, fault: dict[str, int]
     assert get(cdn_url(hub)).data == WEIGHTS
 
 
-@pytest.mark.parametrize("fault", [{"drop_after": 1000, "reset": True}, {"close": True}], ids=["reset", "closed"])
+@pytest.mark.parametrize(
+    "fault", [{"drop_after": 1000, "reset": True}, {"close": True}], ids=["reset", "closed"]
+)
 def test_a_connection_ends_early(hub: TestHub, fault: dict[str, int]) -> None:
     hub.commit("models", "acme/tiny", FILES)
     hub.faults.add(side="cdn", times=1, skip=1, **fault)
@@ -222,7 +252,14 @@ def test_bytes_are_flipped_and_files_cut_short(hub: TestHub) -> None:
 
 def test_any_answer_can_be_another(hub: TestHub) -> None:
     hub.commit("models", "acme/tiny", FILES)
-    hub.faults.add(side="hub", path="^/api/models/", times=1, status=429, headers={"Retry-After": "7"}, body="slow")
+    hub.faults.add(
+        side="hub",
+        path="^/api/models/",
+        times=1,
+        status=429,
+        headers={"Retry-After": "7"},
+        body="slow",
+    )
     answer = get(f"{hub.endpoint}/api/models/acme/tiny/revision/main")
     assert (answer.status, answer.headers["retry-after"], answer.data) == (429, "7", b"slow")
     assert get(f"{hub.endpoint}/api/models/acme/tiny/revision/main").status == 200
@@ -232,7 +269,12 @@ def test_the_log_tells_what_was_asked_and_how_much_was_sent(hub: TestHub) -> Non
     hub.commit("models", "acme/tiny", FILES)
     get(cdn_url(hub), Range="bytes=100-")
     (row,) = hub.requests(side="cdn")
-    assert (row.method, row.range, row.status, row.sent) == ("GET", "bytes=100-", 206, len(WEIGHTS) - 100)
+    assert (row.method, row.range, row.status, row.sent) == (
+        "GET",
+        "bytes=100-",
+        206,
+        len(WEIGHTS) - 100,
+    )
     assert row.file == "models/acme/tiny/model.safetensors"
     hub.forget_requests()
     assert hub.requests() == []

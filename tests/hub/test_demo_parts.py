@@ -1,4 +1,4 @@
-"""What scripts/demo serves, and what it does to the folder it is given."""
+"""The files that scripts/demo serves, and its effect on its folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.demo import MARKER, DemoError, prepare_folder
-from scripts.lib.demo_repositories import dataset_files, model_folder, paragraphs
+from scripts.lib.demo.demo import MARKER, DemoError, prepare_folder
+from scripts.lib.demo.repositories import dataset_files, model_folder, paragraphs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ def test_the_dataset_is_english_and_no_paragraph_is_in_both_splits() -> None:
     splits = {name: [text for _, text in rows] for name, rows in paragraphs().items()}
     assert not set(splits["train"]) & set(splits["validation"])
     assert len(splits["train"]) > 500 and len(splits["validation"]) > 50
-    assert any("statement" in text for text in splits["validation"])
+    assert any("Elizabeth" in text for text in splits["validation"])
 
 
 def test_the_dataset_repository_is_parquet_with_a_card() -> None:
@@ -27,14 +27,20 @@ def test_the_dataset_repository_is_parquet_with_a_card() -> None:
 
     files = dataset_files()
     card = files.pop("README.md")
-    assert isinstance(card, bytes) and b"config_name: topics" in card
-    rows = {path: pq.read_table(io.BytesIO(data)).num_rows for path, data in files.items() if isinstance(data, bytes)}
+    assert isinstance(card, bytes) and b"config_name: chapters" in card
+    rows = {
+        path: pq.read_table(io.BytesIO(data)).num_rows
+        for path, data in files.items()
+        if isinstance(data, bytes)
+    }
     assert sum(rows.values()) == sum(map(len, paragraphs().values()))
     assert list(rows) == sorted(rows) and len(rows) == 3
 
 
 def test_the_model_repository_is_complete() -> None:
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model_folder().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in model_folder().iterdir()
+    }
 
 
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
@@ -53,18 +59,27 @@ def test_an_earlier_demo_is_emptied_and_nothing_beside_it(tmp_path: Path) -> Non
     (tmp_path / "out" / "laptop" / "old").write_text("x")
     (tmp_path / "out" / "notes").write_text("mine")
     prepare_folder(tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, "notes", "hub", "laptop", "cluster"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        MARKER,
+        "notes",
+        "hub",
+        "laptop",
+        "cluster",
+    }
     assert list((tmp_path / "out" / "laptop").iterdir()) == []
 
 
 def test_a_folder_without_repositories_is_no_hub(tmp_path: Path) -> None:
-    """`ROOT/acme/bert` in place of `ROOT/models/acme/bert`: a Hub that answers 404 to everything helps nobody."""
+    """`ROOT/acme/bert` instead of `ROOT/models/acme/bert`: else each answer would be a 404."""
     (tmp_path / "acme" / "bert").mkdir(parents=True)
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.lib.loopback_hub", tmp_path],
+        [sys.executable, "-m", "scripts.lib.hub.loopback_hub", tmp_path],
         capture_output=True,
         text=True,
         cwd=ROOT,
         timeout=60,
     )
-    assert done.returncode == 2 and "has no folder models/<org>/<name> or datasets/<org>/<name>" in done.stderr
+    assert (
+        done.returncode == 2
+        and "has no folder models/<org>/<name> or datasets/<org>/<name>" in done.stderr
+    )

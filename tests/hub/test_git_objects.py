@@ -6,17 +6,28 @@ import os
 import subprocess
 from pathlib import Path
 
-from scripts.lib.hub_repositories import LFS_ATTRIBUTES, LFS_THRESHOLD, Repositories
+from scripts.lib.hub.repositories import LFS_ATTRIBUTES, LFS_THRESHOLD, Repositories
 
 
 def _git(folder: Path, *arguments: str) -> str:
     identity = {
         f"GIT_{role}_{what}": value
         for role in ("AUTHOR", "COMMITTER")
-        for what, value in (("NAME", "Ann"), ("EMAIL", "ann@example.com"), ("DATE", "1700000000 +0000"))
+        for what, value in (
+            ("NAME", "Ann"),
+            ("EMAIL", "ann@example.com"),
+            ("DATE", "1700000000 +0000"),
+        )
     }
-    environment = {**os.environ, **identity, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        **identity,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -41,7 +52,12 @@ def test_commit_and_tree_ids_are_those_git_computes(tmp_path: Path) -> None:
 
     repositories = Repositories(tmp_path / "hub")
     sha = repositories.commit(
-        "models", "acme/m", files, message="First\n", author="Ann <ann@example.com>", timestamp=1_700_000_000
+        "models",
+        "acme/m",
+        files,
+        message="First\n",
+        author="Ann <ann@example.com>",
+        timestamp=1_700_000_000,
     )
 
     repository = repositories.get("models", "acme/m")
@@ -59,7 +75,12 @@ def test_an_lfs_file_is_known_by_its_pattern_or_its_size(tmp_path: Path) -> None
     repositories.commit(
         "models",
         "acme/m",
-        {".gitattributes": LFS_ATTRIBUTES.encode(), "a/m.safetensors": b"x", "big.txt": big, "small.txt": b"x"},
+        {
+            ".gitattributes": LFS_ATTRIBUTES.encode(),
+            "a/m.safetensors": b"x",
+            "big.txt": big,
+            "small.txt": b"x",
+        },
     )
     repository = repositories.get("models", "acme/m")
     assert repository is not None

@@ -1,4 +1,4 @@
-"""One real Slurm for all tests here: scripts/slurm-site with two nodes, an ordinary user, and no way out."""
+"""One real Slurm for all tests here: scripts/slurm-site, two nodes, a normal user, no way out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.demo_repositories import dataset_files, model_folder
-from scripts.lib.loopback_hub import LoopbackHub
+from scripts.lib.demo.repositories import dataset_files, model_folder
+from scripts.lib.hub.loopback_hub import LoopbackHub
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts" / "slurm-site"
@@ -26,7 +27,7 @@ format: 1
 name: tiny
 assets:
   tiny-bert: {model: acme/tiny-bert}
-  reference: {dataset: acme/reference, config: topics}
+  reference: {dataset: acme/reference, config: chapters}
 """
 RUN = """\
 format: 1
@@ -56,7 +57,9 @@ class Site:
     def home(self) -> Path:
         return self.folder / "home" / USER
 
-    def control(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def control(
+        self, *arguments: str, check: bool = True, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """scripts/slurm-site itself."""
         return subprocess.run(
             [str(SCRIPT), *arguments],
@@ -72,7 +75,9 @@ class Site:
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of the user on the login node."""
         done = self.control("exec", "-u", USER, *command, check=False, cwd=self.home)
-        assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def python(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -80,7 +85,7 @@ class Site:
         return self.run(sys.executable, *arguments, check=check)
 
     def job(self, number: int | str) -> dict[str, str]:
-        """What Slurm knows of a job."""
+        """The fields that Slurm reports for a job."""
         shown = self.run("scontrol", "show", "job", str(number), "--oneliner").stdout
         return dict(word.partition("=")[::2] for word in shown.split())
 
@@ -88,19 +93,23 @@ class Site:
         return self.job(number)["JobState"]
 
     def wait_for_end(self, number: int | str, seconds: float = 240) -> dict[str, str]:
-        """Until the job is over for good (a requeued job is PENDING meanwhile)."""
+        """Waits until the job has ended finally (a requeued job is PENDING meanwhile)."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
         self.wait(lambda: self.state(number) in over, seconds, lambda: str(self.job(number)))
         return self.job(number)
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 120, why: Callable[[], str] = str) -> None:
+    def wait(
+        self, condition: Callable[[], bool], seconds: float = 120, why: Callable[[], str] = str
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"waited in vain: {why()}\n{self.control('status').stdout}"
+            assert time.monotonic() < deadline, (
+                f"waited in vain: {why()}\n{self.control('status').stdout}"
+            )
             time.sleep(0.2)
 
     def leaks(self) -> str:
-        """What tried to leave, from anywhere in the site."""
+        """The packets that tried to leave the site."""
         return self.control("leaks", check=False).stdout
 
     def job_number(self, text: str) -> int:
@@ -109,11 +118,20 @@ class Site:
         return int(match[1] or match[2])
 
 
-@pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
+@contextmanager
+def running_site(*options: str) -> Iterator[Site]:
+    """A site with two nodes, from its start to its end.
+
+    Args:
+        options: of `scripts/slurm-site up`.
+    """
     if os.geteuid() != 0:
         pytest.skip("scripts/slurm-site needs root")
-    missing = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    missing = [
+        name
+        for name in PROGRAMS
+        if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    ]
     if missing:
         pytest.skip(f"scripts/slurm-site needs {', '.join(missing)}")
     folder = Path(tempfile.mkdtemp(prefix="slurm-site-", dir="/tmp"))  # short: it holds sockets
@@ -122,39 +140,67 @@ def site() -> Iterator[Site]:
     readable = {str(REPOSITORY), sys.prefix, sys.base_prefix}
     exposed = [word for path in sorted(readable) for word in ("--expose", path)]
     try:
-        running.control("up", "--nodes", "2", "--cpus", "4", "--gpus", "2", "--user", USER, *exposed)
+        running.control("up", "--nodes", "2", "--cpus", "4", "--user", USER, *options, *exposed)
         yield running
     finally:
         running.control("down")
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    with running_site("--gpus", "2") as running:
+        yield running
+
+
 def tiny_bert(folder: Path) -> dict[str, bytes]:
-    """A model repository: BERT of two layers of 32 with random weights, the demo model's tokenizer."""
+    """A model repository: BERT, two layers of 32, random weights, the demo model's tokenizer."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(model_folder())
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="session")
-def bundle(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Staged on the laptop, then carried to the user's home on the cluster."""
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle on the laptop."""
     laptop = tmp_path_factory.mktemp("laptop")
     (laptop / "tiny.yaml").write_text(MANIFEST)
     with LoopbackHub(laptop / "hub") as hub:
-        hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model")))
+        hub.repositories.commit(
+            "models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model"))
+        )
         hub.repositories.commit("datasets", "acme/reference", dataset_files())
-        stage = [sys.executable, "-m", "stage", "fetch", "tiny.yaml", "-o", "bundle", "--endpoint", hub.endpoint]
+        stage = [
+            sys.executable,
+            "-m",
+            "stage",
+            "fetch",
+            "tiny.yaml",
+            "-o",
+            "bundle",
+            "--endpoint",
+            hub.endpoint,
+        ]
         done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return laptop / "bundle"
+
+
+def carry(staged: Path, site: Site) -> Path:
+    """Carries a bundle to the user's home on the cluster, with a run file beside it."""
     carried = site.home / "bundle"
-    subprocess.run(["cp", "-r", str(laptop / "bundle"), str(carried)], check=True)
+    subprocess.run(["cp", "-r", str(staged), str(carried)], check=True)
     (site.home / "tiny.yaml").write_text(RUN)
     owner = site.home.stat()
     for path in (site.home / "tiny.yaml", carried, *carried.rglob("*")):
@@ -162,8 +208,14 @@ def bundle(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return carried
 
 
+@pytest.fixture(scope="session")
+def bundle(site: Site, staged: Path) -> Path:
+    """Staged on the laptop, then carried to the user's home on the cluster."""
+    return carry(staged, site)
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaves(site: Site) -> Iterator[None]:
-    """Every test here also shows that nothing tried to leave."""
+    """Every test here also shows that no packet tried to leave."""
     yield
     assert site.leaks() == ""

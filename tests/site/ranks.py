@@ -3,8 +3,8 @@
 ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
 ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
-ranks.py hold FOLDER PROGRAM                     the same, with the folder held as `runner train` holds it
-ranks.py trial FOLDER PROGRAM                    the same, ended as `runner bench` ends a trial that takes too long
+ranks.py hold FOLDER PROGRAM                     the same, and it holds the folder as `runner train`
+ranks.py trial FOLDER PROGRAM                    the same, ended as `runner bench` ends a slow trial
 ranks.py rank FOLDER PROGRAM                     in each task
 """
 
@@ -19,15 +19,17 @@ import sys
 import time
 from pathlib import Path
 
-from runner import batch, launch
 from runner.bench import trial
 from runner.errors import StageError
-from runner.holder import holding
-from runner.records import RunFolder
-from runner.sbatch import SbatchRequest
-from runner.submit import submit
-from runner.sweep import members
-from runner.vitals import Vitals
+from runner.launch import srun
+from runner.launch.srun import run_batch
+from runner.launch.submit import submit
+from runner.ranks import environment as ranks_environment
+from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import hold_run_folder
+from runner.slurm.job_array import members
+from runner.slurm.script import SbatchRequest
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
@@ -45,7 +47,7 @@ def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
     return SbatchRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def meet(folder: Path, place: launch.RankEnvironment) -> None:
+def meet(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """All ranks add up their numbers over gloo."""
     import torch
     import torch.distributed as dist
@@ -53,30 +55,44 @@ def meet(folder: Path, place: launch.RankEnvironment) -> None:
     dist.init_process_group("gloo")
     total = torch.tensor([float(place.rank)])
     dist.all_reduce(total)
-    told = {"host": socket.gethostname(), "total": total.item(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **told}))
+    facts = {
+        "host": socket.gethostname(),
+        "total": total.item(),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **facts}))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def fail(folder: Path, place: launch.RankEnvironment) -> None:
-    """One rank fails with the code of a damaged bundle, the others would wait for it for ever."""
-    vitals = Vitals(folder / "logs", place.rank)
+def fail(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+    """One rank fails with the code of a damaged bundle; the others would wait for it forever."""
+    vitals = Heartbeat(folder / "logs", place.rank)
     if place.rank == 3:
         vitals.fail("Traceback of the rank that failed", 3, consequence=False)
         sys.exit(1 if (folder / "crash").exists() else 3)
     time.sleep(600)
 
 
-def hang(folder: Path, place: launch.RankEnvironment) -> None:
+def lose_a_peer(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+    """One rank ends as NCCL's watchdog ends it, the others wait."""
+    if place.rank == 3:
+        text = "watchdog thread terminated with exception: NCCL error: ncclRemoteError"
+        print(f"[rank3]:[E ProcessGroupNCCL.cpp:1899] Process group {text}", file=sys.stderr)
+        sys.stderr.flush()
+        os.abort()
+    time.sleep(600)
+
+
+def hang(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """One rank stops, the others wait for it."""
-    Vitals(folder / "logs", place.rank).beat("train")
+    Heartbeat(folder / "logs", place.rank).beat("train")
     if place.rank == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
 
 
-def save_when_told(folder: Path, place: launch.RankEnvironment) -> None:
+def save_when_asked(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """Works until a signal comes, saves and leaves; done when started again."""
     if os.environ.get("SLURM_RESTART_COUNT"):
         (folder / f"resumed-{place.rank}").touch()
@@ -87,7 +103,7 @@ def save_when_told(folder: Path, place: launch.RankEnvironment) -> None:
         if place.rank == 0:
             while len(list(folder.glob("saved-*"))) < place.world_size:
                 time.sleep(0.01)
-            (folder / launch.SENTINEL).write_text("signal")
+            (folder / ranks_environment.SENTINEL).write_text("signal")
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
@@ -96,14 +112,14 @@ def save_when_told(folder: Path, place: launch.RankEnvironment) -> None:
     time.sleep(600)
 
 
-def start_slowly(folder: Path, place: launch.RankEnvironment) -> None:
+def start_slowly(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """Has no handler yet when the signal comes, in each of its lives."""
     (folder / f"works-{os.environ.get('SLURM_RESTART_COUNT', 0)}-{place.rank}").touch()
     time.sleep(600)
 
 
-def train_on(folder: Path, place: launch.RankEnvironment, for_s: float = 600) -> None:
-    """Shows all the time that it works, and writes down whoever else does."""
+def train_on(folder: Path, place: ranks_environment.RankEnvironment, for_s: float = 600) -> None:
+    """Shows continuously that it works, and records other ranks that do."""
     step = os.environ["SLURM_STEP_ID"]
     mine = folder / f"alive-{step}-{place.rank}"
     began = time.time()
@@ -117,16 +133,16 @@ def train_on(folder: Path, place: launch.RankEnvironment, for_s: float = 600) ->
         time.sleep(0.05)
 
 
-def train_briefly(folder: Path, place: launch.RankEnvironment) -> None:
+def train_briefly(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """The same, for a second."""
     train_on(folder, place, for_s=1)
 
 
-def get_nowhere(folder: Path, place: launch.RankEnvironment) -> None:
-    """Is told to stop as soon as it runs, whenever it runs."""
+def get_nowhere(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+    """Gets a stop request as soon as it runs, whenever it runs."""
     with open(folder / "lives", "a") as lives:
         lives.write(".")
-    (folder / launch.SENTINEL).write_text("signal")
+    (folder / ranks_environment.SENTINEL).write_text("signal")
 
 
 PROGRAMS = {
@@ -137,7 +153,8 @@ PROGRAMS = {
     "meet": meet,
     "fail": fail,
     "hang": hang,
-    "save_when_told": save_when_told,
+    "lose_a_peer": lose_a_peer,
+    "save_when_asked": save_when_asked,
 }
 BOUNDS = {"start_slowly": 1}  # requeues, where there is no time for all 32
 
@@ -149,7 +166,9 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)
-        print(submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs})))
+        print(
+            submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs}))
+        )
         return 0
     if "--output" in changes:  # a member of a sweep
         path = changes[changes.index("--output") + 1]
@@ -159,8 +178,8 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         held = RunFolder(folder)
         held.make()
         try:
-            with holding(held, os.environ):
-                return launch.run_batch([sys.executable, __file__, "rank", path, program], folder)
+            with hold_run_folder(held, os.environ):
+                return run_batch([sys.executable, __file__, "rank", path, program], folder)
         except StageError as error:
             print(error, file=sys.stderr)
             return error.exit_code
@@ -172,12 +191,14 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         trial._end(process)
         return 0
     if step == "launch":
-        assert launch.role(os.environ) == "batch"
+        assert ranks_environment.role(os.environ) == "batch"
         hang_after_s = 5.0 if program == "hang" else None
-        batch.MAX_REQUEUES = BOUNDS.get(program, batch.MAX_REQUEUES)
-        return launch.run_batch([sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s)
-    assert launch.role(os.environ) == "rank"
-    place = launch.rank_environment(os.environ)
+        srun.MAX_REQUEUES = BOUNDS.get(program, srun.MAX_REQUEUES)
+        return run_batch(
+            [sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s
+        )
+    assert ranks_environment.role(os.environ) == "rank"
+    place = ranks_environment.rank_environment(os.environ)
     os.environ.update(place.variables())
     PROGRAMS[program](folder, place)
     return 0

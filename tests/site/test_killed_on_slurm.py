@@ -1,4 +1,4 @@
-"""`kill -9` of a launcher, of its srun, of both: whatever is left, two never train in one run folder."""
+"""`kill -9` of a launcher, of its srun, of both: two launchers never train in one run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.site.conftest import Site
 pytestmark = pytest.mark.site
 PROGRAM = str(Path(__file__).parent / "ranks.py")
 
-# In an salloc shell. `hold` is `runner train` without the training.
+# In a shell of salloc. `hold` is `runner train` without the training.
 PRELUDE = """
 python=$0 ranks=$1
 hold() { "$python" "$ranks" hold "$@"; }
@@ -62,7 +62,7 @@ steps >trial/left
 
 
 def in_salloc(site: Site, script: str) -> Callable[[str], str]:
-    """Runs it; what comes back reads the files it wrote."""
+    """Runs it; the result reads the files that it wrote."""
     command = ["timeout", "120", "bash", "-c", PRELUDE + script, sys.executable, PROGRAM]
     site.run("salloc", "--nodes=2", "--ntasks-per-node=2", *command)
     return lambda name: (site.home / name).read_text()
@@ -71,7 +71,9 @@ def in_salloc(site: Site, script: str) -> Callable[[str], str]:
 def test_ranks_that_outlive_a_killed_launcher_are_never_trained_over(site: Site) -> None:
     said = in_salloc(site, LAUNCHER_THEN_BOTH)
     for name in ("launcher", "both"):
-        assert "left by process" in said(f"{name}/again") and "never let in" not in said(f"{name}/again")
+        assert "left by process" in said(f"{name}/again") and "never let in" not in said(
+            f"{name}/again"
+        )
         assert len({path.name.split("-")[1] for path in (site.home / name).glob("alive-*-3")}) == 2
         together = site.home / name / "together"
         assert not together.exists(), together.read_text()

@@ -1,7 +1,7 @@
-"""On a cluster, a run brings its environment to each node's own disk before the ranks start, and they run from there.
+"""A run unpacks its environment on each node's own disk before the ranks start from there.
 
-The environment is a small one: its python hands on to the interpreter of the tests, and says so. What is under test is
-everything else: the run file, srun, node-local.sh, its lock, and what the ranks are started with.
+The environment is a small one: its python calls the interpreter of the tests, and prints that. The
+rest is under test: the run file, srun, node-local.sh, its lock, and the command of the ranks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from pathlib import Path
 
 import pytest
 
-from stage.asset import LockedAsset, LockedEnvironment, LockedFile, Source
-from stage.bundle import Bundle
-from stage.digest import sha256_of_bytes
-from stage.environment.profile import Profile
-from stage.lockfile import Lockfile
+from stage.bundle.bundle import Bundle, finish
+from stage.environment.spec.profile import Profile
+from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
+from stage.lock.write import Lockfile
+from stage.util.digests import sha256_of_bytes
 from tests.site.conftest import RUN, RUNNER, Site
 from tests.site.test_train_on_slurm import log, losses
-from tests.stage.bundles import finish
 from tests.support.node import TEMPLATES
 
 pytestmark = pytest.mark.site
-LISTED = "".join(f"x {'0' * 64} {path}\n" for path in ("activate", "bin/python", "bin/runner")).encode()
+LISTED = "".join(
+    f"x {'0' * 64} {path}\n" for path in ("activate", "bin/python", "bin/runner")
+).encode()
 TREE = sha256_of_bytes(LISTED)
 OWN_DISK = "/dev/shm"  # the only disk of its own that a node of the site has
 ENVIRONMENT = """\
 environment: {asset: train-env, node_local: true}
-slurm: {nodes: 2, tasks_per_node: 1, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1 AIRLIFT_NODE_ROOT=/dev/shm"]}
+slurm:
+  nodes: 2
+  tasks_per_node: 1
+  time: "00:10:00"
+  setup: ["export OMP_NUM_THREADS=1 AIRLIFT_NODE_ROOT=/dev/shm"]
 """
 BOOTSTRAP = """\
 set -e
@@ -52,7 +57,10 @@ ACTIVATE = f"CONDA_PREFIX={OWN_DISK}/airlift-$(id -u)/{TREE[:16]}\nexport CONDA_
 def environment_files() -> dict[str, bytes]:
     """The folder of the asset, as `stage fetch` lays it out."""
     image = io.BytesIO()
-    with gzip.GzipFile(fileobj=image, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with (
+        gzip.GzipFile(fileobj=image, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         members = {
             "bin/python": PYTHON.encode(),
             "activate": ACTIVATE.encode(),
@@ -76,15 +84,27 @@ def environment_files() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def asset(site: Site, bundle: Path) -> Path:
     """The bundle of the training test, with an environment in it."""
-    files = {f"data/envs/train-env/{name}": content for name, content in environment_files().items()}
+    files = {
+        f"data/envs/train-env/{name}": content for name, content in environment_files().items()
+    }
     with_environment = site.home / "with-environment"
     shutil.copytree(bundle, with_environment)
     for path, content in files.items():
         (with_environment / path).parent.mkdir(parents=True, exist_ok=True)
         (with_environment / path).write_bytes(content)
-    locked = tuple(LockedFile(path, len(data), sha256_of_bytes(data), None, path) for path, data in files.items())
+    locked = tuple(
+        LockedFile(path, len(data), sha256_of_bytes(data), None, path)
+        for path, data in files.items()
+    )
     environment = LockedEnvironment("linux-64", {}, (), TREE)
-    made = LockedAsset("train-env", "environment", {"path": "x"}, Source("path", "x"), locked, environment=environment)
+    made = LockedAsset(
+        "train-env",
+        "environment",
+        {"path": "x"},
+        Source("path", "x"),
+        locked,
+        environment=environment,
+    )
     lock = Bundle.open(bundle).lock
     assets = dict(sorted({**lock.assets, "train-env": made}.items()))
     finish(with_environment, Lockfile(lock.name, assets), b"format: 1\n", ())
@@ -96,7 +116,9 @@ def asset(site: Site, bundle: Path) -> Path:
     return with_environment / "data" / "envs" / "train-env"
 
 
-def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(site: Site, asset: Path) -> None:
+def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(
+    site: Site, asset: Path
+) -> None:
     output = site.home / "output" / "node-local"
     options = ("--bundle", "with-environment", "--output", str(output))
     said = site.run(*RUNNER, "submit", "node-local.yaml", *options)
@@ -110,13 +132,15 @@ def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(site: Site,
         assert f"rank {rank} of {node} runs {prefix}/bin/python, conda prefix {prefix}\n" in text
     assert [step for step, _ in losses(output)] == [1, 2, 3, 4]
 
-    later = site.run("srun", "--nodes=2", "--ntasks-per-node=1", "sh", str(asset / "node-local.sh"), OWN_DISK)
+    later = site.run(
+        "srun", "--nodes=2", "--ntasks-per-node=1", "sh", str(asset / "node-local.sh"), OWN_DISK
+    )
     assert later.stdout.split() == [prefix, prefix]
     assert later.stderr.count(f"reusing {prefix}, 3 files") == 2
 
 
 def test_a_node_that_cannot_have_it_stops_the_run_with_what_to_do(site: Site, asset: Path) -> None:
-    """`true` is not quietly something else: here the root is missing on one node."""
+    """`true` never falls back silently: here the root is missing on one node."""
     made = site.control("nexec", "n1", "mkdir", "/dev/shm/only-here", check=False)
     assert made.returncode == 0
     site.control("nexec", "n1", "chmod", "777", "/dev/shm/only-here")

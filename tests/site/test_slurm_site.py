@@ -50,8 +50,23 @@ def test_the_user_is_an_ordinary_one_and_known_inside_only(site: Site) -> None:
 def test_nodes_are_machines_of_their_own_with_a_shared_disk(site: Site) -> None:
     names = site.run("srun", "--nodes=2", "--ntasks=2", "--label", "hostname").stdout
     assert sorted(names.splitlines()) == ["0: n1", "1: n2"]
-    site.run("srun", "--nodes=1", "--nodelist=n1", "bash", "-c", "echo here > disk; echo there > /dev/shm/memory")
-    read = site.run("srun", "--nodes=1", "--nodelist=n2", "bash", "-c", "cat disk; cat /dev/shm/memory", check=False)
+    site.run(
+        "srun",
+        "--nodes=1",
+        "--nodelist=n1",
+        "bash",
+        "-c",
+        "echo here > disk; echo there > /dev/shm/memory",
+    )
+    read = site.run(
+        "srun",
+        "--nodes=1",
+        "--nodelist=n2",
+        "bash",
+        "-c",
+        "cat disk; cat /dev/shm/memory",
+        check=False,
+    )
     assert read.stdout == "here\n"
 
 
@@ -60,7 +75,9 @@ def test_nothing_of_a_site_outlives_it(other: Site) -> None:
     other.control("down")
     assert not other.folder.exists()
     assert set(Path("/sys/class/net").iterdir()) == before
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _mentions(path, str(other.folder))]
+    assert not [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if _mentions(path, str(other.folder))
+    ]
     assert str(other.folder) not in Path("/proc/mounts").read_text()
     other.control("down")  # again does no harm
     other.folder.mkdir()  # for the fixture
@@ -92,20 +109,34 @@ def test_down_never_removes_a_folder_it_did_not_make(tmp_path: Path) -> None:
         (["exec", "true"], "scripts/slurm-site up"),
     ],
 )
-def test_a_wrong_call_is_told_what_is_right(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_wrong_call_is_answered_with_the_right_one(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
     refused = Site(tmp_path / "none").control(*arguments, check=False)
     assert refused.returncode == 2
     assert says in refused.stderr
 
 
 def test_without_root_it_says_so(tmp_path: Path) -> None:
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "bash", str(SCRIPT), "up"]
-    refused = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    command = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "bash",
+        str(SCRIPT),
+        "up",
+    ]
+    refused = subprocess.run(
+        command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
+    )
     assert refused.returncode == 2
     assert "needs root" in refused.stderr
 
 
 def test_help_names_every_command() -> None:
-    shown = subprocess.run([str(SCRIPT), "--help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [str(SCRIPT), "--help"], capture_output=True, text=True, check=True
+    ).stdout
     for command in ("up", "down", "status", "exec", "nexec", "kill-node", "start-node", "leaks"):
         assert f"\n  {command} " in shown

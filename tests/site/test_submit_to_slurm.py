@@ -1,4 +1,4 @@
-"""`runner submit` against a real sbatch: what Slurm would refuse or leave in the queue for ever is refused at once."""
+"""`runner submit` with a real sbatch: it finds first what Slurm would reject now or later."""
 
 from __future__ import annotations
 
@@ -18,24 +18,32 @@ pytestmark = pytest.mark.site
         ("nodes=3", "node configuration is not available", "sinfo"),
         ('options={"gres": "gpu:a800:1"}', "node configuration is not available", "sinfo"),
         ('options={"no-such-option": "1"}', "unrecognized option", "slurm.options"),
-        ('time="3-00:00:00"', "more than partition batch allows, 2-00:00:00", "requeued and resumes"),
+        (
+            'time="3-00:00:00"',
+            "more than partition batch allows, 2-00:00:00",
+            "requeued and resumes",
+        ),
         ('time="1h"', "'1h' is not a time limit", "HH:MM:SS"),
     ],
 )
 def test_a_job_that_could_not_start_is_refused_with_the_way_out(
     site: Site, change: str, says: str, remedy: str
 ) -> None:
-    refused = site.python(PROGRAM, "submit", str(site.home / "refused"), "meet", change, check=False)
+    refused = site.python(
+        PROGRAM, "submit", str(site.home / "refused"), "meet", change, check=False
+    )
     assert refused.returncode != 0
     assert says in refused.stderr
     assert remedy in refused.stderr
     assert site.run("squeue", "--noheader").stdout == ""
 
 
-def test_a_second_job_for_the_same_run_folder_is_refused_while_the_first_is_queued(site: Site) -> None:
+def test_a_second_job_for_the_same_run_folder_is_refused_while_the_first_is_queued(
+    site: Site,
+) -> None:
     folder = str(site.home / "once")
-    first = int(site.python(PROGRAM, "submit", folder, "save_when_told").stdout)
-    refused = site.python(PROGRAM, "submit", folder, "save_when_told", check=False)
+    first = int(site.python(PROGRAM, "submit", folder, "save_when_asked").stdout)
+    refused = site.python(PROGRAM, "submit", folder, "save_when_asked", check=False)
     assert f"job {first} (" in refused.stderr
     assert f"scancel {first}" in refused.stderr
     site.run("scancel", str(first))
@@ -50,7 +58,10 @@ def test_a_run_folder_with_any_name_gets_its_log(site: Site) -> None:
 
 
 def test_a_rank_gets_its_share_of_what_the_nodes_have(site: Site) -> None:
-    code = "from runner.submit import *; s = node_shapes(None); print(cpus_per_task(s, 2, 2)); print(s)"
+    code = (
+        "from runner.launch.submit import *; s = node_shapes(None); "
+        "print(cpus_per_task(s, 2, 2)); print(s)"
+    )
     said = site.python("-c", code).stdout
     assert said.startswith("(2, ")
     assert said.count("NodeShape(cpus=4, gpus=2, memory=") == 2

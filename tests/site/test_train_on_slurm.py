@@ -1,4 +1,4 @@
-"""The whole product on a cluster: an ordinary user submits a run, it is interrupted, comes back, and loses nothing."""
+"""The whole product on a cluster: a user submits a run, it is interrupted, and loses nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ pytestmark = pytest.mark.site
 
 
 def submit(site: Site, name: str) -> tuple[int, Path]:
-    """A rank a node: the two processors here take twice as long to start twice as many."""
+    """One rank per node: with two processors, twice as many ranks take twice as long to start."""
     output = site.home / "output" / name
     less = ("--set", "slurm.tasks_per_node=1", "--set", "batch.micro=4")
-    said = site.run(*RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *less)
+    said = site.run(
+        *RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *less
+    )
     return site.job_number(said.stdout), output
 
 
@@ -44,10 +46,12 @@ def test_a_job_trains_on_two_nodes_and_exports_its_model(undisturbed: Path) -> N
     assert [step for step, _ in recorded] == list(range(1, 41))
     assert recorded[-1][1] < recorded[0][1] - 1
     assert list((undisturbed / "model").glob("*.safetensors"))
-    assert json.loads((undisturbed / "environment.json").read_text())["slurm"]["SLURM_NTASKS"] == "2"
+    assert (
+        json.loads((undisturbed / "environment.json").read_text())["slurm"]["SLURM_NTASKS"] == "2"
+    )
 
 
-def test_a_job_told_to_stop_comes_back_and_with_a_rank_killed_ends_and_goes_on_when_submitted_again(
+def test_a_stopped_job_is_requeued_and_one_with_a_killed_rank_resumes_when_submitted_again(
     site: Site, undisturbed: Path
 ) -> None:
     job, run_folder = submit(site, "disturbed")
@@ -59,7 +63,9 @@ def test_a_job_told_to_stop_comes_back_and_with_a_rank_killed_ends_and_goes_on_w
     site.wait(lambda: len(losses(run_folder)) > stopped, why=lambda: log(run_folder))
     site.control("nexec", "n2", "pkill", "-KILL", "--newest", "--full", "runner train")
     ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "1"), log(run_folder)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "1"), log(
+        run_folder
+    )
     again, _ = submit(site, "disturbed")
     assert site.wait_for_end(again)["JobState"] == "COMPLETED", log(run_folder)
     assert log(run_folder).count("resumed from step-") == 2

@@ -1,4 +1,4 @@
-"""A node as a shell script sees it: a PATH of its own, with programs that answer as a cluster's do."""
+"""A node as a shell script sees it: its own PATH, with programs that answer as on a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = "| NVIDIA-SMI {driver}             Driver Version: {driver}      {cuda}
 
 
 class Node:
-    """A folder of programs that is all of PATH; with the commands that a test puts in."""
+    """A folder of programs, the only one on PATH, with the commands that a test adds."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -34,8 +34,10 @@ class Node:
             if found := shutil.which(tool):
                 (self.bin / tool).symlink_to(found)
         for script in ("env-probe.sh", "env-check.sh"):
-            # The usual folders are searched too, where this machine's own sinfo or mpirun would answer.
-            text = re.sub(r"^PATH=\$PATH:.*$", "", (TEMPLATES / script).read_text(), flags=re.MULTILINE)
+            # The script also searches the usual folders, where this machine's sinfo would answer.
+            text = re.sub(
+                r"^PATH=\$PATH:.*$", "", (TEMPLATES / script).read_text(), flags=re.MULTILINE
+            )
             (folder / script).write_text(text)
         self.add("getconf", 'echo "glibc 2.28"')
 
@@ -45,7 +47,7 @@ class Node:
         (self.bin / name).chmod(0o755)
 
     def add_gpu(self, name: str, driver: str, capability: str | None, cuda: str = "") -> None:
-        """An nvidia-smi; before 510 it does not know compute_cap."""
+        """Adds an nvidia-smi. Drivers before 510 do not know `compute_cap` (`capability`: None)."""
         rows = f"{driver}, {capability}, {name}"
         refusal = 'Field "compute_cap" is not a valid field to query.'
         self.add(
@@ -60,9 +62,16 @@ class Node:
     def run(
         self, script: str, *arguments: object, shell: Sequence[str] = ("sh",), **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs one of the scripts with nothing but this node's programs."""
+        """Runs one of the scripts. Only this node's programs are on PATH."""
         program = shutil.which(shell[0])
         assert program
         command = [program, *shell[1:], str(self.folder / script), *map(str, arguments)]
-        env = {"PATH": str(self.bin), "TMPDIR": str(self.folder), "HOME": str(self.folder), **environment}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        env = {
+            "PATH": str(self.bin),
+            "TMPDIR": str(self.folder),
+            "HOME": str(self.folder),
+            **environment,
+        }
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        )

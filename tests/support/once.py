@@ -1,4 +1,4 @@
-"""What is dear to make and only looked at: made once for all workers of a test run."""
+"""Materials that are slow to make and only read: made once for all workers of a test run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills the first time anybody asks for it; the other workers wait. Treat it as read-only.
+    """A folder that `make` fills when it is first needed; other workers wait. Read-only for tests.
 
     Args:
-        make: gets the folder, which is there and empty. What it raises reaches whoever asked, and the next one to ask
-            tries again in another folder.
+        factory: pytest's.
+        name: of the materials.
+        make: gets the new, empty folder. An exception reaches the caller. The next caller tries
+            again in another folder.
     """
     base = factory.getbasetemp()
     shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "once"

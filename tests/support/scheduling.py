@@ -1,7 +1,7 @@
-"""Which worker of pytest-xdist runs which tests: a file whole, so that what its tests share is made once.
+"""Which worker of pytest-xdist runs which tests: one worker per file, which shares its fixtures.
 
-Not `--dist loadgroup`: with pytest 9.2, pytest-xdist 3.8.0 loses the groups without a word. Then each test is on its
-own, every fixture of a file is made by every worker, and there are as many Slurm sites as workers.
+Not `--dist loadgroup`: with pytest 9.2, pytest-xdist 3.8.0 ignores the groups without a message.
+Then each worker makes every fixture of a file, and there are as many Slurm sites as workers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SITE = "tests/site/"
-# The site mostly waits for Slurm: it begins first, beside tests that need no more than one core, and what trains two
-# ranks for minutes comes before the many short files that let both workers end together.
-ORDER = (SITE, "tests/stage/", *(f"tests/runner/test_{name}.py" for name in ("resume", "engines", "train")))
+# Tests on the site mostly wait for Slurm. They start first, beside tests that need one core. Tests
+# that train two ranks for minutes come before the many short files, so both workers end together.
+ORDER = (
+    SITE,
+    "tests/stage/",
+    *(
+        f"tests/runner/{name}.py"
+        for name in ("training/test_resume", "training/engines/test_engines", "launch/test_train")
+    ),
+)
 
 
 class ByFile(LoadFileScheduling):
-    """Files whole; all on the Slurm site together."""
+    """One worker per file, and one worker for all files on the Slurm site."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -26,14 +33,17 @@ class ByFile(LoadFileScheduling):
 
 
 def in_order(items: list[pytest.Item]) -> None:
-    """Sorts in place; what `ORDER` does not name comes last, as it was."""
+    """Sorts in place. Items that `ORDER` does not name come last and keep their order."""
 
     def place(item: pytest.Item) -> int:
-        return next((number for number, start in enumerate(ORDER) if item.nodeid.startswith(start)), len(ORDER))
+        return next(
+            (number for number, start in enumerate(ORDER) if item.nodeid.startswith(start)),
+            len(ORDER),
+        )
 
     items.sort(key=place)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
-    """For `--dist loadfile`; what somebody else asked for stays what it is."""
+    """The scheduler for `--dist loadfile`; None for any other `--dist`."""
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None

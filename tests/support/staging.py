@@ -1,4 +1,4 @@
-"""A laptop for tests: a manifest, two small repositories on a Hub, and `stage` run as a user runs it."""
+"""A laptop for tests: a manifest, two small repositories on a Hub, and `stage` as users run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unittest import mock
 from click.testing import CliRunner, Result
 
 from stage.cli import main
-from tests.support.hubs import TestHub
+from tests.support.servers.hubs import TestHub
 
 MODEL, DATASET = "acme/tiny-bert", "acme/lines"
 MANIFEST = f"""\
@@ -33,7 +33,7 @@ assets:
     dataset: {DATASET}
     config: plain
 """
-# What lies on the Hub -> where it lands in the bundle
+# Path on the Hub -> path in the bundle
 LANDING = {
     **{
         f"models/{MODEL}/{name}": f"data/models/tiny-bert/{name}"
@@ -49,13 +49,15 @@ LANDING = {
 
 def safetensors(size: int) -> bytes:
     """A safetensors file with one tensor of `size` pseudo-random bytes."""
-    header = json.dumps({"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    header = json.dumps(
+        {"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    ).encode()
     return struct.pack("<Q", len(header)) + header + random.Random(size).randbytes(size)
 
 
 @cache
 def model_files(weights: int = 3_000_000) -> dict[str, bytes]:
-    """A model repository: what travels, and what should be left behind."""
+    """A model repository: files that travel, and files that a fetch leaves out."""
     return {
         "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny BERT\n",
         "config.json": b'{"model_type": "bert", "vocab_size": 5, "hidden_size": 4}\n',
@@ -69,15 +71,18 @@ def model_files(weights: int = 3_000_000) -> dict[str, bytes]:
 
 @cache
 def dataset_files() -> dict[str, bytes]:
-    """A dataset repository: parquet, a card that declares a config."""
+    """A dataset repository: parquet files, and a card that declares a config."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     files = {
         "README.md": b"---\nlicense: cc0-1.0\nconfigs:\n- config_name: plain\n  data_files:\n"
-        b"  - split: train\n    path: plain/train-*\n  - split: validation\n    path: plain/validation-*\n---\n"
+        b"  - split: train\n    path: plain/train-*\n"
+        b"  - split: validation\n    path: plain/validation-*\n---\n"
     }
-    for number, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")):
+    for number, name in enumerate(
+        ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")
+    ):
         noise = random.Random(number)
         table = pa.table({"text": [noise.randbytes(40).hex() for _ in range(2000)]})
         sink = io.BytesIO()
@@ -86,17 +91,26 @@ def dataset_files() -> dict[str, bytes]:
     return files
 
 
+def laptop_python() -> str:
+    """The Python that fetches bundles: that of the tests, or another one (scripts/lowest).
+
+    The oldest transformers of the cluster needs an older huggingface_hub than `stage fetch` needs.
+    """
+    return os.environ.get("AIRLIFT_LAPTOP_PYTHON", sys.executable)
+
+
 @dataclass
 class Laptop:
-    """A folder with `tiny.yaml` in it, and a Hub that has what it asks for.
+    """A folder with `tiny.yaml` in it, and a Hub that has the repositories of that manifest.
 
-    `stage` runs in the process of the tests: importing what talks to a Hub takes longer than most fetches here. Its
-    environment, folder and exit code are those of a process of its own, and so is the bundle: every fetch that is
-    compared with `undisturbed_id` is compared with one that was such a process.
+    `stage` runs in the process of the tests, because the imports for a Hub take longer than most
+    fetches here. It gets its own environment, folder and exit code, as in a process. Tests compare
+    the bundle with `undisturbed_id`, which comes from a real process.
 
     Attributes:
-        settings: more of the environment.
-        own_process: `stage` starts as from a shell: for what a process reads once (proxies, certificates, a token).
+        settings: additional environment variables.
+        own_process: starts `stage` as from a shell, for settings that a process reads once
+            (proxies, certificates, a token).
     """
 
     folder: Path
@@ -116,13 +130,24 @@ class Laptop:
         (self.folder / "tiny.yaml").write_text(manifest)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """A user's environment: no token, nothing cached, and little patience with a silent server."""
+        """A user's environment: no token, an empty cache, short timeouts for a silent server."""
         kept = {
             name: os.environ[name]
-            for name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "COVERAGE_PROCESS_START", "AIRLIFT_STORE")
+            for name in (
+                "PATH",
+                "PYTHONPATH",
+                "LANG",
+                "LC_ALL",
+                "COVERAGE_PROCESS_START",
+                "AIRLIFT_STORE",
+            )
             if name in os.environ
         }
-        home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+        home = {
+            "HOME": str(self.folder),
+            "HF_HOME": str(self.folder / "hf"),
+            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        }
         return {**kept, **home, "HF_ENDPOINT": self.hub.endpoint, **self.settings, **more}
 
     def command(self, *arguments: str) -> list[str]:
@@ -140,9 +165,13 @@ class Laptop:
             timeout=120,
         )
 
-    def fetch(self, bundle: str = "bundle", *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Without the load test at the end, which has tests of its own, unless `options` ask for it."""
-        return self.stage("fetch", "tiny.yaml", "-o", bundle, "-v", "--no-offline-check", *options, **environment)
+    def fetch(
+        self, bundle: str = "bundle", *options: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `stage fetch`, without its load test (which has its own tests) unless asked for."""
+        return self.stage(
+            "fetch", "tiny.yaml", "-o", bundle, "-v", "--no-offline-check", *options, **environment
+        )
 
     def fetched(self, bundle: str = "bundle", *options: str, **environment: str) -> str:
         """Fetches, which must succeed; returns the bundle id."""
@@ -151,7 +180,7 @@ class Laptop:
         return bundle_id(self.folder / bundle)
 
     def refused(self, code: int, *options: str, **environment: str) -> str:
-        """Fetches, which must fail with `code`, in words, leaving no bundle that looks finished; returns the words."""
+        """Fetches. It must fail with `code` and no finished bundle. Returns the message."""
         done = self.fetch("bundle", *options, **environment)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr + done.stdout
@@ -175,29 +204,35 @@ def payload(bundle: Path) -> dict[str, int]:
 
 
 def run_here(*arguments: str, code: int = 0) -> Result:
-    """`stage` in this process; no traceback whatever happens."""
+    """Runs `stage` in this process. Fails on any traceback."""
     done = CliRunner().invoke(main, list(arguments))
     assert done.exit_code == code, done.output
-    assert "Traceback" not in done.output and (done.exception is None or isinstance(done.exception, SystemExit))
+    assert "Traceback" not in done.output and (
+        done.exception is None or isinstance(done.exception, SystemExit)
+    )
     return done
 
 
-def run_as(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """`stage` in this process, as if it were one of its own with that folder and nothing but that environment.
+def run_as(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs `stage` in this process, as if in its own, with that folder and only that environment.
 
     Raises:
-        Exception: whatever a shell would have shown as a traceback.
+        Exception: any error that a shell would show as a traceback.
     """
     with _moved(folder, environment):
         done = CliRunner().invoke(main, list(arguments), prog_name="stage")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return subprocess.CompletedProcess(["stage", *arguments], done.exit_code, done.stdout, done.stderr)
+    return subprocess.CompletedProcess(
+        ["stage", *arguments], done.exit_code, done.stdout, done.stderr
+    )
 
 
 @contextmanager
 def _moved(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """In another folder, with another environment, and without the token of whoever runs the tests."""
+    """Changes folder and environment, and hides the token of the user who runs the tests."""
     from huggingface_hub import constants
 
     before = Path.cwd()

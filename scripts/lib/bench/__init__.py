@@ -1,5 +1,5 @@
-"""Measures `stage` beside the tools people use today. `scripts/bench` is the command.
+"""Measures `stage` beside other tools. `scripts/bench` is the command.
 
-workloads (`fetching`, `verifying`) -> candidates -> rounds of samples (`measure`) -> ratios (`arithmetic`) -> table,
-targets and plot (`report`, `plot`).
+workloads (`fetching`, `verifying`, `environments`) -> candidates -> rounds of samples (`measure`)
+-> ratios (`arithmetic`) -> table, targets and plot (`report`, `plot`).
 """

@@ -1,8 +1,8 @@
-"""Runs one command and says what it cost: seconds, CPU seconds, memory at its peak.
+"""Runs one command and measures its seconds, CPU seconds and peak memory.
 
-CPU time is the kernel's own account of the process and all its descendants. Memory is the proportional set size (PSS:
-each shared page divided among those who share it) added up over the process tree, looked at every few milliseconds,
-because no tool's parent process alone tells what its workers take.
+CPU time is the kernel's account of the process and all its descendants. Memory is the proportional
+set size (PSS: each shared page divided among its users), added up over the process tree, sampled
+every few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ TIMEOUT_S = 900.0
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on; the message says why."""
+    """The benchmark cannot continue; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run cost: wall-clock seconds, CPU seconds (user and system, all processes), bytes of memory at peak."""
+    """The cost of one run.
+
+    Attributes:
+        seconds: wall-clock.
+        cpu_s: user and system, all processes.
+        peak: memory in bytes.
+    """
 
     seconds: float
     cpu_s: float
@@ -34,7 +40,9 @@ class Sample:
 
     def __add__(self, other: Sample) -> Sample:
         """One run after the other."""
-        return Sample(self.seconds + other.seconds, self.cpu_s + other.cpu_s, max(self.peak, other.peak))
+        return Sample(
+            self.seconds + other.seconds, self.cpu_s + other.cpu_s, max(self.peak, other.peak)
+        )
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Sample:
@@ -47,7 +55,12 @@ def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Sa
     with open(log, "wb") as output:
         began = time.monotonic()
         process = subprocess.Popen(
-            command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
         watch = _MemoryWatch(process.pid)
         alarm = threading.Timer(TIMEOUT_S, process.kill)

@@ -1,4 +1,4 @@
-"""The tools measured beside ours: where they come from, which versions they are, and which are not to be had here."""
+"""The other tools that are measured: their sources, their versions, those missing here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Peers:
 
     @staticmethod
     def install(venv: Path, say: Callable[[str], None]) -> Peers:
-        """Makes the environment, or takes the one an earlier run made from the same requirements.
+        """Makes the environment, or uses that of an earlier run with the same requirements.
 
         Raises:
             BenchError: pip failed.
@@ -35,12 +35,12 @@ class Peers:
         if not stamp.is_file() or stamp.read_text() != wanted:
             say(f"$ pip install -r {REQUIREMENTS.name}    (into {venv}, once)")
             shutil.rmtree(venv, ignore_errors=True)
-            pip = (str(venv / "bin/python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check")
-            for command in ((sys.executable, "-m", "venv", str(venv)), (*pip, "-r", str(REQUIREMENTS))):
+            make = [sys.executable, "-m", "venv", str(venv)]
+            install = [str(venv / "bin/python"), "-m", "pip", "install", "-qq"]
+            install += ["--disable-pip-version-check", "-r", str(REQUIREMENTS)]
+            for command in (make, install):
                 if subprocess.run(command).returncode != 0:
-                    raise BenchError(
-                        f"`{' '.join(command)}` failed: without the peers there is nothing to compare with"
-                    )
+                    raise BenchError(f"`{' '.join(command)}` failed: no tools to compare with")
             stamp.write_text(wanted)
         return Peers(venv)
 
@@ -49,19 +49,23 @@ class Peers:
         return str(self.venv / "bin" / name)
 
     def missing(self, *names: str) -> list[str]:
-        """Why candidates that need these system tools are left out; nothing if all are here."""
-        return [f"{name}: not installed here, and only root can" for name in names if not shutil.which(name)]
+        """One reason for each of these system tools that is missing here."""
+        missing = [name for name in names if not shutil.which(name)]
+        return [f"{name}: not installed here, and only root can install it" for name in missing]
 
     def versions(self) -> dict[str, str]:
-        """Tool -> version, as the tools themselves say."""
+        """Tool -> version, as the tools print it."""
         names = [line.partition("==")[0] for line in REQUIREMENTS.read_text().split()]
-        script = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-        answer = subprocess.run([self.command("python"), "-c", script, *names], capture_output=True, check=True)
-        found: dict[str, str] = json.loads(answer.stdout)
-        for name in SYSTEM_TOOLS:
-            if shutil.which(name):
-                said = subprocess.run(
-                    [name, "--version"], capture_output=True, text=True, check=True
-                ).stdout.splitlines()[0]
-                found[name] = match[0] if (match := re.search(r"\d+(\.\d+)+", said)) else said
+        script = (
+            "import importlib.metadata as m, json, sys; "
+            "print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+        )
+        found: dict[str, str] = json.loads(_output(self.command("python"), "-c", script, *names))
+        for name in filter(shutil.which, SYSTEM_TOOLS):
+            line = _output(name, "--version").splitlines()[0]
+            found[name] = match[0] if (match := re.search(r"\d+(\.\d+)+", line)) else line
         return found
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Draws the results: seconds by candidate, one picture a workload. Run by the peers' environment, which has matplotlib.
+"""Draws the results: seconds by candidate, one plot per workload. The peers' Python runs it.
 
 python plot.py results.json FOLDER
 """
@@ -20,7 +20,10 @@ def main() -> None:
 
     results, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     for name, result in results.items():
-        times = {one: [samples[one]["seconds"] for samples in result["rounds"]] for one in result["rounds"][0]}
+        times = {
+            one: [samples[one]["seconds"] for samples in result["rounds"]]
+            for one in result["rounds"][0]
+        }
         order = sorted(times, key=lambda one: -statistics.median(times[one]))
         medians = [statistics.median(times[one]) for one in order]
         reach = [

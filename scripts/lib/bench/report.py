@@ -1,42 +1,52 @@
-"""Results kept as data, and the page they become. A workload measured anew replaces its own results and no others.
+"""Results as data, and the page that is made from them.
 
-`results.json` is what was measured, sample by sample; the page is made of it alone.
+`results.json` has each sample; the page is made from it only. A workload that is measured again
+replaces its own results and no others.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from scripts.lib.bench.arithmetic import Target, cost_table, table, target_table
 from scripts.lib.bench.measure import Sample
 
-ORDER = ("fetch-large", "fetch-many", "verify-four", "verify-one", "verify-small", "env-create", "env-import")
+_STAGE = ("fetch-large", "fetch-many", "verify-four", "verify-one", "verify-small")
+_RUNNER = ("train-fp32", "train-bf16", "train-loop", "prepare")
+ORDER = (*_STAGE, "env-create", "env-import", *_RUNNER)
 INTRODUCTION = """\
 # Benchmarks
 
-What `stage` costs beside the tools people use today, measured by `scripts/bench`; to repeat it:
+`stage` and `runner` beside other tools, measured by `scripts/bench`. To repeat it:
 
-    scripts/bench stage                  # all of it: about 12 minutes, 16 GB of disk, two cores
+    scripts/bench stage                  # all parts: about 12 minutes, 16 GB of disk, two cores
     scripts/bench stage fetch            # one part
-    scripts/bench env                    # environments: made by each route, imported from slow folders; 6 GB of disk
+    scripts/bench env                    # environments, each route and slow folders; 6 GB of disk
+    scripts/bench runner                 # training and preparing on CPUs: about 15 minutes
     scripts/bench stage --record         # and write this page
 
-How it measures. Candidates take turns, and each round begins with another one. Every number is a median over the
-rounds; the last column is the median of the *ratios within each round*, since a machine is never equally fast twice.
-Before a candidate that writes, its folder is emptied and the disk is synced, outside the time. CPU seconds are the
-kernel's account of the process and its descendants. Memory is the proportional set size (PSS) added up over the
-process tree, looked at every 20 ms. The Hub is our own, on loopback, on the same cores as its clients, and sends with
-sendfile. Every sample lies in [benchmarks/results.json](benchmarks/results.json).
+How it measures. Candidates take turns, and each round begins with another one. Each number is a
+median over the rounds; the last column is the median of the *ratios within each round*, because the
+speed of a machine varies. Before a candidate that writes, its folder is emptied and the disk is
+synced, outside the time. CPU seconds are the kernel's account of the process and its descendants.
+Memory is the proportional set size (PSS) added up over the process tree, sampled every 20 ms. The
+Hub is on loopback, on the same cores as its clients, and sends with sendfile. All samples are in
+[benchmarks/results.json](benchmarks/results.json).
 """
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one workload gave. `machine` and `versions` are what it was measured on and with; `load`: before, after."""
+    """The result of one workload. `load` is the load average before and after it."""
 
     name: str
     title: str
@@ -50,25 +60,29 @@ class Result:
     commands: Mapping[str, str]
     load: tuple[float, float]
     skipped: Sequence[str]
+    unit: str = "MB/s"
+    per: float = 1e6
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Result:
-        """What `asdict` made of one."""
-        rounds = [{name: Sample(**sample) for name, sample in samples.items()} for samples in document["rounds"]]
+        """The inverse of `asdict`."""
+        rounds = [
+            {name: Sample(**sample) for name, sample in samples.items()}
+            for samples in document["rounds"]
+        ]
         targets = [Target(**target) for target in document["targets"]]
         before, after = document["load"]
         return Result(**{**document, "rounds": rounds, "targets": targets, "load": (before, after)})
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """What was measured before, by name; nothing if nothing was."""
-    if not path.is_file():
-        return {}
-    return {name: Result.from_json(document) for name, document in json.loads(path.read_text()).items()}
+    """Earlier results, by name; empty without a file."""
+    documents = json.loads(path.read_text()) if path.is_file() else {}
+    return {name: Result.from_json(document) for name, document in documents.items()}
 
 
 def write_results(path: Path, results: Mapping[str, Result]) -> None:
-    """Everything, sample by sample."""
+    """Writes all samples as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {name: asdict(results[name]) for name in sorted(results)}
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -81,25 +95,23 @@ def page(results: Mapping[str, Result]) -> str:
 
 
 def section(result: Result) -> str:
-    """One workload: targets, costs, what it was measured on and with."""
-    rounds = len(result.rounds)
+    """One workload: targets, costs, machine and versions."""
+    rounds, (before, after) = len(result.rounds), result.load
+    versions = ", ".join(f"{tool} {version}" for tool, version in result.versions.items())
+    commands = [[name, f"`{command}`"] for name, command in result.commands.items()]
     parts = [
         f"## {result.title}\n",
         f"{result.note}\n",
         *([target_table(result.targets)] if result.targets else []),
-        cost_table(result.rounds, result.base, result.size),
+        cost_table(result.rounds, result.base, result.size, result.unit, result.per),
         f"![{result.title}](benchmarks/{result.name}.svg)\n",
         *(f"Left out: {reason}.\n" for reason in result.skipped),
-        f"{rounds} round{'' if rounds == 1 else 's'}. {_sentence(result.machine)} Load before and after: "
-        f"{result.load[0]:.1f}, {result.load[1]:.1f} (where that is above the number of cores, others were at work "
-        "too).\n",
-        f"Versions: {', '.join(f'{tool} {version}' for tool, version in result.versions.items())}.\n",
+        f"{rounds} round{'' if rounds == 1 else 's'}. {_sentence(result.machine)} Load before and "
+        f"after: {before:.1f}, {after:.1f} (a load above the number of cores means that other "
+        "processes ran too).\n",
+        f"Versions: {versions}.\n",
         "<details><summary>Commands</summary>\n",
-        table(
-            ["candidate", "command"],
-            [[name, f"`{command}`"] for name, command in result.commands.items()],
-            numbers=False,
-        ),
+        table(["candidate", "command"], commands, numbers=False),
         "</details>\n",
     ]
     return "\n".join(parts)
@@ -107,3 +119,36 @@ def section(result: Result) -> str:
 
 def _sentence(machine: Mapping[str, str]) -> str:
     return ". ".join(f"{name.capitalize()}: {value}" for name, value in machine.items()) + "."
+
+
+def describe_machine(folder: Path) -> dict[str, str]:
+    """The facts that a reader needs to judge the numbers.
+
+    Args:
+        folder: the folder of the measured files.
+    """
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    cores, model = len(os.sched_getaffinity(0)), cpu[1] if cpu else platform.machine()
+    openssl = ssl.OPENSSL_VERSION.rpartition(" ")[0].rsplit(" ", 2)[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "processor": f"{cores} cores, {model}",
+        "memory": f"{memory:.0f} GiB",
+        "file system": _file_system(folder),
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": f"{platform.python_version()}, {openssl}",
+    }
+
+
+def load() -> float:
+    """The load average of the last minute, with the processes of this benchmark."""
+    return os.getloadavg()[0]
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that a folder is on."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    path = folder.resolve()
+    below = [(point, kind) for point, kind in mounts if path.is_relative_to(point)]
+    return max(below, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]

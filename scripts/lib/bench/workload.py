@@ -1,28 +1,45 @@
-"""A workload: candidates that do the same work on the same bytes, taking turns, round after round."""
+"""A workload: candidates that do the same work on the same bytes, in turns, round after round.
+
+Its files have incompressible bytes, made quickly and equal in each run.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scripts.lib.bench.arithmetic import Rounds, Target
 from scripts.lib.bench.measure import Sample, run
 
+MIB = 2**20
+_HEADER = 4096  # bytes of a safetensors file before its tensor: whole blocks of a disk
+
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a candidate, and the name of the candidate that ends here (None: it goes on)."""
+    """One command of a candidate.
+
+    Attributes:
+        command: its argv.
+        ends: the name of the candidate that ends here; None: more steps follow.
+        answer: the file in which the command writes {"seconds": ...} of the work that counts, where
+            that is not its wall time.
+    """
 
     command: tuple[str, ...]
     ends: str | None
+    answer: Path | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Commands that follow each other; what ends after the first and what ends after the second are both reported."""
+    """Commands in sequence; a candidate that ends after each named step is reported."""
 
     steps: tuple[Step, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -35,19 +52,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured.
+    """A measurement.
 
     Attributes:
         name: its key in the results, and the name of its plot.
-        title: in words.
-        note: what a reader must know to judge the numbers.
-        size, files: bytes and number of files that every candidate handles.
+        title: its heading.
+        note: the facts that a reader needs to judge the numbers.
+        size, files: bytes and number of files that each candidate handles.
         base: the candidate that the others are compared with.
         writes: the folder that candidates write to, emptied before each; None if they only read.
-        targets: from the rounds, what was to be reached.
-        seeds: file name -> text, put into that folder before each candidate.
+        targets: rounds -> targets.
+        seeds: file name -> text, written into that folder before each candidate.
         skipped: candidates that could not take part, with the reason.
-        afterwards: what can be said only when all has been measured; Markdown.
+        afterwards: Markdown for the note, made after the measurement.
+        unit, per: the heading of the column of `size` per second, and what it is divided by.
     """
 
     name: str
@@ -62,9 +80,13 @@ class Workload:
     seeds: Mapping[str, str] = field(default_factory=dict)
     skipped: Sequence[str] = ()
     afterwards: Callable[[], str] = str
+    unit: str = "MB/s"
+    per: float = 1e6
 
 
-def measure(workload: Workload, rounds: int, cwd: Path, say: Callable[[str], None]) -> list[dict[str, Sample]]:
+def measure(
+    workload: Workload, rounds: int, cwd: Path, say: Callable[[str], None]
+) -> list[dict[str, Sample]]:
     """Runs all candidates of a workload `rounds` times, each round beginning with another one.
 
     Raises:
@@ -88,14 +110,17 @@ def _run(candidate: Candidate, workload: Workload, cwd: Path) -> dict[str, Sampl
     so_far = Sample(0.0, 0.0, 0)
     ended: dict[str, Sample] = {}
     for step in candidate.steps:
-        so_far += run(step.command, {**plain_environment(), **candidate.environment}, cwd)
+        sample = run(step.command, {**plain_environment(), **candidate.environment}, cwd)
+        if step.answer is not None:
+            sample = replace(sample, seconds=json.loads(step.answer.read_text())["seconds"])
+        so_far += sample
         if step.ends:
             ended[step.ends] = so_far
     return ended
 
 
 def _prepare(workload: Workload) -> None:
-    """Empties the folder that is written to; and nobody pays for what the one before left to be written."""
+    """Empties the folder that is written to, and syncs, so that no candidate pays for another."""
     if workload.writes is None:
         return
     shutil.rmtree(workload.writes, ignore_errors=True)
@@ -106,5 +131,32 @@ def _prepare(workload: Workload) -> None:
 
 
 def plain_environment() -> dict[str, str]:
-    """A person's environment without anything that changes what these tools do."""
+    """The variables of this process without those that change what the tools do."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+
+
+def write_safetensors(path: Path, size: int) -> None:
+    """A safetensors file of `size` bytes with one tensor in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensor = size - _HEADER
+    text = json.dumps(
+        {"weight": {"dtype": "U8", "shape": [tensor], "data_offsets": [0, tensor]}}
+    ).encode()
+    header = struct.pack("<Q", _HEADER - 8) + text.ljust(_HEADER - 8)
+    noise = random.Random(size).randbytes(16 * MIB)
+    with open(path, "wb", buffering=0) as file:
+        file.write(header)
+        for number in range(0, tensor, len(noise)):
+            file.write((number.to_bytes(8, "little") + noise[8:])[: tensor - number])
+
+
+def write_small_files(folder: Path, count: int, size: int) -> list[str]:
+    """`count` text files of `size` bytes, a hundred to a folder; returns their paths."""
+    noise = random.Random(count)
+    paths = []
+    for number in range(count):
+        path = f"part-{number // 100:03d}/text-{number:05d}.txt"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(noise.randbytes(size // 2).hex())
+        paths.append(path)
+    return paths

@@ -1,0 +1,1 @@
+"""What `scripts/bench` measures: each module makes its materials and its candidates."""

@@ -1,0 +1,309 @@
+"""What `runner train` and `runner prepare` cost beside what people write today: two CPU ranks.
+
+Every candidate trains the same model on the same text. Programs report the seconds of their steps
+themselves, without their start: it is what a long run consists of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.lib.bench.arithmetic import Rounds, Target, median_ratio
+from scripts.lib.bench.measure import BenchError
+from scripts.lib.bench.options import ROOT
+from scripts.lib.bench.peers import Peers
+from scripts.lib.bench.workload import Candidate, Step, Workload
+from scripts.lib.demo.repositories import model_folder, paragraphs
+
+PROGRAMS = Path(__file__).with_name("training_peers.py")
+RANKS = 2
+UNIT = 100_000  # real tokens
+WARM_UP = 3
+LENGTH, BATCH, PADDED_BATCH, PAD_TO = 128, 8, 4, 512
+STEPS = 16
+REPEAT = 40  # the text is short for a tokenizer
+NOTE = (
+    "BERT with 6 layers of 384 (22.7 M parameters), masked language modelling of the first "
+    "volume of Pride and Prejudice, two ranks with one thread each over gloo. Seconds are those "
+    f"of the steps for {UNIT:,} real tokens: padding does not count, nor does the start. "
+)
+PADDED, TRAINER = "script that pads to 512", "transformers' Trainer (as run_mlm.py)"
+RUN_FILE = """\
+format: 1
+name: bench
+task: masked-lm
+model: {asset: minilm}
+dataset: {asset: text, text: text}
+sequence_length: LENGTH
+steps: STEPS
+batch: {global: GLOBAL, micro: BATCH}
+optimizer: {lr: 1.0e-4}
+precision: PRECISION
+engine: ENGINE
+checkpoint: {every: 1000, keep: 1}
+evaluation: {every: 1000}
+seed: 1
+"""
+ENGINES = {"runner train, ddp": "{name: ddp}", "runner train, deepspeed": "{zero: 2}"}
+
+
+@contextmanager
+def training_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
+    """All workloads; the bundle is made when the context is entered."""
+    texts = [text for split in paragraphs().values() for _, text in split]
+    (folder / "texts.json").write_text(json.dumps(texts))
+    _make_bundle(folder, texts)
+    yield [
+        *(_training(folder, precision) for precision in ("fp32", "bf16")),
+        _loop(folder),
+        _preparing(folder, texts),
+    ]
+
+
+def _make_bundle(folder: Path, texts: list[str]) -> None:
+    import csv
+
+    for name, times in (("text", 1), ("long", REPEAT)):
+        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text"])
+            rows.writerows([text] for _ in range(times) for text in texts)
+    shutil.copytree(model_folder(), folder / "minilm")
+    (folder / "manifest.yaml").write_text(
+        "format: 1\nname: bench\nassets:\n  minilm: {path: minilm}\n"
+        "  text: {path: text.csv, convert: csv}\n  long: {path: long.csv, convert: csv}\n"
+    )
+    stage = [sys.executable, "-m", "stage", "fetch", "-q", "manifest.yaml", "-o", "bundle"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if subprocess.run(stage, cwd=folder, env=environment).returncode:
+        raise BenchError("the bundle could not be staged")
+
+
+def _training(folder: Path, precision: str) -> Workload:
+    def targets(rounds: Rounds) -> list[Target]:
+        best = min(ENGINES, key=lambda name: median_ratio(rounds, name, PADDED))
+        padded = 18 if precision == "fp32" else 24
+        return [
+            Target(f"times as fast as a {PADDED}", median_ratio(rounds, PADDED, best), padded),
+            Target(f"times as fast as {TRAINER}", median_ratio(rounds, TRAINER, best), 1.6),
+        ]
+
+    ours = [
+        _ours(folder, name, engine, precision, "tokens", LENGTH, BATCH)
+        for name, engine in ENGINES.items()
+    ]
+    theirs = [
+        _theirs(folder, name, program, precision)
+        for name, program in ((PADDED, "padded"), (TRAINER, "trainer"))
+    ]
+    return Workload(
+        name=f"train-{precision}",
+        title=f"Training a small BERT in {precision}",
+        note=NOTE,
+        size=UNIT,
+        files=0,
+        base=next(iter(ENGINES)),
+        candidates=[*ours, *theirs],
+        targets=targets,
+        unit="tokens/s",
+        per=1,
+    )
+
+
+def _loop(folder: Path) -> Workload:
+    """The same module, batches and engine: what the loop itself costs."""
+    pairs = {
+        "runner train, ddp": "bare loop, ddp",
+        "runner train, deepspeed": "bare loop, deepspeed",
+    }
+
+    def targets(rounds: Rounds) -> list[Target]:
+        return [
+            Target(f"{ours} / {bare}", median_ratio(rounds, ours, bare), 1.03, at_most=True)
+            for ours, bare in pairs.items()
+        ]
+
+    ours = [_ours(folder, name, engine, "fp32", "step", 32, 2) for name, engine in ENGINES.items()]
+    theirs = [
+        _theirs(folder, name, program, "fp32", length=32, batch=2)
+        for name, program in zip(pairs.values(), ("bare-ddp", "bare-deepspeed"), strict=True)
+    ]
+    return Workload(
+        name="train-loop",
+        title="The loop beside a bare one",
+        note="The same module, batches and fused AdamW, two ranks, steps of about 50 ms; seconds "
+        "are those of one step. The bare loops read no data, log nothing and can not be stopped.",
+        size=1,
+        files=0,
+        base="runner train, ddp",
+        candidates=[*ours, *theirs],
+        targets=targets,
+        unit="steps/s",
+        per=1,
+    )
+
+
+def _preparing(folder: Path, texts: list[str]) -> Workload:
+    ours, theirs = "runner prepare", "encode_batch_fast alone"
+
+    def targets(rounds: Rounds) -> list[Target]:
+        return [Target("times as long", median_ratio(rounds, ours, theirs), 1.05, at_most=True)]
+
+    size = sum(len(text.encode()) for text in texts) * REPEAT
+    settings = _settings(folder, "prepare", precision="fp32", dataset="long")
+    prepare = _program(folder, ours, "prepare", settings)
+    return Workload(
+        name="prepare",
+        title="Tokenising text",
+        note="`runner prepare` reads parquet, tokenises, packs and writes a store; its peer only "
+        "tokenises texts that are in memory and writes the ids. Seconds of the child process that "
+        "does it, without its start and imports.",
+        size=size,
+        files=0,
+        base=ours,
+        candidates=[prepare, _theirs(folder, theirs, "encode", "fp32", ranks=1)],
+        targets=targets,
+    )
+
+
+def _ours(
+    folder: Path, name: str, engine: str, precision: str, measured: str, length: int, batch: int
+) -> Candidate:
+    key = f"{measured}-{precision}-{engine.strip('{}').replace(': ', '-')}"
+    settings = _settings(
+        folder,
+        key,
+        precision=precision,
+        engine=engine,
+        measured=measured,
+        length=length,
+        batch=batch,
+    )
+    return _program(folder, name, "train", settings)
+
+
+def _program(folder: Path, name: str, program: str, settings: Path) -> Candidate:
+    """A program of this module, in this environment."""
+    command = (sys.executable, "-m", "scripts.lib.bench.workloads.training", program, str(settings))
+    return Candidate((Step(command, name, settings.with_suffix(".answer")),), _environment())
+
+
+def _theirs(
+    folder: Path, name: str, program: str, precision: str, *, length: int = LENGTH,
+    batch: int = BATCH, ranks: int = RANKS,
+) -> Candidate:  # fmt: skip
+    settings = _settings(
+        folder, f"{program}-{precision}", precision=precision, length=length, batch=batch
+    )
+    start = (
+        ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
+        if ranks > 1
+        else ()
+    )
+    command = (sys.executable, *start, str(PROGRAMS), program, str(settings))
+    return Candidate((Step(command, name, settings.with_suffix(".answer")),), _environment())
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+
+
+def _settings(
+    folder: Path,
+    key: str,
+    *,
+    precision: str,
+    engine: str = "{name: ddp}",
+    measured: str = "tokens",
+    dataset: str = "text",
+    length: int = LENGTH,
+    batch: int = BATCH,
+) -> Path:
+    """Writes the settings of a program, and its run file. The key is the name of both."""
+    run_file = folder / f"{key}.yaml"
+    text = RUN_FILE.replace("LENGTH", str(length)).replace("STEPS", str(STEPS))
+    text = text.replace("GLOBAL", str(batch * RANKS)).replace("BATCH", str(batch))
+    text = text.replace("PRECISION", precision).replace("ENGINE", engine)
+    run_file.write_text(text.replace("asset: text", f"asset: {dataset}"))
+    path = folder / f"{key}.json"
+    document = {
+        "answer": str(path.with_suffix(".answer")),
+        "batch": batch,
+        "bundle": str(folder / "bundle"),
+        "length": length,
+        "measured": measured,
+        "model": str(folder / "minilm"),
+        "output": str(folder / "output" / key),
+        "pad_to": PAD_TO,
+        "padded_batch": PADDED_BATCH,
+        "precision": precision,
+        "predictions": batch * length * 0.15,
+        "repeat": REPEAT,
+        "run_file": str(run_file),
+        "steps": STEPS,
+        "texts": str(folder / "texts.json"),
+        "unit": UNIT,
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def opened_stores(run: Any) -> Any:
+    """The prepared training data of a run."""
+    from runner.data.prepare import open_prepared
+    from runner.data.recipe import recipes
+    from runner.data.store import Stores
+
+    (recipe,) = recipes(run.config, run.inputs, run.config.sequence_length)["train"]
+    return Stores([open_prepared(recipe, run.folder.stores, "runner prepare")])
+
+
+def train(settings: dict[str, Any]) -> float:
+    """Runs `runner train` from its beginning; the median of what its metrics say."""
+    output = Path(settings["output"])
+    shutil.rmtree(output, ignore_errors=True)
+    command = ["train", settings["run_file"], "--bundle", settings["bundle"]]
+    command += ["--output", str(output), "--processes", str(RANKS)]
+    subprocess.run([sys.executable, "-m", "runner", *command], check=True)
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if "loss" in line][WARM_UP:]
+    if settings["measured"] == "step":
+        return float(statistics.median(line["step_s"] for line in steps))
+    return float(settings["unit"] / statistics.median(line["tokens_per_s"] for line in steps))
+
+
+def prepare(settings: dict[str, Any]) -> float:
+    """Prepares from the beginning, in this process."""
+    import time
+
+    from runner.data.prepare import prepare as prepare_recipe
+    from runner.data.recipe import recipes
+    from runner.launch.train import Run
+
+    output = Path(settings["output"])
+    run = Run.load(Path(settings["run_file"]), Path(settings["bundle"]), output, ())
+    shutil.rmtree(run.folder.stores, ignore_errors=True)
+    (recipe,) = recipes(run.config, run.inputs, settings["length"])["train"]
+    import transformers  # noqa: F401  # imports are not what is compared
+
+    began = time.perf_counter()
+    prepare_recipe(recipe, run.folder.stores, print)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    asked = json.loads(Path(sys.argv[2]).read_text())
+    result = {"train": train, "prepare": prepare}[sys.argv[1]](asked)
+    Path(asked["answer"]).write_text(json.dumps({"seconds": result}))

@@ -1,0 +1,155 @@
+"""Memory and speed of training: one trial of `runner bench` per strategy, beside Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.bench.compare import prepare_trials
+from runner.bench.strategies import STRATEGIES
+from runner.bench.trial import Bench, run_trial
+from runner.data.prepare import open_prepared
+from runner.data.recipe import recipes
+from runner.errors import StageError, isolated
+from runner.launch.train import Run
+from runner.plan import devices
+from runner.plan.activations import measured
+from runner.plan.memory import model_state
+from runner.plan.plan import decide
+from runner.plan.shapes import shape_of
+from runner.run_folder.layout import RunFolder
+from scripts.lib.gpu_check.materials import Workload
+
+COMPARED = ("ddp", "zero2", "zero3", "fsdp-full")
+LARGEST = 64  # sequences per micro batch
+STEPS = 10
+
+
+@dataclass
+class Training:
+    """Trials of one workload.
+
+    Attributes:
+        folder: for run folders; the run file is beside the bundle.
+        bundle: its folder.
+        workload: the model.
+        world_size: ranks, one per GPU.
+    """
+
+    folder: Path
+    bundle: Path
+    workload: Workload
+    world_size: int
+
+    def prepare(self) -> dict[str, Any]:
+        """Tokenises the text, and saves the same tokens for Trainer."""
+        run = self._run()
+        num_sequences = prepare_trials(run)
+        recipe = recipes(run.config, run.inputs, self.workload.length)["train"][0]
+        store: Any = open_prepared(recipe, run.folder.stores, "runner prepare")
+        count = min(len(store), LARGEST * STEPS)
+        np.save(self._tokens, store.rows(range(count)).ids)
+        return {"sequences": num_sequences}
+
+    def plan(self, strategy: str) -> tuple[int, float]:
+        """What `auto` means for a strategy.
+
+        Returns:
+            The micro batch, and the GiB that a rank is planned to need with it.
+
+        Raises:
+            StageError: the driver does not answer.
+        """
+        sets = [f"engine={STRATEGIES[strategy]}", f"batch.global={LARGEST * self.world_size}"]
+        run = self._run(sets)
+        device = devices.here(self.world_size, os.environ)
+        if device is None:
+            raise StageError("the driver of the GPU does not answer.", "nvidia-smi", 1)
+        shape = shape_of(run.config, run.inputs.model)
+        measure = partial(measured, model=run.inputs.model, shape=shape, world_size=self.world_size)
+        plan = decide(run.config, shape, device, self.world_size, measure)
+        decided = replace(run.config, precision=plan.precision)  # type: ignore[arg-type]
+        found = measure(decided, plan.sequence_length, plan.zero)
+        state = model_state(decided, shape, plan.zero, self.world_size, plan.offload)
+        return plan.micro, (state + found.each * plan.micro + found.fixed + found.buffers) / 2**30
+
+    def trial(self, strategy: str, *, compiled: bool, limit_s: float) -> dict[str, Any]:
+        """Runs a few steps of `runner train`'s own loop.
+
+        Raises:
+            StageError: it did not run; the message has its cause.
+        """
+        bench = Bench(
+            run_file=self._run_file,
+            bundle=self.bundle,
+            theirs=(f"compile={str(compiled).lower()}",),
+            folder=self._results,
+            world_size=self.world_size,
+            processes=self.world_size,
+            steps=STEPS,
+            memory_gib=None,
+            limit_s=limit_s,
+        )
+        micro, planned_gib = self.plan(strategy)
+        found = run_trial(bench, strategy, micro)
+        if found.outcome != "fits":
+            raise StageError(f"micro {micro}: {found.words}", f"{self._results}", 1)
+        values: dict[str, Any] = {
+            "micro": micro,
+            "tokens/s": found.tokens_per_s,
+            "step s": found.step_s,
+            "peak GiB": found.memory_gib,
+            "planned GiB": planned_gib,
+            "planned / peak": planned_gib / found.memory_gib,
+        }
+        return values | ({"MFU": found.mfu} if found.mfu is not None else {})
+
+    def trainer(self, micro: int, *, compiled: bool, limit_s: float) -> dict[str, Any]:
+        """Runs transformers' Trainer on the same tokens, one rank per GPU.
+
+        Raises:
+            StageError: it did not run.
+        """
+        answer = self.folder / f"trainer-{self.workload.name}.json"
+        answer.unlink(missing_ok=True)
+        model = Run.load(self._run_file, self.bundle, None, ()).inputs.model.path
+        arguments = [str(model), str(self._tokens), self.workload.task, str(micro), str(STEPS)]
+        command = isolated(
+            "torch.distributed.run", "--standalone", f"--nproc_per_node={self.world_size}",
+            str(Path(__file__).with_name("trainer_peer.py")), *arguments,
+            str(compiled), str(answer), str(self.folder / "trainer"),
+        )  # fmt: skip
+        log = answer.with_suffix(".log")
+        try:
+            with open(log, "wb") as output:
+                subprocess.run(
+                    command, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=True
+                )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise StageError(f"Trainer did not run: {error}", f"less {log}", 1) from None
+        found: Mapping[str, Any] = json.loads(answer.read_text())
+        return dict(found)
+
+    @property
+    def _run_file(self) -> Path:
+        return self.bundle.with_name(f"{self.workload.name}.yaml")
+
+    @property
+    def _results(self) -> Path:
+        return self.folder / f"{self.workload.name}-trials"
+
+    @property
+    def _tokens(self) -> Path:
+        return self.folder / f"{self.workload.name}.npy"
+
+    def _run(self, sets: list[str] | None = None) -> Run:
+        run = Run.load(self._run_file, self.bundle, None, sets or [])
+        return Run(run.config, run.inputs, RunFolder(self._results), run.bundle, run.overrides)

@@ -1,0 +1,1 @@
+"""A Hub on loopback: repositories, answers over HTTP, faults on request."""

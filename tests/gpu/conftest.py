@@ -1,0 +1,93 @@
+"""A device, and one rank in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runner.launch.train import Run
+from runner.ranks.environment import rank_environment
+from runner.ranks.heartbeat import Heartbeat
+from runner.training.components.device import StopRequest
+from runner.training.components.metrics import open_console
+from runner.training.components.process_group import join
+from runner.training.loop import Trainer
+from runner.training.start import start
+from scripts.lib.gpu_check.suite import ON_CPU
+from tests.runner.conftest import Cluster, bundle, cluster, run_python, twins_bundle
+
+__all__ = ["bundle", "cluster", "run_python", "twins_bundle"]
+
+MakeTrainer = Callable[..., Trainer]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The first GPU; the CPU where the dry run asks for it."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if os.environ.get(ON_CPU) == "1":
+        return torch.device("cpu")
+    pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    """A GPU, or the test is skipped."""
+    if device.type != "cuda":
+        pytest.skip("no CUDA device")
+    return device
+
+
+@pytest.fixture(scope="session")
+def joined(
+    device: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """A process group of this process alone, with the backend of DeepSpeed."""
+    meeting = str(tmp_path_factory.mktemp("meeting") / "file")
+    variables = {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1", "AIRLIFT_MEETING_FILE": meeting, "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        join("deepspeed", device.type, rank_environment(os.environ), meeting)
+        yield variables
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterator[MakeTrainer]:
+    """Makes the `Trainer` of a run file's settings, in this process."""
+    with ExitStack() as stack:
+
+        def make(name: str = "one", *, bundle: Path = cluster.bundle, **settings: Any) -> Trainer:
+            own = Cluster(cluster.folder, bundle)
+            path = own.write(name, **{"batch": {"global": 4, "micro": 2}, **settings})
+            own.prepare(path)
+            run = Run.load(path, bundle, own.output(name), ())
+            run.folder.make()
+            console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
+            place = rank_environment(os.environ)
+            made = start(
+                run.config, run.inputs, run.folder, place, StopRequest(), console,
+                Heartbeat(run.folder.logs, 0),
+            )  # fmt: skip
+            made.resume()
+            stack.callback(made.observer.close)
+            return made
+
+        yield make

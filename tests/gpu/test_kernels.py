@@ -1,0 +1,51 @@
+"""Which kernels a step uses, whether it waits for the device, and whether it compiles once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.conftest import MakeTrainer
+
+FUSED = ("flash", "efficient", "cudnn")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_of_a_causal_model_is_fused(
+    trainer: MakeTrainer, twins_bundle: Path, compiled: bool
+) -> None:
+    made = trainer(
+        bundle=twins_bundle,
+        task="causal-lm",
+        model={"asset": "tiny-chat"},  # without dropout, which CPUs have no fused kernel for
+        engine={"name": "ddp"},
+        precision="bf16",
+        compile=compiled,
+    )
+    made.train_step()
+    with torch.profiler.profile() as profile:
+        made.train_step()
+    kernels = {e.key for e in profile.key_averages() if "scaled_dot_product" in e.key}
+    assert any(part in name for name in kernels for part in FUSED), kernels
+    assert not any("attention_math" in name for name in kernels), kernels
+
+
+def test_no_step_waits_for_the_device(cuda: torch.device, trainer: MakeTrainer) -> None:
+    made = trainer(engine={"name": "ddp"}, precision="bf16")
+    for _ in range(2):
+        made.train_step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made.train_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_compiled_step_compiles_once(trainer: MakeTrainer) -> None:
+    made = trainer(engine={"name": "ddp"}, compile=True, precision="fp32")
+    for _ in range(2):
+        made.train_step()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        made.train_step()

@@ -1,0 +1,71 @@
+"""The light installation (`pip install .`, no extra) as a real virtual environment.
+
+It needs no package index. It holds airlift and the requirements that pyproject.toml declares, with
+theirs: each is a link into the site-packages of the tests. So a package that airlift imports and
+does not declare is missing there, also in child processes.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_light(folder: Path) -> None:
+    """Makes the environment in `folder`, with `stage` and `runner` in its `bin`."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    python = folder / "bin" / "python"
+    site = Path(subprocess.check_output([python, "-c", ask], text=True).strip())
+    for distribution in closure(declared()):
+        for entry in {Path(str(file)).parts[0] for file in distribution.files or ()}:
+            target = Path(str(distribution.locate_file(entry)))
+            if entry not in ("..", "__pycache__") and not (site / entry).exists():
+                (site / entry).symlink_to(target)
+    # What pip recorded of airlift itself, and nothing of the editable installation's import hooks.
+    own = next(Path(sysconfig.get_path("purelib")).glob("airlift-*.dist-info"))
+    (site / own.name).symlink_to(own)
+    for package in ("stage", "runner"):
+        (site / package).symlink_to(ROOT / package)
+        script = folder / "bin" / package
+        script.write_text(
+            f"#!{python}\nimport sys\nfrom {package}.__main__ import main\nsys.exit(main())\n"
+        )
+        script.chmod(0o755)
+
+
+def declared() -> list[Requirement]:
+    """The requirements in pyproject.toml, without those of the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [Requirement(text) for text in project["dependencies"]]
+
+
+def closure(wanted: list[Requirement]) -> list[metadata.Distribution]:
+    """The installed distributions of these requirements, and of what they require in turn."""
+    found: dict[str, metadata.Distribution] = {}
+    while wanted:
+        requirement = wanted.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name in found or not _applies(requirement):
+            continue
+        found[name] = metadata.distribution(requirement.name)
+        wanted += [Requirement(text) for text in found[name].requires or ()]
+    return list(found.values())
+
+
+def _applies(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})

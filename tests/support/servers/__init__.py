@@ -1,0 +1,1 @@
+"""Servers on loopback: Hubs, web servers, a proxy, sshd."""

@@ -1,0 +1,72 @@
+"""A real sshd on loopback, with its own host key, one user's key and its own configuration."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+
+class Sshd:
+    """An sshd like a login node's, for the user who runs the tests. `ssh`: command to reach it.
+
+    Args:
+        folder: for keys, configuration and log.
+        bin: the only folder on PATH of the remote commands.
+    """
+
+    def __init__(self, folder: Path, bin: Path) -> None:
+        folder.mkdir(mode=0o700)
+        for name in ("host", "user"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+            )
+        shutil.copy(folder / "user.pub", folder / "authorized_keys")
+        self.port = _free_port()
+        (folder / "known_hosts").write_text(
+            f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}"
+        )
+        config = folder / "sshd_config"
+        config.write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+            f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\nUsePAM no\n"
+            f"PermitRootLogin yes\nStrictModes no\nSetEnv PATH={bin}\n"
+        )
+        if os.geteuid() == 0:
+            # The empty home of sshd; its service makes it where there is one.
+            Path("/run/sshd").mkdir(exist_ok=True)
+        self._log = folder / "log"
+        self._process = subprocess.Popen([SSHD, "-D", "-E", self._log, "-f", config])
+        self.host = f"{getpass.getuser()}@127.0.0.1"
+        self.ssh = (
+            f"ssh -F none -p {self.port} -i {folder}/user"
+            f" -o UserKnownHostsFile={folder}/known_hosts -o BatchMode=yes"
+        )
+        self._await()
+
+    def _await(self) -> None:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"sshd did not start: {self._log.read_text()}")
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

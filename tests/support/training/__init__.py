@@ -1,0 +1,1 @@
+"""Small models and data, and programs that run as ranks."""

@@ -1,0 +1,227 @@
+"""Engines around a small module, on two ranks. Rank 0 prints the results of each as JSON.
+
+python -m tests.support.training.small_engines FOLDER RUN_FILE [OVERRIDE]
+
+With an OVERRIDE (`compile=true`), only DDP, FSDP2 and ZeRO-3, in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from runner.config.run_config import RunConfig
+from runner.plan.plan import TrainingPlan
+from runner.run_folder.checkpoints import STATE, TrainingState
+from runner.training.components.asynchronous import Background
+from runner.training.engines import Engine, make_engine
+
+RANKS, MICRO = 2, 2
+
+
+class Layer(nn.Module):
+    """The module that an engine wraps."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), norm(8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(torch.tanh(self.linear(x)))
+
+
+class Small(nn.Module):
+    """Two layers, one of them frozen, and one weight used twice. The loss is a sum, as in tasks."""
+
+    _no_split_modules = ("Layer",)  # as transformers names the layers of its models
+
+    def __init__(self, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8, bias=False)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.layers = nn.ModuleList([Layer(norm), Layer(norm)])
+        self.last = nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.frozen(self.first(x.to(self.first.weight.dtype)))
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return (self.last(hidden) - y).float().square().sum()
+
+
+def batch(step: int, part: int, samples: int) -> dict[str, torch.Tensor]:
+    """Micro batch number `part` of a step on this rank."""
+    random = torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part)
+    return {
+        "x": torch.randn(samples, 8, generator=random),
+        "y": torch.randn(samples, 8, generator=random),
+    }
+
+
+def one_step(
+    engine: Engine, step: int, spoiled: bool = False, samples: int = MICRO
+) -> tuple[float, float]:
+    """One step: the loss over both ranks, and the norm. `spoiled`: rank 1's gradient overflows."""
+    total = torch.zeros(())
+    for part in range(2):
+        inputs = batch(step, part, samples)
+        if spoiled and dist.get_rank() == 1 and part == 0:
+            inputs["y"][0, 0] = 1e30
+        # Small, so that the first loss scale, 2**16, does not overflow without `spoiled`.
+        loss = engine.forward(inputs, last=part == 1) / (1000 * RANKS * MICRO * 2)
+        engine.backward(loss, last=part == 1)
+        total += loss.detach()
+    norm = float(engine.step(0.01))
+    dist.all_reduce(total)
+    return total.item(), norm
+
+
+def made(
+    run_file: Path,
+    engine: str,
+    optimizer: str,
+    precision: str,
+    norm: type[nn.Module] = nn.LayerNorm,
+) -> Engine:
+    """A new engine around the same weights."""
+    zero = int(engine[-1]) if engine.startswith("zero") else 3 if engine == "fsdp" else 0
+    name = "deepspeed" if engine.startswith("zero") else engine
+    overrides = [f"engine.name={name}", f"optimizer.name={optimizer}", *sys.argv[3:]]
+    if engine == "fsdp":
+        overrides.append("engine.wrap={layer: Layer}")
+    plan = TrainingPlan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, zero, ())
+    return make_engine(Small(norm), RunConfig.load(run_file, overrides), plan, torch.device("cpu"))
+
+
+def learn_and_resume(
+    folder: Path, run_file: Path, engine: str, optimizer: str, precision: str
+) -> dict[str, Any]:
+    """Six steps. Then the last three again from a checkpoint after the third, in a new engine.
+
+    Then once more from a copy that was taken after the third step, and that another thread writes
+    when all steps are done.
+    """
+    first = made(run_file, engine, optimizer, precision)
+    steps = [one_step(first, step, spoiled=precision == "fp16" and step == 1) for step in range(3)]
+    before = first.export()
+    later = folder.with_name(f"{folder.name}-later")
+    for place in (folder, later):
+        place.mkdir(exist_ok=True)
+        state = TrainingState(3, RANKS, first._plan.zero, precision, {})  # type: ignore[attr-defined]
+        (place / STATE).write_text(json.dumps(asdict(state)))
+    first.save(folder)
+    write = first.stage(later, dist.new_group(backend="gloo"))
+    steps += [one_step(first, step) for step in range(3, 6)]
+    background = Background()
+    background.start(write)
+    background.finish()
+    dist.barrier()
+    outcome: dict[str, Any] = {"steps": steps, "same": True}
+    for key, place in (("resumed", folder), ("from_copy", later)):
+        second = made(run_file, engine, optimizer, precision)
+        second.load(place)
+        again = second.export()
+        outcome[key] = [one_step(second, step) for step in range(3, 6)]
+        outcome["same"] &= all(torch.equal(before[name], again[name]) for name in before)
+    outcome["names"] = sorted(before) if dist.get_rank() == 0 else []
+    return outcome
+
+
+def full_disk(folder: Path, run_file: Path, engine: str) -> str:
+    """The error on this rank when rank 1 may write at most one page."""
+    made_one = made(run_file, engine, "adamw", "fp32")
+    one_step(made_one, 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        made_one.save(folder)
+    except OSError as error:
+        return f"OSError {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "saved"
+
+
+def with_batch_norm(run_file: Path, engine: str, precision: str) -> dict[str, Any]:
+    """Six steps of a model with batch norm: losses, exported running means, and the messages."""
+    normed = made(run_file, engine, "adamw", precision, nn.BatchNorm1d)
+    losses = [one_step(normed, step, samples=32)[0] for step in range(6)]
+    state = normed.export()
+    means = {
+        name: [str(t.dtype), *t.tolist()] for name, t in state.items() if "running_mean" in name
+    }
+    return {"losses": losses, "means": means, "notes": normed.notes}
+
+
+def overflowing(run_file: Path) -> list[float]:
+    """The norms of 45 steps that overflow (more than there are loss scales), then of a good one."""
+    from deepspeed.accelerator import get_accelerator
+
+    # DeepSpeed rejects fp16 on CPUs, although they compute in it, slowly.
+    get_accelerator().is_fp16_supported = lambda: True
+    engine = made(run_file, "zero2", "adamw", "fp16")
+    before = [one_step(engine, step)[1] for step in range(3)][-1:]
+    return [
+        *before,
+        *(one_step(engine, 3, spoiled=True)[1] for _ in range(45)),
+        one_step(engine, 3)[1],
+    ]
+
+
+def one_rank(rank: int, folder: Path, run_file: Path) -> None:
+    """All measurements, on one rank."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS
+    )
+    cases = [(e, o, "fp32") for e in ("ddp", "fsdp") for o in ("adamw", "lion")]
+    cases += [("ddp", "adafactor", "fp32"), ("ddp", "adamw", "fp16"), ("fsdp", "adamw", "fp16")]
+    cases += [("ddp", "adamw", "bf16"), ("fsdp", "adamw", "bf16")]
+    cases += [("zero0", "adamw", "fp32"), ("zero1", "adamw", "bf16"), ("zero2", "adamw", "bf16")]
+    cases += [("zero3", "lion", "fp32")]
+    if sys.argv[3:]:
+        cases = [("ddp", "adamw", "fp32"), ("fsdp", "adamw", "fp32"), ("zero3", "lion", "fp32")]
+    results: dict[str, Any] = {}
+    for case in cases:
+        name = "-".join(case)
+        results[name] = learn_and_resume(folder / name, run_file, *case)
+    if not sys.argv[3:]:
+        for normed in ("ddp-bf16", "fsdp-bf16", "fsdp-fp16", "zero2-bf16", "zero3-bf16"):
+            results[f"norm-{normed}"] = with_batch_norm(run_file, *normed.split("-"))
+        results["overflowing"] = overflowing(run_file)
+    for engine in () if sys.argv[3:] else ("ddp", "fsdp"):
+        outcome: list[Any] = [None] * RANKS
+        dist.all_gather_object(outcome, full_disk(folder / f"full-{engine}", run_file, engine))
+        results[f"full-{engine}"] = outcome
+    if rank == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+
+    # Imported once: the ranks are forked.
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # and torch's compiler
+
+    mp.start_processes(
+        one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS, start_method="fork"
+    )

@@ -1,0 +1,205 @@
+"""Tiny twins of the tutorials' jobs: real architectures and layouts, random weights, real English.
+
+Files that a user has beside the manifest (a CSV of prompts, CIFAR-10's tarball), and repositories
+of a Hub (models, chats).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from scripts.lib.demo.repositories import DATASET, dataset_files, paragraphs
+from scripts.lib.hub.loopback_hub import LoopbackHub
+from tests.support.servers.web import serve
+from tests.support.staging import laptop_python
+from tests.support.training.models import tiny_model_files, tiny_tokenizer
+
+MANIFEST = """\
+format: 1
+name: twins
+assets:
+  tiny-chat: {model: acme/tiny-chat}
+  gpt2-bare: {model: acme/gpt2-bare}
+  still-bert: {model: acme/still-bert}
+  tiny-vit: {model: acme/tiny-vit}
+  tiny-resnet: {model: acme/tiny-resnet}
+  reference: {dataset: DATASET, config: chapters}
+  chats: {dataset: acme/chats}
+  prompts: {path: ./midjourney_prompt_dataset.csv, convert: csv}
+  cifar-10: {url: "TARBALL", unpack: true, convert: cifar}
+"""
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def model_files(folder: Path, kind: str) -> dict[str, bytes]:
+    """A model repository without dropout.
+
+    Args:
+        folder: to save in.
+        kind: `chat` (Llama with a chat template), `still` (BERT), `vit` or `resnet`.
+    """
+    import torch
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        ResNetConfig,
+        ResNetForImageClassification,
+        ViTConfig,
+    )
+    from transformers import ViTForImageClassification as ViT
+
+    torch.manual_seed(0)
+    small = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+    }
+    tokenizer: Any = None
+    model: Any
+    if kind == "resnet":
+        shape: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
+        model = ResNetForImageClassification(
+            ResNetConfig(**shape, layer_type="basic", num_labels=3)
+        )
+    elif kind == "vit":
+        model = ViT(ViTConfig(**small, image_size=32, patch_size=8, num_labels=3))
+    elif kind == "chat":
+        special = {"bos_token": "<s>", "eos_token": "</s>"}
+        tokenizer = tiny_tokenizer(special, 1024, wordpiece=False)
+        tokenizer.chat_template = CHAT_TEMPLATE
+        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        model = LlamaForCausalLM(
+            LlamaConfig(**small, vocab_size=len(tokenizer), max_position_embeddings=128, **ids)
+        )
+    else:
+        names = ("unk", "sep", "pad", "cls", "mask")
+        tokenizer = tiny_tokenizer(
+            {f"{name}_token": f"[{name.upper()}]" for name in names}, 1024, wordpiece=True
+        )
+        still = {
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "max_position_embeddings": 128,
+        }
+        model = BertForMaskedLM(BertConfig(**small, **still, vocab_size=len(tokenizer)))
+    for part in (model, tokenizer):
+        if part is not None:
+            part.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stage_twins(laptop: Path) -> None:
+    """Stages `bundle` in a folder: models and chats from a Hub, a tarball by URL, a local CSV."""
+    (laptop / "midjourney_prompt_dataset.csv").write_bytes(prompts_csv())
+    with LoopbackHub(laptop / "hub") as hub, serve() as web:
+        web.files["/~kriz/cifar-10-python.tar.gz"] = cifar_tarball()
+        manifest = MANIFEST.replace("DATASET", DATASET).replace(
+            "TARBALL", web.url("/~kriz/cifar-10-python.tar.gz")
+        )
+        (laptop / "twins.yaml").write_text(manifest)
+        for kind in ("chat", "still", "vit", "resnet"):
+            name = "still-bert" if kind == "still" else f"tiny-{kind}"
+            hub.repositories.commit("models", f"acme/{name}", model_files(laptop / kind, kind))
+        hub.repositories.commit(
+            "models", "acme/gpt2-bare", tiny_model_files(laptop / "gpt2", "gpt2")
+        )
+        hub.repositories.commit("datasets", DATASET, dataset_files())
+        hub.repositories.commit("datasets", "acme/chats", chats())
+        stage = [
+            laptop_python(),
+            "-m",
+            "stage",
+            "fetch",
+            "twins.yaml",
+            "-o",
+            "bundle",
+            "--endpoint",
+            hub.endpoint,
+        ]
+        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def _short(text: str) -> str:
+    return text.partition(". ")[0][:120]
+
+
+def prompts_csv() -> bytes:
+    """A CSV as in the tutorial: `User` and `Prompt`, with quotes, commas and empty fields."""
+    sink = io.StringIO()
+    rows = csv.writer(sink)
+    rows.writerow(["User", "Prompt"])
+    for chapter, text in paragraphs()["train"][:200]:
+        rows.writerow([f'What does "{chapter}" say?', _short(text)])
+    rows.writerow(["asked, and never answered", ""])
+    return sink.getvalue().encode()
+
+
+def chats() -> dict[str, bytes]:
+    """A dataset of conversations with two answers each, train and validation."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = {}
+    for split, number in (("train", 80), ("validation", 24)):
+        talks = [
+            [
+                {"role": "user", "content": f"Tell me about {chapter}."},
+                {"role": "assistant", "content": _short(text)},
+                {"role": "user", "content": "Which chapter was that?"},
+                {"role": "assistant", "content": chapter},
+            ]
+            for chapter, text in paragraphs()[split][:number]
+        ]
+        sink = io.BytesIO()
+        pq.write_table(
+            pa.table({"messages": talks, "grade": [str(n) for n in range(number)]}), sink
+        )
+        files[f"data/{split}-00000-of-00001.parquet"] = sink.getvalue()
+    return files
+
+
+def cifar_tarball(rows: int = 40) -> bytes:
+    """CIFAR-10's layout with few images: one colour per class, with noise."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    colours = random.integers(40, 216, (10, 3, 1))
+    files: dict[str, Any] = {
+        "batches.meta": {
+            b"label_names": [name.encode() for name in CLASSES],
+            b"num_cases_per_batch": rows,
+            b"num_vis": 3072,
+        }
+    }
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        labels = random.integers(0, 10, rows)
+        pixels = np.clip(
+            colours[labels] + random.integers(-40, 41, (rows, 3, 1024)), 0, 255
+        ).astype(np.uint8)
+        files[name] = {
+            b"data": pixels.reshape(rows, 3072),
+            b"labels": [int(label) for label in labels],
+            b"filenames": [f"{name}_{n}.png".encode() for n in range(rows)],
+        }
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
+        for name, batch in files.items():
+            data = pickle.dumps(batch, protocol=2)
+            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return sink.getvalue()
