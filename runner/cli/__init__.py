@@ -285,7 +285,7 @@ def _check_request(run: Run, ranks: int) -> None:
     device = device_of_job(run.config, None, os.environ)
     found = run.examine(ranks, device, with_texts=True)
     with found.keeping():
-        found.lines += notes_of_job(run.config, os.environ)
+        found.lines += notes_of_job(run.config)
     found.raise_errors()
     found.others += [*python_of_job(run), *surroundings(run, os.environ)]
     for line in (*found.lines, *map(str, found.others)):
