@@ -90,6 +90,7 @@ def as_nobody(folder: Path, *arguments: str) -> Said:
     if child == 0:
         said = Said(70, "", "")
         try:
+            run_runner(folder, *arguments)  # what it imports may lie in a folder of root's
             if os.geteuid() == 0:
                 os.setgroups([])
                 os.setgid(NOBODY)

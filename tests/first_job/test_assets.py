@@ -81,7 +81,7 @@ ON_A_HUB: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...], Fou
         sound(),
         {"exclude": ["model-00002-of-00002.safetensors"]},
         (),
-        Found(("its weights will not load",), '"model-00002-of-00002.safetensors"'),
+        Found(("`exclude` drops 1 of 2 weight files",), "Remove the pattern from `exclude`"),
     ),
     "A6": (
         {**sound(), "model.safetensors.index.json": json.dumps(THIRTY).encode()},
@@ -172,7 +172,7 @@ def test_what_a_copy_lost_is_found_on_the_login_node(
 
 
 VARIANTS: dict[str, tuple[Change, Found]] = {
-    "A4": (remove("*.safetensors"), Found(("has no weights in this bundle",), "Stage the weights")),
+    "A4": (remove("*.safetensors"), Found(("has no weights in this bundle",), "stage the weights")),
     "A7": (
         text("model.safetensors.index.json", json.dumps(AN_INDEX)),
         Found(("names model-00002-of-00002.safetensors, which is not here",), "the whole model"),

@@ -46,7 +46,7 @@ FILES: dict[str, tuple[dict[str, bytes], str, Found]] = {
     "D2": (
         {"a.csv": b"text,label\nx,1\n", "b.csv": b"text,grade\nx,1\n"},
         "csv",
-        Found(("has other columns than",), "same columns"),
+        Found(("b.csv: it has the columns text, grade", "before it"), "in the file"),
     ),
     "D5": (
         {"a.csv": "text,label\nok,1\n中文文本,2\n".encode("gbk")},
@@ -180,7 +180,7 @@ def test_features_of_a_newer_datasets_are_no_fault(staged: Path, tmp_path: Path)
 
 
 ON_A_HUB = {
-    "D1": ({"superb.py": b"import datasets\n"}, Found(("superb.py",), "", 3)),
+    "D1": ({"d1.py": b"import datasets\n"}, Found(("its own code (d1.py)",), "for parquet", 3)),
     "D6": ({SHARD: lines()[:-100]}, Found((SHARD.rpartition("/")[2], "parquet"), "", 1)),
 }
 

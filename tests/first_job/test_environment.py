@@ -134,7 +134,7 @@ def test_a_torch_without_cuda_is_told_before_the_queue(
 
 
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
-IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "SLURM_NODEID": "0"}
+IN_JOB = {"SLURM_GPUS_ON_NODE": "1"}
 # entry -> what nvidia-smi says, variables, what the launcher says before it starts a rank
 LAUNCHED: dict[str, tuple[str, dict[str, str], Found]] = {
     "C9": (MISMATCH, {}, Found((MISMATCH, "has a GPU, and it cannot be used"), "restart the")),

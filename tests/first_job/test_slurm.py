@@ -86,11 +86,11 @@ def test_a_time_limit_that_would_wait_forever_is_refused(staged: Path, tmp_path:
     assert_found(said, LIMITED["J13"])
 
 
-NEVER_MET = {"N9": "is not an address of gpu1", "L6": "port 29500 is in use"}
+NEVER_MET = {"N9": "is not an address on gpu1", "L6": "port 29500 is in use"}
 
 
 def test_a_master_of_another_machine_is_refused() -> None:
-    with pytest.raises(UsageError, match="MASTER_ADDR=192.0.2.7") as refused:
+    with pytest.raises(UsageError, match=r"MASTER_ADDR=192\.0\.2\.7") as refused:
         locate("192.0.2.7", ["gpu1", "gpu2"], 2, is_first=True)
     assert NEVER_MET["N9"] in refused.value.message and "MASTER_ADDR" in refused.value.remedy
 
@@ -104,7 +104,7 @@ def test_a_port_of_ones_own_that_is_taken_is_named() -> None:
     assert "MASTER_PORT" in problem.remedy
 
 
-AVOIDED = ("J3", "J8", "J9", "J14", "J15", "L5", "L6", "L8", "N2")
+AVOIDED = ("J8", "J9", "J14", "J15", "L5", "N2")
 
 
 def test_variables_of_a_job_around_us_are_not_passed_on() -> None:

@@ -119,7 +119,7 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         BERT,
         edit("config.json", lambda d: d.update(hidden_size=128)),
         {},
-        Found(("its weights and its config.json differ", "hidden_size is 128"), "from one revision"),
+        Found(("weights and its config.json differ", "hidden_size is 128"), "from one revision"),
     ),
     "T9": (
         BERT,
