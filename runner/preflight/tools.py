@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
@@ -14,6 +13,7 @@ from runner.preflight.findings import Finding
 
 COMPILE_TIMEOUT_S = 20.0
 _LIBAIO = "#include <libaio.h>\nint main(void) { return io_queue_init(1, 0); }\n"
+_HEADER = "#include <Python.h>\nint main() { return 0; }\n"
 _STANDARD = "#if __cplusplus < 201703L\n#error old\n#endif\nint main() { return 0; }\n"
 
 
@@ -74,8 +74,10 @@ def _lacks_for_compile() -> str:
         return "a C++ compiler"
     if not _compiles(compiler, _STANDARD, "-std=c++17"):
         return f"a C++ compiler that knows C++17 ({compiler} does not)"
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    return "" if header.is_file() else f"the headers of Python ({header})"
+    folder = sysconfig.get_path("include")
+    if _compiles(compiler, _HEADER, f"-I{folder}"):
+        return ""
+    return f"the headers of Python ({folder}/Python.h)"
 
 
 def _lacks_for_nvme() -> list[str]:
