@@ -15,8 +15,7 @@ from runner.preflight.findings import Finding
 from runner.preflight.weights import text_settings
 
 SURELY_TOO_MUCH = 1.25
-"""Of a GPU's memory. A measured need above it is refused; below it, it is a warning: the measure was
-not compared with many GPUs."""
+"""Of a GPU's memory: a measured need above it is refused. Below it, it is a warning."""
 
 
 def check_micro(
