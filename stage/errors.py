@@ -109,7 +109,7 @@ def join_errors(errors: Sequence[StageError], what: str, where: str = "") -> Sta
     lines = [f"{where}: {len(parts)} {what}:" if where else f"{len(parts)} {what}:"]
     for number, part in enumerate(parts, 1):
         lines.append(f"  {number}. {part.message}")
-        lines += [f"     -> {part.remedy}"] if part.remedy else []
+        lines += ["     -> " + part.remedy.replace("\n", "\n   ")] if part.remedy else []
     most = next((part for part in parts if isinstance(part, DamageError)), parts[0])
     joined = type(most)("\n".join(lines), exit_code=most.exit_code)
     joined.parts = parts

@@ -276,10 +276,15 @@ def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfi
         wrong: dotted keys whose values are not known. What depends on them is not checked.
     """
     unknown = {key.partition(".")[0] for key in wrong}
+    doubtful = set[str]()
     for keys, check in _CHECKS:
+        before = len(lines.mistakes.found)
         if unknown.isdisjoint(keys):
             with lines.mistakes:
                 check(config, lines)
+        if len(lines.mistakes.found) > before:
+            doubtful.update(keys)
+    unknown |= doubtful
     if "model" not in unknown:
         with lines.mistakes:
             config = _with_first_weights(config, lines)

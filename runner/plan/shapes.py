@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import DamageError, UsageError
-from runner.inputs import ModelInput, safetensors_header
+from runner.inputs import ModelInput, safetensors_header, unreadable
 from runner.plan.transformers_tables import targets_in_peft
 
 Shapes = Mapping[str, Sequence[int]]
@@ -225,11 +225,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         return safetensors_header(path)
     except DamageError as error:
-        raise UsageError(
-            f"{path.parent}/{error.message}", "Run `stage verify` on the bundle."
-        ) from None
+        problem = f"{path.parent}/{error.message}"
+        raise UsageError(problem, unreadable(path, "damaged").remedy) from None
     except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error.strerror or error}.",
-            "Run `stage verify` on the bundle.",
-        ) from None
+        raise unreadable(path, error.strerror or str(error)) from None

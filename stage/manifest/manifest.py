@@ -108,12 +108,11 @@ _KEYS = {
 def _requests(path: Path, entry: Entry, lines: Lines) -> dict[str, Request]:
     """The request of every asset. Keeps the mistakes."""
     requests: dict[str, Request] = {}
-    before = len(lines.mistakes.found)
     assets = entry.mapping("assets")
     for name, value in assets.items():
         with lines.mistakes:
             requests[str(name)] = _request(str(name), value, lines)
-    if not assets and len(lines.mistakes.found) == before:
+    if not assets and not lines.mistakes.found:  # else the key may be mistyped
         with lines.mistakes:
             raise UsageError(
                 f"{lines.place('assets')}: no assets.",

@@ -32,6 +32,7 @@ from stage.lock.model import LockedAsset, LockedFile
 from stage.util.digests import hash_file
 from stage.util.files import human_count
 from stage.util.threads import together
+from stage.verify.advice import remedy_for_damage
 
 CONDAS = ("micromamba", "mamba", "conda")
 Command = list[str | Path]
@@ -144,7 +145,7 @@ def check_files(root: Path, asset: LockedAsset, read: tuple[str, ...]) -> None:
         more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
         raise DamageError(
             f"{root}: {problems[0]}{more}. Nothing was created.",
-            f"stage verify {root} names all damage, and the command to carry only that.",
+            remedy_for_damage(root),
         )
 
 
