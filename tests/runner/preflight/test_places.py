@@ -25,6 +25,7 @@ from runner.errors import (
 )
 from runner.inputs import resolve
 from runner.preflight.access import check_readable, check_writable, nearest_folder, quota_left
+from runner.preflight.findings import FAULTS
 from runner.preflight.places import check_own_name, check_places
 from runner.preflight.preflight import examine
 from runner.preflight.settings import check_precision
