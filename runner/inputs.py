@@ -27,7 +27,7 @@ from stage.bundle.inspect import index_problems as index_problems  # for runner.
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
 from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
-from stage.verify.advice import remedy, remedy_for_damage
+from stage.verify.advice import remedy_for_damage, suggest_fixes
 from stage.verify.receipt import find as find_receipt
 from stage.verify.receipt import find_damage, state_folder
 from stage.verify.report import BY_ID, VerificationReport
@@ -288,8 +288,8 @@ def _damage(
     named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
     if more := len(report.findings) - len(named):
         named.append(f"and {more} more")
-    advice = f"{remedy(report, written)}\n     Then: stage verify {bundle}"
-    return DamageError(f"{bundle}: damaged ({how}): {', '.join(named)}.", advice)
+    advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
+    return DamageError(f"{bundle}: damaged ({how}): {', '.join(named)}.", " ".join(advice))
 
 
 def unreadable(path: Path, why: str) -> StageError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, UsageError
+from runner.errors import DamageError, UsageError, human_count
 from runner.inputs import ModelInput, safetensors_header, unreadable
 from runner.plan.transformers_tables import targets_in_peft
 
@@ -200,6 +200,13 @@ def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     return with_lora(
         shape, config, shapes, default_targets(config, model.settings.get("model_type"))
     )
+
+
+def human_parameters(count: int) -> str:
+    """`1,234 parameters`, `0.43 M parameters`, `22.7 M parameters`."""
+    if count < 10_000:
+        return human_count(count, "parameter")
+    return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f} M parameters"
 
 
 def default_targets(config: RunConfig, model_type: object) -> list[str]:

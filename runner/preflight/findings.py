@@ -76,8 +76,9 @@ class Findings:
         try:
             yield
         except StageError as error:
-            if str(error) not in map(str, self.errors):  # two checks can meet the same fault
-                self.errors.append(error)
+            for part in error.parts or (error,):
+                if str(part) not in map(str, self.errors):  # two checks can meet the same fault
+                    self.errors.append(part)
 
     def raise_errors(self) -> None:
         """Raises what was found: the error itself if it is the only one.

@@ -307,15 +307,17 @@ def _print(
     quiet: bool,
 ) -> None:
     from stage.bundle.bundle import VERIFIER
-    from stage.verify.advice import format_findings, remedy
+    from stage.verify.advice import format_findings, suggest_fixes
 
     is_signed = trust is not None and trust.signer is not None
     for line in format_findings(result):
         say(line)
     if not result.ok:
         kept = None if known is None else known.written
-        findings = human_count(len(result.findings), "finding")
-        damage = DamageError(f"{result.root}: {findings}.", remedy(result, report or kept))
+        advice = "\n     ".join(suggest_fixes(result, report or kept))
+        damage = DamageError(
+            f"{result.root}: {human_count(len(result.findings), 'finding')}.", advice
+        )
         say(f"error: {damage}", err=True)
         if kept is not None:
             say(f"The report is kept in {kept}", err=True)
@@ -353,11 +355,11 @@ def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
     """For a verification that does not read the bytes that an earlier one found to be damaged."""
     import time
 
-    from stage.verify.advice import remedy
+    from stage.verify.advice import suggest_fixes
 
     say(f"{result.root}: known to be damaged; {_how(result)}")
     findings = human_count(len(known.report.findings), "finding")
-    advice = remedy(known.report, known.written)
+    advice = "\n     ".join(suggest_fixes(known.report, known.written))
     when = known.describe(time.time())
     damage = DamageError(f"{result.root}: {findings}: {when}, and not repaired since.", advice)
     say(f"warning: {damage}", err=True)

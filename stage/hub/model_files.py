@@ -96,7 +96,7 @@ def select_by_patterns(
         UsageError: an `include` pattern matches no file.
         PolicyError: the patterns ask for a pickle, or for code that is not allowed.
     """
-    check_matches(include, [file.path for file in files], f"its {len(files)} files", what)
+    check_matches(include, [file.path for file in files], "its files", what)
     taken, left_out = [], []
     for file in files:
         reason = why_left(file.path, () if is_document(file.path) else include, exclude)

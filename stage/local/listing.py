@@ -112,7 +112,7 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
                 "a bundle holds regular files only.",
                 f'Put the file itself there, or omit it: exclude: ["{path}"]',
             )
-    check_matches(request.include, walk.sizes, f"the {len(walk.sizes)} files in {base}", place)
+    check_matches(request.include, walk.sizes, f"the files in {base}", place)
     listing = _selected(base, walk, request, manifest, place)
     if not listing.sizes:
         raise UsageError(

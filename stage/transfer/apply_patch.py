@@ -46,7 +46,7 @@ from stage.util.files import (
 )
 from stage.util.paths import PARTIAL_SUFFIX, printable
 from stage.util.progress import Reporter
-from stage.verify.advice import format_findings, is_for_a_patch, remedy
+from stage.verify.advice import format_findings, is_for_a_patch, suggest_fixes
 from stage.verify.receipt import record, state_folder
 from stage.verify.verify import verify
 
@@ -365,7 +365,7 @@ class _Apply:
         lines = list(format_findings(report))
         more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         listed = "".join(f"\n  {line}" for line in lines[:_SHOWN]) + more
-        advice = f"{remedy(report, None)}\n     Then: stage verify {self.root}"
+        advice = "\n     ".join([*suggest_fixes(report, None), f"Then: stage verify {self.root}"])
         if report.bundle_id == self.plan.target and not is_for_a_patch(report):
             self.store.remove()
             raise DamageError(

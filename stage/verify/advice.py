@@ -93,14 +93,12 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
         advice.append(f"No right to read: {chmod} (its owner can); then verify again.")
     if is_for_a_patch(report):
         root, file = shlex.quote(str(report.root)), shlex.quote(str(written or "FILE"))
-        advice.append("To carry only what is damaged:")
-        if written is None:
-            advice.append(f"  here: stage verify {root} --report {file}")
-        advice += [
-            f"  where the bundle was made: stage patch BUNDLE --report {file} -o PATCH",
-            f"  here: stage apply {root} PATCH",
-            "Or copy again: rsync -c.",
-        ]
+        first = "" if written else f"stage verify {root} --report {file}; "
+        advice.append(
+            f"Carry only what is damaged: {first}where the bundle was made: "
+            f"stage patch BUNDLE --report {file} -o PATCH; here: stage apply {root} PATCH. "
+            "Or copy again: rsync -c."
+        )
     elif kinds == {"extra"}:
         advice.append(
             "Nothing of the bundle is damaged. Extra files are not part of it: move them out of "
@@ -112,11 +110,6 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
     return advice
 
 
-def remedy(report: VerificationReport, written: Path | None) -> str:
-    """The lines of `suggest_fixes` as the remedy of an error."""
-    return "\n     ".join(suggest_fixes(report, written))
-
-
 def remedy_for_damage(root: Path) -> str:
     """What repairs a damaged bundle, where one damaged file was met.
 
@@ -126,7 +119,7 @@ def remedy_for_damage(root: Path) -> str:
     known = find_damage(state_folder(os.environ), root)
     if known is None:
         return f"stage verify {shlex.quote(str(root))} names all damage, and what repairs it."
-    return remedy(known.report, known.written)
+    return " ".join(suggest_fixes(known.report, known.written))
 
 
 def describe_proof(report: VerificationReport, *, signed: bool) -> list[str]:

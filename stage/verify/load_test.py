@@ -29,6 +29,7 @@ from stage.errors import DamageError, shortage
 from stage.lock.model import LockedAsset
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
+from stage.util.files import human_count
 from stage.util.progress import Reporter
 from stage.util.sandbox import check_memory, child, close_network
 from stage.verify.report import Finding, VerificationReport
@@ -207,7 +208,9 @@ def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
                     yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")
             if rows != split.rows:
                 yield _unloadable(
-                    split.shards[0], f"{split.rows} rows in {config}/{name}", f"{rows}"
+                    split.shards[0],
+                    f"{human_count(split.rows, 'row')} in {config}/{name}",
+                    f"{rows}",
                 )
 
 

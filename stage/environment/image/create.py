@@ -167,7 +167,10 @@ def _from_packages(creation: Creation) -> None:
             with zipfile.ZipFile(creation.find(tool)) as wheel:
                 wheel.extractall(workshop / "libraries")
         wheels = creation.wheels()
-        creation.say(f"linking {len(locked.conda)} conda packages and {len(wheels)} wheels")
+        creation.say(
+            f"linking {human_count(len(locked.conda), 'conda package')} and "
+            f"{human_count(len(wheels), 'wheel')}"
+        )
         image.lay_out(
             part,
             conda={creation.folder / package.path: package.url for package in locked.conda},
@@ -235,7 +238,10 @@ def _as_venv(creation: Creation) -> None:
     others = [package.name for package in locked.conda if package.name != "python"]
     not_in_it = human_count(len(others), "conda package")
     not_in_it += f" ({', '.join(sorted(others))})" if others else ""
-    creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; not in it: {not_in_it}")
+    creation.say(
+        f"a venv of {python}: {human_count(len(creation.wheels()), 'wheel')}; "
+        f"not in it: {not_in_it}"
+    )
     _bootstrap(creation, "--place")
     with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
         uv = _uv(creation, workshop)

@@ -70,7 +70,7 @@ def test_without_a_state_folder_the_remedy_asks_for_a_report(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     printed = run("verify", damaged, code=1).stderr
-    assert f"here: stage verify {damaged} --report FILE\n" in printed
+    assert f"stage verify {damaged} --report FILE; " in printed
     assert "is kept in" not in printed
 
 
