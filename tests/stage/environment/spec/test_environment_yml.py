@@ -56,6 +56,28 @@ dependencies:
     assert spec.lock_path == tmp_path / "conda-lock.yml"
 
 
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    text = """\
+nam: train
+channels: [conda-forge]
+channels: [bioconda]
+dependencies:
+  - "=3.11"
+  - {a: b}
+  - pip:
+    - -e .
+    - torch
+    - "torch ==="
+"""
+    with pytest.raises(StageError) as caught:
+        load(tmp_path, text)
+    said = str(caught.value)
+    assert "environment.yml: 6 mistakes:" in said, said
+    assert [f"environment.yml:{line}: " in said for line in range(1, 11)] == [
+        True, False, True, False, True, True, False, True, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("line", "kind", "words"),
     [
