@@ -153,7 +153,9 @@ def _read_key(
         return read(component, value, here, lines)
     listed = _listed_component(hint)
     if listed and isinstance(value, (list, tuple)):
-        items = [read(listed, item, (*here, number), lines) for number, item in enumerate(value)]
+        items: list[Read[Any]] = [
+            read(listed, item, (*here, number), lines) for number, item in enumerate(value)
+        ]
         return Read(
             tuple(item.value for item in items),
             frozenset().union(*(item.given for item in items)),

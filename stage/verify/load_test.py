@@ -209,7 +209,7 @@ def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
             if rows != split.rows:
                 yield _unloadable(
                     split.shards[0],
-                    f"{human_count(split.rows, 'row')} in {config}/{name}",
+                    f"{human_count(split.rows or 0, 'row')} in {config}/{name}",
                     f"{rows}",
                 )
 

@@ -84,11 +84,6 @@ class PipSection:
     insecure_hosts: tuple[str, ...] = ()
     sdists: tuple[str, ...] = SDISTS
 
-    @property
-    def names_an_index(self) -> bool:
-        """Whether it names the source of its packages."""
-        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
-
     def as_document(self, folder: Path) -> dict[str, object]:
         """The inputs of a lock, without secrets; local folders relative to `folder`."""
         return {
