@@ -116,7 +116,7 @@ def build_asset(
 def _converted(
     asset: LockedAsset,
     manifest: Manifest,
-    inputs: Mapping[str, Path],
+    inputs: dict[str, Path],
     out: Path,
     root: Path,
     reporter: Reporter,

@@ -124,8 +124,8 @@ class Language(nn.Module):
 
         Args:
             labels: int64 (rows, longest). A causal model predicts each from the tokens before it.
-            guessed: int64 (number,): the positions of all labels, in the flattened batch. Logits are
-                computed there only. None: everywhere.
+            guessed: int64 (number,): the positions of all labels, in the flattened batch. Logits
+                are computed there only. None: everywhere.
             inputs: the rest of a batch.
         """
         if self._causal:  # each token's logits predict the next one

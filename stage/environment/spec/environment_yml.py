@@ -160,7 +160,7 @@ def _dependencies(
             elif isinstance(item, dict) and set(item) == {"pip"}:
                 pip += _pip_lines(item["pip"], index, lines)
             else:
-                shown = f"`{item}:`" if isinstance(item, dict) else f"{item!r}"
+                shown = f"`{next(iter(item), '')}:`" if isinstance(item, dict) else f"{item!r}"
                 remedy = "Write `name`, `name=1.2` or a `pip:` section."
                 raise UsageError(f"{place}: {shown} is no package.", remedy)
     return conda, pip

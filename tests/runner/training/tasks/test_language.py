@@ -1,4 +1,4 @@
-"""The loss of the language tasks: at the masked positions only, and in parts where logits are many."""
+"""The loss of the language tasks: at masked positions only, and in parts where logits are many."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ dependencies:
   - pip:
     - -e .
     - torch
-    - "torch ==="
+    - "torch >=>1"
 """
     with pytest.raises(StageError) as caught:
         load(tmp_path, text)
