@@ -13,6 +13,7 @@ from stage.cli.base import Group
 from stage.errors import (
     DamageError,
     IncompleteError,
+    Mistakes,
     PolicyError,
     StageError,
     UsageError,
@@ -41,6 +42,7 @@ __all__ = [
     "IncompleteError",
     "Lines",
     "LostPeerError",
+    "Mistakes",
     "NeverMetError",
     "PolicyError",
     "StageError",
