@@ -220,7 +220,7 @@ def test_a_file_gone_after_the_launchers_check_ends_the_ranks_before_the_first_s
     said = done.stdout + done.stderr + logs(copy.output())
     assert done.returncode == 1, said
     assert f"{gone}: cannot be read: No such file or directory" in said
-    assert f"stage verify {copy.bundle} finds what is damaged" in said
+    assert f"stage verify {copy.bundle} names all damage" in said
     assert not (copy.output() / "metrics.jsonl").exists()
 
 
