@@ -386,9 +386,43 @@ def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(
     Path("notes/b.txt").write_text("b")
     said = stage("fetch", "m.yaml", "-o", "b", code=2).output
     assert "b.txt is new since m.lock was written" in said and "--update x" in said
+    assert "To take the files of `x` as they are now: " in said  # of no other asset
     Path("notes/b.txt").unlink()
     Path("notes/a.txt").rename("notes/c.txt")
     assert (
         "a.txt is gone since m.lock was written"
         in stage("fetch", "m.yaml", "-o", "b", code=2).output
     )
+
+
+def test_csv_mistakes_of_all_assets_are_reported_at_once(stage: Callable[..., Result]) -> None:
+    """Once a fetch ended at the first asset that could not be converted."""
+    for name, text in (("a", "a,b\n1\n"), ("b", "a,b\n1,2,3\n"), ("c", "a,b\n1,2\n")):
+        Path(f"{name}.csv").write_text(text)
+    entries = "".join(f"  {name}: {{path: {name}.csv, convert: csv}}\n" for name in "abc")
+    Path("m.yaml").write_text(f"format: 1\nassets:\n{entries}")
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "m.yaml: 2 mistakes:" in said
+    assert "1. m.yaml:3: `a`" in said and "2. m.yaml:4: `b`" in said, said
+
+
+def test_empty_csv_files_are_reported_at_once_before_anything_is_fetched(
+    stage: Callable[..., Result],
+) -> None:
+    Path("data").mkdir()
+    for name in "abc":
+        Path("data", f"{name}.csv").write_text("a,b\n" if name == "b" else "")
+    manifest(path="data", convert="csv")
+    said = stage("fetch", "m.yaml", "-o", "b", "--dry-run", code=2).output
+    assert "m.yaml: 2 mistakes:" in said and "a.csv: it is empty" in said
+    assert "c.csv: it is empty" in said
+
+
+def test_a_pattern_for_one_file_speaks_of_no_number_of_files(stage: Callable[..., Result]) -> None:
+    """Once "matches none of the 1 files"."""
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("a")
+    manifest(path="notes", include=["*.md", "*.rst"])
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "`*.md` matches none of the files in notes" in said and "1 files" not in said
+    assert "`*.rst` matches none" in said
