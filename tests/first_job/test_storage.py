@@ -27,7 +27,7 @@ from tests.first_job.harness import (
     check,
     write_run,
 )
-from tests.runner.training.saving.test_checkpoints import ranks
+from tests.runner.training.saving.conftest import ranks
 from tests.stage.environment.compat.test_node import ROOMY
 from tests.stage.environment.compat.test_node import check as env_check
 from tests.stage.environment.compat.test_node import df as df_of
