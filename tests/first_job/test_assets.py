@@ -48,7 +48,7 @@ IN_A_FOLDER: dict[str, tuple[Change, Found]] = {
     "A1": (text("model.safetensors", POINTER), Found(("is a Git LFS pointer",), "lfs pull")),
     "A2": (
         lambda folder: os.truncate(folder / "model.safetensors", 9000),
-        Found(("model.safetensors", "a safetensors file"), "another revision", 1),
+        Found(("model.safetensors", "a safetensors file"), "Correct the file at its source", 1),
     ),
     "A3": (text("pytorch_model.bin", POINTER), Found(("is a Git LFS pointer",), "lfs pull")),
 }

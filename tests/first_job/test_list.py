@@ -23,7 +23,7 @@ FOUND: frozenset[str] = frozenset().union(
     *(test_data.FILES, test_data.LABELS, test_data.FEW, test_data.ON_A_HUB, test_data.CARRIED),
     *(test_environment.LOCKED, test_environment.NODES, test_environment.ON_LOGIN),
     *(test_environment.LAUNCHED, test_environment.TOOLS),
-    *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET),
+    *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET, test_slurm.UNEVEN),
     *(test_storage.DISKS, test_storage.QUOTA, test_storage.NODES, test_storage.RESUMED),
     test_batch_and_memory.ROWS,
 )
@@ -43,7 +43,7 @@ NOT_INJECTED = {
     **dict.fromkeys(("C7", "C8", "L7", "L8", "N10", "B7"), GPU),
     **dict.fromkeys(("E1", "E2", "E3", "E4", "E9", "E10", "E11", "J10", "J16", "J17"), ELSEWHERE),
     **dict.fromkeys(("X1", "X2", "X3", "X7", "X8", "X10", "L1", "L2", "L3", "L4", "L9"), LAUNCHERS),
-    **dict.fromkeys(("L10", "N1", "N3", "N4", "N5", "N6", "N7", "N8", "J11", "K2"), ELSEWHERE),
+    **dict.fromkeys(("L10", "N1", "N3", "N4", "N5", "N6", "N7", "N8", "K2"), ELSEWHERE),
     **dict.fromkeys(("K8", "K9", "O1", "O2", "O5", "O6", "O7", "O8", "O9", "O10"), ELSEWHERE),
     **dict.fromkeys(("S6", "S7", "S8", "S9", "S10"), ELSEWHERE),
     **dict.fromkeys(("O11", "O12"), "a library's own download, behind `runner exec`"),

@@ -14,9 +14,16 @@ from runner.errors import UsageError
 from runner.ranks.reach import explain_joining
 from runner.ranks.rendezvous import locate
 from runner.slurm.commands import clean
-from runner.slurm.environment import EPHEMERAL_PORTS, master_port
+from runner.slurm.environment import (
+    EPHEMERAL_PORTS,
+    VARIABLES,
+    SlurmJobEnvironment,
+    master_port,
+    tasks_per_node,
+)
 from tests.first_job.harness import (
     Found,
+    Said,
     assert_found,
     bundle_of_variants,
     programs,
@@ -102,6 +109,18 @@ def test_a_port_of_ones_own_that_is_taken_is_named() -> None:
     problem = explain_joining(error, 0, "gpu1", 29500)
     assert problem is not None and NEVER_MET["L6"] in problem.message
     assert "MASTER_PORT" in problem.remedy
+
+
+UNEVEN = {"J11": Found(("3 tasks do not divide among 2 nodes",), "--ntasks-per-node")}
+
+
+def test_tasks_that_slurm_spreads_unevenly_are_refused_by_the_launcher() -> None:
+    wanted = {"job_id": "7", "job_nodes": "gpu[1-2]", "job_num_nodes": "2", "job_tasks": "3"}
+    job = SlurmJobEnvironment.from_environ({VARIABLES[k]: v for k, v in wanted.items()})
+    assert job is not None
+    with pytest.raises(UsageError) as refused:
+        tasks_per_node(job)
+    assert_found(Said(2, "", f"error: {refused.value}"), UNEVEN["J11"])
 
 
 AVOIDED = ("J8", "J9", "J14", "J15", "L5", "N2")
