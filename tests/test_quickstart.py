@@ -103,9 +103,8 @@ def test_a_translation_is_the_whole_readme(page: Path) -> None:
     theirs, ours = (spans.findall(p.read_text(encoding="utf-8")) for p in (page, README))
     assert sorted(theirs) == sorted(ours)
     rows = re.compile(r"^\|", re.MULTILINE)
-    assert len(rows.findall(page.read_text("utf-8"))) == len(
-        rows.findall(README.read_text("utf-8"))
-    )
+    theirs, ours = (rows.findall(p.read_text(encoding="utf-8")) for p in (page, README))
+    assert len(theirs) == len(ours)
 
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
@@ -139,19 +138,35 @@ def test_every_command_of_the_readme_is_run_here_or_elsewhere() -> None:
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """A stranger's folder: the files of the checkout, and a Hub with the README's repositories."""
-    from tests.support.training.models import tiny_model_files
-
     folder = tmp_path_factory.mktemp("stranger")
     for name in ("manifests", "runs", "envs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.lock"))
     with ExitStack() as stack:
         hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
-        model = tiny_model_files(tmp_path_factory.mktemp("model"), "bert")
+        model = small_bert(tmp_path_factory.mktemp("model"))
         hub.commit("models", "google-bert/bert-large-uncased", model)
         hub.commit("datasets", "Salesforce/wikitext", wikitext())
         kept = {name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME", "AIRLIFT_STORE")}
         home = {"HOME": str(folder), "HF_HOME": str(folder / "hf")}
         yield folder, {**kept, **home, "HF_ENDPOINT": hub.endpoint}
+
+
+def small_bert(folder: Path) -> dict[str, bytes]:
+    """A model repository with the files of BERT-large, and few weights."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from tests.support.training.models import tiny_tokenizer
+
+    names = ("pad", "unk", "cls", "sep", "mask")
+    special = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    tokenizer = tiny_tokenizer(special, 1024, wordpiece=True)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), intermediate_size=64, **size)
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def wikitext() -> dict[str, bytes]:

@@ -7,9 +7,11 @@ from html import escape
 WIDTH, HEIGHT = 900, 250
 BOXES = (
     # x, width, heading, lines
-    (10, 270, "Laptop", "with internet", ("stage fetch", "models, datasets, environment,", "your files: one folder")),
+    (10, 270, "Laptop", "with internet",
+     ("stage fetch", "models, datasets, environment,", "your files: one folder")),
     (345, 210, "Gap", "no network", ("stage push, rsync,", "a disk, volumes:", "any way will do")),
-    (620, 270, "Cluster", "without internet", ("stage verify: every byte", "bootstrap.sh: Python, torch", "runner submit: Slurm trains")),
+    (620, 270, "Cluster", "without internet",
+     ("stage verify: every byte", "bootstrap.sh: Python, torch", "runner submit: Slurm trains")),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Draws a recording as a picture of a terminal: commands, and the beginning and end of each output."""
+"""Draws a recording as a picture of a terminal: commands, and both ends of each output."""
 
 from __future__ import annotations
 
