@@ -137,3 +137,16 @@ def test_without_an_address_the_package_page_has_no_dead_link() -> None:
     page = for_package_page(README, "")
     assert re.findall(r"\]\((?!https?://|#)", page) == []
     assert "changelog" in page.lower()
+
+
+def test_the_changelog_begins_with_this_version_in_known_sections() -> None:
+    text = (ROOT / "docs/CHANGELOG.md").read_text(encoding="utf-8")
+    newest, older = re.split(r"^## \[", text, flags=re.MULTILINE)[1:]
+    assert newest.startswith(f"{__version__}] - ") and older.startswith("0.1.0] - ")
+    sections = re.findall(r"^### (.+)$", newest, re.MULTILINE)
+    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(sections) <= known and len(set(sections)) == len(sections)
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "docs/CITATION.cff").read_text("utf-8")
