@@ -20,7 +20,7 @@ from scripts.lib.demo.demo import ROOT, network_sandbox
 from scripts.lib.demo.repositories import make_repositories
 from scripts.lib.hub.loopback_hub import LoopbackHub
 
-COLUMNS, ROWS = 100, 40
+COLUMNS, ROWS = 76, 40
 
 
 @dataclass(frozen=True)
