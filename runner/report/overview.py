@@ -60,14 +60,12 @@ def duration(seconds: float | None) -> str:
 
 
 def device_hours(run: History) -> str:
-    """The GPU-hours of all steps; empty on CPUs, and where they are unknown."""
-    seconds, ranks, device = (
-        seconds_in_steps(run),
-        run.facts.get("world_size"),
-        run.facts.get("device"),
-    )
-    is_count = isinstance(ranks, int) and not isinstance(ranks, bool) and 0 < ranks < 10**7
-    if seconds is None or not is_count or not isinstance(device, str):
+    """The GPU-hours of all steps; `none (CPU)` on CPUs, empty where they are unknown."""
+    seconds, ranks = seconds_in_steps(run), run.facts.get("world_size")
+    device = run.facts.get("device")
+    if seconds is None or not isinstance(device, str):
+        return ""
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks < 10**7:
         return ""
     return "none (CPU)" if device == "CPU" else f"{seconds * ranks / 3600:,.3g}"
 
