@@ -74,7 +74,7 @@ class Entry(YamlFields):
         _, slash, file = address.partition("://")[2].rpartition("/")
         file = file if slash and file else "FILE"
         self.fail(
-            "should not be an ftp address: those are not fetched",
+            "is an ftp address: ftp addresses are not fetched",
             key,
             remedy=f"Download it by hand (curl -O ADDRESS), and name the file: path: {file}. "
             "Or use its https address.",
