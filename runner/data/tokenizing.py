@@ -42,7 +42,7 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{folder}: no tokenizer can be loaded: {str(error).strip().splitlines()[0]}",
             "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model).",

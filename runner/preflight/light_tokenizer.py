@@ -12,7 +12,6 @@ from typing import Any
 
 from runner.inputs import ModelInput
 from runner.plan.transformers_tables import tokens_of_class
-from runner.preflight.vocabulary import text_of_token
 
 _NEEDED = {"masked-lm": ("mask_token", "cls_token", "sep_token"), "causal-lm": ("eos_token",)}
 """Task -> the tokens that frame its sequences; see `runner.data.tokenizing.frame`."""
@@ -39,7 +38,7 @@ def serves(task: str, model: ModelInput) -> bool:
         if own is None or "auto_map" in settings:
             return False
         tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
-        texts = [text_of_token(named.get(role, own.get(role))) for role in needed]
+        texts = [_text(named.get(role, own.get(role))) for role in needed]
     except Exception:  # noqa: BLE001 - tokenizers raises this class; transformers explains it
         return False
     has_words = tokenizer.get_vocab_size() > len(tokenizer.get_added_tokens_decoder())
@@ -53,3 +52,10 @@ def _mapping(model: ModelInput, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{name} is no mapping")
     return found
+
+
+def _text(token: object) -> str | None:
+    """Returns the text of a token as transformers accepts it; None: it may be wrong."""
+    if isinstance(token, dict) and token.get("__type") == "AddedToken":
+        token = token.get("content")
+    return token if isinstance(token, str) else None

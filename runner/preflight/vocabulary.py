@@ -78,16 +78,14 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         if name != "tokenizer.json":
             added |= {n: text for text, n in _json(folder / "added_tokens.json").items()}
             decoder = settings.get("added_tokens_decoder") or {}
-            added |= {int(n): text_of_token(token) or "" for n, token in decoder.items()}
+            added |= {int(n): _content(token) or "" for n, token in decoder.items()}
         special = [*settings.items(), *_json(folder / "special_tokens_map.json").items()]
         return Vocabulary(
             name,
             size,
             highest,
             added,
-            frozenset(
-                text for key, token in special if key in USED and (text := text_of_token(token))
-            ),
+            frozenset(text for key, token in special if key in USED and (text := _content(token))),
             _template(folder, settings),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -210,7 +208,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def text_of_token(token: object) -> str | None:
+def _content(token: object) -> str | None:
     """Returns the text of a token, which is a text or `{"content": text, ...}`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from runner.data.tokenizing import frame, load_tokenizer
+from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.preflight.light_tokenizer import serves
 from tests.runner.conftest import Cluster
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
-NAMED = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": {"content": "[MASK]"}}
+MASK = {"__type": "AddedToken", "content": "[MASK]", "lstrip": True}
+NAMED = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": MASK}
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMED}
 
 
@@ -65,6 +67,9 @@ UNSURE: dict[str, tuple[str, str, object, object]] = {
     "a mask token that is no token": (
         "masked-lm", "bert", GENERIC | {"mask_token": "<mask>"}, tokenizer(BERT),
     ),
+    "a token without its type": (
+        "masked-lm", "bert", GENERIC | {"mask_token": {"content": "[MASK]"}}, tokenizer(BERT),
+    ),
     "a null": ("masked-lm", "bert", {"mask_token": None}, tokenizer(BERT)),
     "code": ("masked-lm", "bert", GENERIC | {"auto_map": {}}, tokenizer(BERT)),
     "another class": ("masked-lm", "bert", {"tokenizer_class": "XTokenizer"}, tokenizer(BERT)),
@@ -93,6 +98,13 @@ def test_where_it_says_yes_transformers_agrees(tmp_path: Path, case: str) -> Non
 def test_what_is_not_sure_is_left_to_transformers(tmp_path: Path, case: str) -> None:
     task, *files = UNSURE[case]
     assert not serves(task, model(tmp_path, *files))
+
+
+def test_settings_that_transformers_cannot_use_are_a_message(tmp_path: Path) -> None:
+    """Once transformers' TypeError came through, with a traceback."""
+    _, *files = UNSURE["a token without its type"]
+    with pytest.raises(UsageError, match="no tokenizer can be loaded: Special token mask_token"):
+        load_tokenizer(model(tmp_path, *files))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
