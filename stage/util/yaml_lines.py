@@ -88,7 +88,8 @@ class Lines:
         place = self.place("format")
         if type(found) is int and found > format:
             raise UsageError(
-                f"{place}: format {str(found)[:20]}; this version of airlift reads format {format}.",
+                f"{place}: format {str(found)[:20]}; "
+                f"this version of airlift reads format {format}.",
                 f"Use a newer airlift: update its source, then {install_command()}",
             )
         problem = "is missing"
