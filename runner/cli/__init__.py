@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runner.cli import tools
+from runner.cli import rehearse, tools
 from runner.errors import (
     CommandGroup,
     StageError,
@@ -293,5 +293,12 @@ def _check_request(run: Run, ranks: int) -> None:
     check_not_held(run.folder, os.environ)
 
 
-for command in (tools.exec_, tools.status, tools.logs, tools.report, tools.bench):
+for command in (
+    rehearse.rehearse,
+    tools.exec_,
+    tools.status,
+    tools.logs,
+    tools.report,
+    tools.bench,
+):
     main.add_command(command)

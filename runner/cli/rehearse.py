@@ -1,0 +1,82 @@
+"""The command `rehearse`: parses options and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from runner.cli.tools import bundle_option
+from runner.errors import StageError, as_shown
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@bundle_option
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The run folder. Default: output/<name>. Nothing is left beside it.",
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file."
+)
+@click.option(
+    "--job",
+    is_flag=True,
+    help="Instead try the partition's nodes, in a job of five minutes: what they see and reach.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
+)
+def rehearse(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    job: bool,
+    as_json: bool,
+) -> None:
+    """Try RUN small and whole, in a minute: step, save, resume, evaluate, export.
+
+    Two ranks on this machine's CPU, the model cut to two layers, in the run folder's file system.
+    Everything is removed afterwards.
+    """
+    from runner.launch.train import Run
+    from runner.rehearse.stages import Stages
+
+    stages = Stages((lambda _line: None) if as_json else _print)
+    error, facts = None, {}
+    try:
+        loaded = Run.load(run, bundle, output, overrides)
+        if job:
+            from runner.rehearse.job import rehearse_in_job
+
+            rehearse_in_job(loaded, os.environ, stages)
+        else:
+            from runner.rehearse.rehearsal import rehearse as rehearse_here
+
+            stages.say(f"rehearsing {run}; nothing of it stays")
+            changes = rehearse_here(loaded, os.environ, stages)
+            facts["changes"] = [
+                {"key": c.key, "value": c.value, "reason": c.reason} for c in changes
+            ]
+    except StageError as fault:
+        if not as_json:
+            raise
+        error = fault
+    if as_json:
+        found = stages.document(error, run=str(run), bundle=str(bundle), **facts)
+        click.echo(json.dumps(found, indent=1))
+        sys.exit(int(found["exit_code"]))
+    names = ", ".join(stage.name for stage in stages.ended)
+    stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
+
+
+def _print(line: str) -> None:
+    click.echo(as_shown(line))
+    sys.stdout.flush()
