@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -47,21 +48,28 @@ def rehearse(
     Everything is removed afterwards.
     """
     from runner.launch.train import Run
+    from runner.rehearse.nodes import part
     from runner.rehearse.stages import Stages
 
+    load = partial(Run.load, run, bundle, output, overrides)
+    if job and part.is_part(os.environ):
+        sys.exit(part.be_a_part(load, sys.argv[1:], os.environ))
     stages = Stages((lambda _line: None) if as_json else _print)
     error, facts = None, {}
     try:
-        loaded = Run.load(run, bundle, output, overrides)
         if job:
-            from runner.rehearse.job import rehearse_in_job
+            from runner.rehearse.nodes.job import rehearse_in_job
 
-            rehearse_in_job(loaded, os.environ, stages)
+            command = ["rehearse", str(run.absolute()), "--bundle", str(bundle.absolute()), "--job"]
+            command += [word for text in overrides for word in ("--set", text)]
+            loaded = load()
+            command += ["--output", str(loaded.folder.root)]
+            rehearse_in_job(loaded, command, os.environ, stages)
         else:
             from runner.rehearse.rehearsal import rehearse as rehearse_here
 
             stages.say(f"rehearsing {run}; nothing of it stays")
-            changes = rehearse_here(loaded, os.environ, stages)
+            changes = rehearse_here(load(), os.environ, stages)
             facts["changes"] = [
                 {"key": c.key, "value": c.value, "reason": c.reason} for c in changes
             ]

@@ -30,7 +30,7 @@ def load_export(run: Run) -> str:
         StageError: it does not load, or gives no numbers.
     """
     offline.close_network()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         return _load(run)
     except StageError:
