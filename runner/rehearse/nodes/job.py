@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -72,8 +73,6 @@ def _error(finding: Finding) -> StageError:
 
 
 def _in_allocation(run: Run, folder: Path, arguments: Sequence[str]) -> int:
-    import os
-
     os.environ[FOLDER] = str(folder)
     return launch(run, folder, arguments)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError, human_size
+from runner.errors import StageError, human_size
 from runner.gpu_check.facts import SHARED_MEMORY
 from runner.inputs import EnvironmentInput
 from runner.installed import check_installed, to_train
@@ -197,8 +197,3 @@ def check_compiler(config: RunConfig) -> list[Finding]:
         for names in several
         if not any(map(shutil.which, names))
     ]
-
-
-def as_error(finding: Finding) -> StageError:
-    """The error of a finding."""
-    return UsageError(finding.message, finding.remedy, finding.exit_code)

@@ -17,6 +17,8 @@ from runner.launch.train import Run, environment_for_ranks
 from runner.preflight.findings import Finding, Findings, finding_of
 from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment, runner_command
 from runner.ranks.network import here, other_hosts, own_address_towards
+from runner.ranks.reach import HOW_TO_CHOOSE
+from runner.ranks.rendezvous import address_in_slurm
 from runner.rehearse.nodes.look import look
 from runner.rehearse.nodes.ports import DONE, WAIT_S, leave, try_ports, wait_for_all
 from runner.run_folder.layout import RunFolder
@@ -103,14 +105,21 @@ def _look_at_node(
     """Looks at this node and the ways to the others, and writes what is found."""
     found = Findings()
     if len(hosts) > 1:
-        if len(found.others) == 0 and (own := own_address_towards(other_hosts(hosts, environ))):
+        others = other_hosts(hosts, environ)
+        known = (address for other in others if (address := address_in_slurm(other)))
+        if own := own_address_towards(others) or own_address_towards(list(known)):
             ways, line = try_ports(folder, host, own[0], hosts)
             found.others += ways
             found.lines.append(line)
         else:
             leave(folder, host)
             found.others.append(
-                Finding("note", "no name of another node leads to it: the ports were not tried.")
+                Finding(
+                    "error",
+                    f"no route leads from {host} to {', '.join(others)}.",
+                    HOW_TO_CHOOSE,
+                    1,
+                )
             )
         wait_for_all(folder, DONE, hosts, WAIT_S)
     if any(finding.level == "error" for finding in found.others):
