@@ -11,11 +11,14 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import StageError, human_size
-from runner.gpu_check.facts import SHARED_MEMORY
+from runner.gpu_check.facts import SHARED_MEMORY, driver_facts, node_facts
+from runner.gpu_check.on_node import run_item
+from runner.gpu_check.record import Item
 from runner.inputs import EnvironmentInput
 from runner.installed import check_installed, to_train
 from runner.launch.node_check import check_here, describe
 from runner.launch.train import Run
+from runner.plan.devices import accelerators_meant
 from runner.preflight.access import check_readable, check_writable, files_to_read
 from runner.preflight.findings import Finding, Findings
 from runner.ranks.environment import RankEnvironment
@@ -59,12 +62,19 @@ def look(
         found.others += check_interfaces(environ, interfaces)
     found.others += check_shared_memory(SHARED_MEMORY)
     found.others += check_compiler(run.config)
-    with found.keeping():
-        for item in check_here(run.config, folder, environ, lambda _line: None):
-            if item.status == "failed":
-                raise StageError(f"{item.name}: {item.note}", exit_code=1)
-            found.lines.append(describe(item).strip())
+    for item in _devices(run.config, environ, folder):
+        found.lines.append(describe(item).strip())
+        if item.status == "failed":
+            error = StageError(item.note, exit_code=1)
+            found.errors.append(error)
     return found
+
+
+def _devices(config: RunConfig, environ: Mapping[str, str], folder: Path) -> list[Item]:
+    """The first minute of gpu-check; without a GPU, which nobody asked for, the node's facts."""
+    if not accelerators_meant(config.slurm, environ) and not driver_facts():
+        return [run_item("facts", lambda: node_facts(environ))]
+    return check_here(config, folder, environ, lambda _line: None)
 
 
 def env_check(environment: EnvironmentInput) -> list[Finding]:

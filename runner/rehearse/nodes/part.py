@@ -122,12 +122,12 @@ def _look_at_node(
                 )
             )
         wait_for_all(folder, DONE, hosts, WAIT_S)
-    if any(finding.level == "error" for finding in found.others):
-        (folder / f"{host}.{BLOCKED}").touch()
     seen = look(run, place, hosts, environ, folder / f"{host}.devices")
     found.errors += seen.errors
     found.others += seen.others
     found.lines += seen.lines
+    if found.errors or any(finding.level == "error" for finding in found.others):
+        (folder / f"{host}.{BLOCKED}").touch()
     _write(folder, host, found)
 
 
