@@ -55,7 +55,7 @@ def rehearse(
     if job and part.is_part(os.environ):
         sys.exit(part.be_a_part(load, sys.argv[1:], os.environ))
     stages = Stages((lambda _line: None) if as_json else _print)
-    error, facts = None, {}
+    error: StageError | None = None
     try:
         if job:
             from runner.rehearse.nodes.job import rehearse_in_job
@@ -69,16 +69,13 @@ def rehearse(
             from runner.rehearse.rehearsal import rehearse as rehearse_here
 
             stages.say(f"rehearsing {run}; nothing of it stays")
-            changes = rehearse_here(load(), os.environ, stages)
-            facts["changes"] = [
-                {"key": c.key, "value": c.value, "reason": c.reason} for c in changes
-            ]
+            rehearse_here(load(), os.environ, stages)
     except StageError as fault:
         if not as_json:
             raise
         error = fault
     if as_json:
-        found = stages.document(error, run=str(run), bundle=str(bundle), **facts)
+        found = stages.document(error, run=str(run), bundle=str(bundle))
         click.echo(json.dumps(found, indent=1))
         sys.exit(int(found["exit_code"]))
     names = ", ".join(stage.name for stage in stages.ended)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from runner import isolation, offline
 from runner.config.fields import Choice
+from runner.config.run_config import RunConfig
 from runner.errors import (
     FULL_DISK,
     IncompleteError,
@@ -26,10 +27,11 @@ from runner.errors import (
     human_count,
     human_size,
 )
-from runner.inputs import ModelInput
+from runner.inputs import ModelInput, running_tree
 from runner.installed import check_installed, to_train
 from runner.launch.submit import device_of_job, ranks_on_node
 from runner.launch.train import Run, failed_to_prepare, prepare_all
+from runner.plan.model_layers import check_fsdp
 from runner.plan.plan import decide, sequence_length
 from runner.plan.shapes import Device, shape_of
 from runner.plan.transformers_tables import leave_torch_alone
@@ -58,16 +60,13 @@ PHASES = {"first": ("load", "step", "save"), "second": ("resume", "evaluate", "e
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
 
-def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> list[Choice]:
+def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> None:
     """Rehearses a run on this machine's CPU.
 
     Args:
         run: the user's.
         environ: the environment variables.
         stages: where each stage is noted.
-
-    Returns:
-        What differed from the run.
 
     Raises:
         StageError: the run would fail; says in which stage.
@@ -76,15 +75,46 @@ def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> list[Choic
     raise_limits()
     isolation.isolate(os.environ, stages.say)
     check_installed(run.config, run.inputs, to_train(run.config), "a rehearsal")
+    _check_engine(run.config)
+    if note := _other_packages(run):
+        stages.say(f"note: {note}")
     with stages.of("check") as stage:
         device, ranks = _examine(run, environ, stages.say)
         stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}"
     zero = _zero_of_job(run, device, ranks)
     try:
         with hidden_folder(run.folder.root) as hidden:
-            return _in_folder(run, hidden, zero, environ, stages)
+            _in_folder(run, hidden, zero, environ, stages)
     except OSError as error:
         raise _no_folder(error, run) from None
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Refuses a rehearsal that this torch cannot do on a CPU, while the run itself may work.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        check_fsdp(config, "cpu")
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message.rstrip('.')}. Only the rehearsal needs that: the run may work on "
+            "GPUs.",
+            "Rehearse with a newer torch; or try the nodes: runner rehearse ... --job",
+        ) from None
+
+
+def _other_packages(run: Run) -> str:
+    """That the job runs other packages than this process; empty: it does not."""
+    environment = run.inputs.environment
+    if environment is not None and running_tree() != environment.tree:
+        what = f"the environment `{environment.asset}` of the bundle"
+    elif run.config.slurm.container:
+        what = "the packages of slurm.container"
+    else:
+        return ""
+    return f"rehearsed with the packages of {sys.prefix}; the job runs {what}"
 
 
 def _examine(run: Run, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
@@ -107,7 +137,7 @@ def _zero_of_job(run: Run, device: Device | None, ranks: int) -> int | None:
 
 def _in_folder(
     run: Run, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
-) -> list[Choice]:
+) -> None:
     with stages.of("model") as stage:
         model, change = _small_model(run, hidden, environ)
         stage.words = f"{change.value}  ({change.reason})"
@@ -116,6 +146,7 @@ def _in_folder(
     small = small_run(run, hidden, model, reads, zero)
     for choice in small.changes:
         stages.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
+    stages.facts["changes"] = [choice._asdict() for choice in (change, *small.changes)]
     small.run.folder.make()
     (hidden / PICKLE).write_bytes(pickle.dumps(small.run))
     file = StageFile(hidden / STAGES)
@@ -126,7 +157,6 @@ def _in_folder(
         stages.say(f"note: the ranks were kept offline by variables and a tripwire only: {wall}")
     with stages.of("load back") as stage:
         stage.words = in_child(_load_export, (small.run,), "loading the exported model", _MEMORY)
-    return [change, *small.changes]
 
 
 def _small_model(run: Run, hidden: Path, environ: Mapping[str, str]) -> tuple[ModelInput, Choice]:

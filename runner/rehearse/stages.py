@@ -33,12 +33,14 @@ class Stage:
 class Stages:
     """All stages so far. Each is printed when it ends.
 
-    Args:
+    Attributes:
         say: prints a line.
+        facts: more keys of the JSON document.
     """
 
     say: Say
     ended: list[Stage] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
     _since: float = field(default_factory=time.monotonic)
     _began: float = field(default_factory=time.monotonic)
 
@@ -80,6 +82,7 @@ class Stages:
             "passes": error is None,
             "exit_code": error.exit_code if error else 0,
             **facts,
+            **self.facts,
             "seconds": round(self.seconds, 1),
             "stages": [
                 {"name": s.name, "seconds": round(s.seconds, 1), "words": s.words}

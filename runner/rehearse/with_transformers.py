@@ -5,6 +5,7 @@ model is made.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def load_export(run: Run) -> str:
         StageError: it does not load, or gives no numbers.
     """
     offline.close_network()
+    warnings.simplefilter("ignore")
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         return _load(run)

@@ -43,10 +43,16 @@ def test_what_a_node_does_not_have_is_named_with_the_node_and_warned_of_from_the
 ) -> None:
     output = ("--output", str(site.home / "output" / "apart"))
     wrong = ("--set", 'slurm.setup=["export GLOO_SOCKET_IFNAME=eth9"]', "--set", "slurm.nodes=2")
-    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", check=False)
+    done = site.run(
+        *RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", "--json", check=False
+    )
     assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
-    assert "n1: GLOO_SOCKET_IFNAME=eth9: this node has no such interface" in done.stderr
-    assert "unset GLOO_SOCKET_IFNAME" in done.stderr
+    found = json.loads(done.stdout)
+    faults = {one["message"]: one["remedy"] for one in found["rehearsed"]["findings"]}
+    (of_n1,) = (message for message in faults if message.startswith("n1: GLOO_SOCKET_IFNAME=eth9"))
+    assert "this node has no such interface; it has lo, " in of_n1
+    assert faults[of_n1].startswith("unset GLOO_SOCKET_IFNAME")
+    assert "n2: GLOO_SOCKET_IFNAME=eth9" in found["findings"][0]["message"]
     checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
     assert "warning: partition " in checked.stdout and "eth9" in checked.stdout
 

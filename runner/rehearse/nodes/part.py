@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import isolation, offline
-from runner.errors import StageError, write_atomically
+from runner.errors import StageError, UsageError, write_atomically
 from runner.launch.rank import become_rank, end_rank, give_up
 from runner.launch.srun import run_batch
 from runner.launch.train import Run, environment_for_ranks
@@ -52,6 +52,10 @@ def be_a_part(load: Any, arguments: Sequence[str], environ: Mapping[str, str]) -
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     host = here(environ)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{host} does not see {folder.parent}.", "Choose an --output on a disk that all share."
+        )
     try:
         run: Run = load()
     except StageError as error:
@@ -138,5 +142,4 @@ def _write(folder: Path, host: str, found: Findings) -> None:
         "lines": found.lines,
         "findings": [finding.to_json() for finding in findings],
     }
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{host}.{RECORD}", json.dumps(document).encode())
