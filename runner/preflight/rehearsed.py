@@ -27,7 +27,7 @@ class Rehearsed:
     Attributes:
         time: seconds since 1970.
         nodes: the names of the nodes that were tried.
-        lines: what they are and can do.
+        lines: what they are and can do; the last is on all of them together.
         findings: what would end a run there, or may.
     """
 
@@ -91,8 +91,9 @@ def recall(partition: str, environ: Mapping[str, str]) -> Findings:
         return found
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.time))
     if known.passes:
-        facts = "; ".join(known.lines)
-        found.lines.append(f"rehearsed on partition {partition} at {date}: {facts}")
+        last = "".join(f"; {line}" for line in known.lines[-1:])
+        nodes = ", ".join(known.nodes)
+        found.lines.append(f"rehearsed on partition {partition} at {date}: {nodes}{last}")
     again = "When that is corrected: runner rehearse RUN --bundle B --job"
     for one in known.findings:
         found.others.append(

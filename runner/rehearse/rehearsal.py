@@ -196,7 +196,8 @@ def _narrow_model(
     run: Run, hidden: Path, small: Small | None, needed: int, free: int
 ) -> tuple[Small, ModelInput]:
     whole = run.inputs.model
-    narrow = narrowed(small or Small(dict(whole.settings), 0, 0))
+    layers = number_of_layers(whole.settings) or 0
+    narrow = narrowed(small or Small(dict(whole.settings), layers, layers))
     if narrow is not None:
         model = small_model.write(whole, narrow, hidden / "narrow", whole.path, weights=False)
         arguments = (run.config.task, model.path, run.config.seed)

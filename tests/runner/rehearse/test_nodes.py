@@ -91,7 +91,7 @@ def test_check_recalls_a_rehearsal_that_passed(environ: dict[str, str]) -> None:
     found = rehearsed.recall("gpu", environ)
     assert found.others == []
     assert found.lines[0].startswith("rehearsed on partition gpu at ")
-    assert found.lines[0].endswith(": all-reduce: 3 GB/s")
+    assert found.lines[0].endswith(": n1, n2; all-reduce: 3 GB/s")
 
 
 def test_check_warns_of_what_a_rehearsal_found(environ: dict[str, str]) -> None:
