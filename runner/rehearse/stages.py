@@ -77,6 +77,7 @@ class Stages:
             error: what ended the rehearsal, if anything did.
             facts: more keys.
         """
+        parts = (error.parts or (error,)) if error else ()
         return {
             "format": FORMAT,
             "passes": error is None,
@@ -88,13 +89,15 @@ class Stages:
                 {"name": s.name, "seconds": round(s.seconds, 1), "words": s.words}
                 for s in self.ended
             ],
-            "findings": [finding_of(error).to_json()] if error else [],
+            "findings": [finding_of(one).to_json() for one in parts],
         }
 
 
 def in_stage(error: StageError, name: str) -> StageError:
     """An error, with the stage in its message."""
-    return type(error)(f"rehearsal, {name}: {error.message}", error.remedy, error.exit_code)
+    found = type(error)(f"rehearsal, {name}: {error.message}", error.remedy, error.exit_code)
+    found.parts = error.parts
+    return found
 
 
 class StageFile:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import StageError, UsageError, human_count
+from runner.errors import StageError, UsageError, human_count, join_errors
 from runner.launch.node_check import TIME, wait_for_job
 from runner.launch.submit import partition_name, request, try_script
 from runner.launch.train import Run
 from runner.preflight import rehearsed
-from runner.preflight.findings import Finding, joined
+from runner.preflight.findings import FAULTS, Finding
 from runner.ranks.heartbeat import read_failure
 from runner.rehearse.hidden import hidden_folder
 from runner.rehearse.nodes.part import BANDWIDTH, FOLDER, RECORD, launch
@@ -65,7 +65,7 @@ def rehearse_in_job(
     for finding in found.findings:
         stages.say(str(finding))
     if errors := [_error(one) for one in found.findings if one.level == "error"]:
-        raise joined(errors)
+        raise join_errors(errors, FAULTS)
     stages.say(f"kept for `runner check`: {path}")
 
 

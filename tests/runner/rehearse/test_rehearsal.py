@@ -6,6 +6,7 @@ The models are real and small; two of them are broken in ways that the libraries
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -20,9 +21,10 @@ import pytest
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.runner.conftest import Cluster
+from tests.runner.preflight.test_good_runs import RUNS, TWINS
 from tests.support.light import make_light
 from tests.support.once import once
-from tests.support.staging import laptop_python
+from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_tokenizer
 
 MANIFEST = f"""\
@@ -82,17 +84,14 @@ def mute(folder: Path) -> None:
 
 
 def _stage(laptop: Path) -> None:
-    (laptop / "m.yaml").write_text(MANIFEST)
+    (laptop / "models.yaml").write_text(MANIFEST)
     with LoopbackHub(laptop / "hub") as hub:
         for make in (deep, mute, half):
             make(laptop / make.__name__)
             files = {path.name: path.read_bytes() for path in (laptop / make.__name__).iterdir()}
             hub.repositories.commit("models", f"acme/{make.__name__}", files)
         hub.repositories.commit("datasets", DATASET, dataset_files())
-        command = [laptop_python(), "-m", "stage", "fetch", "m.yaml", "-o", "bundle"]
-        command += ["--endpoint", hub.endpoint, "--no-offline-check"]
-        done = subprocess.run(command, cwd=laptop, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        fetch_bundle(laptop, "models", hub.endpoint)
 
 
 @pytest.fixture(scope="session")
@@ -265,28 +264,18 @@ def test_a_model_too_wide_for_this_machine_is_rehearsed_narrow(
     assert nothing_stays(cluster)
 
 
-RUNS = Path(__file__).parents[3] / "runs"
-TWINS = {
-    "bert-large-deepspeed": ("bert-large-uncased", "still-bert", 128),
-    "cifar10-ddp": ("vit-tiny", "tiny-vit", None),
-    "gpt2-large-fsdp": ("gpt2-large", "gpt2-bare", 64),
-    "gpt2-xl-fsdp-offload": ("gpt2-xl", "gpt2-bare", 64),
-    "neural-chat-qlora": ("neural-chat", "tiny-chat", 128),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
 def test_each_published_run_is_rehearsed_on_its_twin(
-    name: str, tmp_path: Path, twins_bundle: Path
+    run: Path, tmp_path: Path, twins_bundle: Path
 ) -> None:
-    model, twin, length = TWINS[name]
-    text = (RUNS / f"{name}.yaml").read_text()
-    text = text.replace(f"asset: {model}", f"asset: {twin}").replace("wikitext-2", "reference")
+    text = run.read_text()
+    for asset, twin in TWINS.items():
+        text = re.sub(rf"asset: {asset}\b(?!-)", f"asset: {twin}", text)
+    text = re.sub(r"^sequence_length: .*", "sequence_length: 64", text, flags=re.MULTILINE)
     (tmp_path / "tiny.yaml").write_text(text)
     cluster = Cluster(tmp_path, twins_bundle)
-    sets = ["--set", f"sequence_length={length}"] if length else []
-    done = cluster.run("rehearse", "tiny.yaml", "--json", *sets)
+    done = cluster.run("rehearse", "tiny.yaml", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["stages"][-1]["name"] == "load back"
     assert nothing_stays(cluster)
