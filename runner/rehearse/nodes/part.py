@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
@@ -37,7 +37,7 @@ def is_part(environ: Mapping[str, str]) -> bool:
     return FOLDER in environ
 
 
-def be_a_part(load: Any, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Is the job's launcher, or one of its ranks.
 
     Args:
@@ -57,7 +57,7 @@ def be_a_part(load: Any, arguments: Sequence[str], environ: Mapping[str, str]) -
             f"{host} does not see {folder.parent}.", "Choose an --output on a disk that all share."
         )
     try:
-        run: Run = load()
+        run = load()
     except StageError as error:
         # What this node does not see: the other nodes may.
         _write(folder, host, Findings(errors=[error]))
@@ -75,7 +75,7 @@ def launch(run: Run, folder: Path, arguments: Sequence[str], prefix: Path | None
     return run_batch([*run.config.slurm.container, *argv], folder)
 
 
-def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> None:
+def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
     place = rank_environment(environ)
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
@@ -108,31 +108,38 @@ def _look_at_node(
 ) -> None:
     """Looks at this node and the ways to the others, and writes what is found."""
     found = Findings()
-    if len(hosts) > 1:
-        others = other_hosts(hosts, environ)
-        known = (address for other in others if (address := address_in_slurm(other)))
-        if own := own_address_towards(others) or own_address_towards(list(known)):
-            ways, line = try_ports(folder, host, own[0], hosts)
-            found.others += ways
-            found.lines.append(line)
-        else:
-            leave(folder, host)
-            found.others.append(
-                Finding(
-                    "error",
-                    f"no route leads from {host} to {', '.join(others)}.",
-                    HOW_TO_CHOOSE,
-                    1,
-                )
-            )
-        wait_for_all(folder, DONE, hosts, WAIT_S)
-    seen = look(run, place, hosts, environ, folder / f"{host}.devices")
-    found.errors += seen.errors
-    found.others += seen.others
-    found.lines += seen.lines
+    try:
+        if len(hosts) > 1:
+            _try_ways(found, folder, host, hosts, environ)
+        seen = look(run, place, hosts, environ, folder / f"{host}.devices")
+        found.errors += seen.errors
+        found.others += seen.others
+        found.lines += seen.lines
+    except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
+        found.errors.append(StageError(f"{type(error).__name__}: {error}", exit_code=1))
     if found.errors or any(finding.level == "error" for finding in found.others):
         (folder / f"{host}.{BLOCKED}").touch()
     _write(folder, host, found)
+
+
+def _try_ways(
+    found: Findings, folder: Path, host: str, hosts: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    """Connects this node and the others, both ways, and adds what is found."""
+    others = other_hosts(hosts, environ)
+    own = own_address_towards(others)
+    if own is None:
+        known = (address_in_slurm(other) for other in others[:PEERS_ASKED])
+        own = own_address_towards([address for address in known if address])
+    if own is not None:
+        ways, line = try_ports(folder, host, own[0], hosts)
+        found.others += ways
+        found.lines.append(line)
+    else:
+        leave(folder, host)
+        what = f"no route leads from {host} to {', '.join(others)}."
+        found.others.append(Finding("error", what, HOW_TO_CHOOSE, 1))
+    wait_for_all(folder, DONE, hosts, WAIT_S)
 
 
 def _write(folder: Path, host: str, found: Findings) -> None:
