@@ -16,7 +16,7 @@ from runner.launch.srun import run_batch
 from runner.launch.train import Run, environment_for_ranks
 from runner.preflight.findings import Finding, Findings, finding_of
 from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment, runner_command
-from runner.ranks.network import here, other_hosts, own_address_towards
+from runner.ranks.network import PEERS_ASKED, here, other_hosts, own_address_towards
 from runner.ranks.reach import HOW_TO_CHOOSE
 from runner.ranks.rendezvous import address_in_slurm
 from runner.rehearse.nodes.look import look
