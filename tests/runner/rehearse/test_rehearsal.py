@@ -53,9 +53,8 @@ def deep(folder: Path, **changes: int) -> None:
 
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer({"eos_token": "<|endoftext|>"}, 1024, wordpiece=False)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=5, **DEEP)).save_pretrained(
-        folder
-    )
+    config = GPT2Config(vocab_size=len(tokenizer), **{**DEEP, **changes})
+    GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
