@@ -29,7 +29,8 @@ from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
 from stage.verify.advice import remedy_for_damage, suggest_fixes
 from stage.verify.receipt import find as find_receipt
-from stage.verify.receipt import find_damage, state_folder
+from stage.verify.receipt import find_damage
+from stage.verify.receipt import state_folder as state_folder  # for runner.preflight
 from stage.verify.report import BY_ID, VerificationReport
 from stage.verify.verify import verify
 
