@@ -287,7 +287,7 @@ def _check_request(run: Run, ranks: int) -> None:
     device = device_of_job(run.config, None, os.environ)
     found = run.examine(ranks, device, with_texts=True)
     with found.keeping():
-        found.lines += notes_of_job(run.config, os.environ)
+        found.lines += notes_of_job(run.config)
     found.raise_errors()
     known = known_of_partition(run, os.environ, offers=True)
     found.others += [*python_of_job(run), *surroundings(run, os.environ), *known.others]

@@ -23,9 +23,11 @@ from runner.launch.submit import (
     request,
 )
 from runner.launch.train import Run
+from runner.plan.devices import torch_without_gpus
 from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
 from runner.preflight.places import check_own_name, check_places, hosts_file
 from runner.preflight.rehearsed import offer, recall
+from runner.preflight.tools import check_tools, find_tools
 
 FORMAT = 1  # of the JSON document
 
@@ -43,8 +45,12 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
     found = run.examine(ranks, device, with_texts=True)
     found.errors[:0] = early.errors
     with found.keeping():
-        found.lines += notes_of_job(config, environ)
+        found.lines += notes_of_job(config)
     found.others += python_of_job(run)
+    if processes is None:
+        found.others += find_tools(config)
+    elif config.environment is None:
+        found.attempt(check_tools, config)
     with found.keeping():
         found.lines.append(
             check_request(request(config, run.bundle, run.folder.root, run.overrides))
@@ -60,7 +66,19 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
 
 def python_of_job(run: Run) -> list[Finding]:
     """Returns what is to be known about the job's Python, if this one cannot train."""
-    note = note_for_job(run.config, run.inputs)
+    config = run.config
+    is_own = config.environment is None and not config.slurm.container
+    if is_own and (torch := torch_without_gpus(config.slurm)):
+        return [
+            Finding(
+                "warning",
+                f"torch {torch} is installed here, which is for CPUs: in a job with GPUs its ranks "
+                "refuse to start.",
+                "Install a torch with CUDA in this environment, or stage one for the cluster "
+                "(`environment:` and `profile:` in the manifest).",
+            )
+        ]
+    note = note_for_job(config, run.inputs)
     if not note:
         return []
     is_warning = note.startswith("warning: ")

@@ -30,6 +30,12 @@ REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
     "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
+    "gres option unsupported": "Ask with slurm.gpus_per_node alone, which becomes --gres, and "
+    "remove gpus, gpus-per-task and gpus-per-socket from slurm.options.",
+    "gpu specification": "Set slurm.gpus_per_node (it becomes --gres), or a partition without "
+    "GPUs in slurm.partition.",
+    "mutually exclusive": "Keep one of mem, mem-per-cpu and mem-per-gpu in slurm.options; if only "
+    "one is there, this shell sets another: env | grep -E 'SBATCH_MEM|SLURM_MEM'.",
     "generic resource": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set "
     'slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.',
     "node configuration is not available": "See `sinfo -N -o '%P %n %c %m %G'`: no node has what "
@@ -163,16 +169,13 @@ def device_of_job(
     return devices.of_job(slurm, shapes, ranks_on_node(slurm))
 
 
-def notes_of_job(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+def notes_of_job(config: RunConfig) -> list[str]:
     """Notes for people about the accelerators that the job requests, one line each.
 
     Raises:
         UsageError: no rank can use the requested accelerators.
     """
-    own_torch = config.environment is None and not config.slurm.container
-    return devices.notes_of_job(
-        config.slurm, ranks_on_node(config.slurm), environ, own_torch=own_torch
-    )
+    return devices.notes_of_job(config.slurm, ranks_on_node(config.slurm))
 
 
 def ranks_on_node(slurm: SlurmConfig) -> int:

@@ -41,6 +41,7 @@ from runner.plan.shapes import Device, ModelShape
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight import preflight
 from runner.preflight.findings import Findings
+from runner.preflight.tools import check_tools
 from runner.ranks import environment as ranks_environment
 from runner.ranks.child import in_child
 from runner.ranks.environment import RANK_FLAG
@@ -463,9 +464,11 @@ def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     """The device of a rank on this machine, in a job its first node; None: not known here.
 
     Raises:
-        UsageError: accelerators are requested that the ranks cannot use.
+        UsageError: accelerators are requested that the ranks cannot use, or a compiler is missing.
     """
     ranks, own_torch = report_devices(run, role, num_local, environ, print)
+    if own_torch:
+        check_tools(run.config)
     return devices.here(ranks, environ, own_torch=own_torch)
 
 
