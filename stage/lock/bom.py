@@ -81,7 +81,8 @@ def _component(asset: LockedAsset) -> Component:
     namespace, _, name = source.location.rpartition("/")
     purl = None
     if source.type == "hub" and name.strip():
-        qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
+        types = {"dataset": "dataset", "metric": "space"}
+        qualifiers = {"repository_type": types[asset.kind]} if asset.kind in types else None
         purl = PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL

@@ -19,6 +19,7 @@ from stage.manifest.requests import (
     CONVERSIONS,
     DatasetRequest,
     EnvironmentRequest,
+    MetricRequest,
     ModelRequest,
     PathRequest,
     Request,
@@ -113,6 +114,7 @@ _KEYS = {
     "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
     "dataset": ("dataset", "revision", "config", "splits", "separator", "licence"),
+    "metric": ("metric", "revision", "allow_code", "licence"),
     "path": ("path", "include", "exclude", "convert", "separator", "licence"),
     "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
@@ -236,6 +238,15 @@ def _dataset(entry: Entry) -> DatasetRequest:
     )
 
 
+def _metric(entry: Entry) -> MetricRequest:
+    return MetricRequest(
+        repository=entry.repository("metric"),
+        revision=entry.text("revision", default="main"),
+        allow_code=entry.flag("allow_code"),
+        licence=entry.optional("licence"),
+    )
+
+
 def _path(entry: Entry) -> PathRequest:
     path = entry.text("path")
     _check_not_ftp(entry, "path", path)
@@ -302,6 +313,7 @@ _BUILDERS: Mapping[str, Callable[[Entry], Request]] = {
     "model": _model,
     "tokenizer": _tokenizer,
     "dataset": _dataset,
+    "metric": _metric,
     "path": _path,
     "url": _url,
     "environment": _environment,

@@ -188,6 +188,20 @@ print(json.dumps([files, "chapters" in card, rows[0], sorted(streamed), sha]))
     assert re.fullmatch(r"[0-9a-f]{40}", sha)
 
 
+def test_names_without_an_owner_are_in_the_cache_for_scripts_that_use_it_alone(
+    node: Cluster,
+) -> None:
+    (node.folder / "short.py").write_text("""
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained("tiny-bert", local_files_only=True).model_type)
+print(snapshot_download("acme/tiny-bert", local_files_only=True)[-40:])
+""")
+    done = run(node, "python", "short.py", HF_ENDPOINT="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "bert"
+
+
 def test_exit_code_streams_and_arguments_are_the_scripts_own(node: Cluster) -> None:
     code = (
         "import sys; print(sys.argv[1:], sys.stdin.read()); print('e', file=sys.stderr); "
