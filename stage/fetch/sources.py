@@ -33,6 +33,7 @@ _HUB_KINDS = {"dataset": "dataset", "metric": "space"}
 
 if TYPE_CHECKING:
     from stage.environment.solve.indexes import PrivateAddresses
+    from stage.hub.client import Hub
     from stage.hub.lookup import RepositoryLookup
     from stage.local.listing import Listing
 
@@ -79,6 +80,11 @@ class Sources:
     def endpoint(self) -> str:
         """The URL of the Hub, without credentials."""
         return self._hub.name
+
+    @property
+    def hub(self) -> Hub:
+        """The Hub itself, for `stage trace`."""
+        return self._hub
 
     @property
     def taken_over(self) -> int:

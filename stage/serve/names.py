@@ -7,14 +7,12 @@ rule: a name without an owner is the one repository here that is called so; lett
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from stage.serve.catalogue import OWN, Catalogue, ServedRepository
+from stage.util.yaml_lines import scalar
 
 ENTRY_KEYS = {"models": "model", "datasets": "dataset", "spaces": "metric"}
 """Kind of repository -> its key in a manifest. The Spaces that scripts ask for are metrics."""
@@ -85,9 +83,9 @@ def entry(kind: str, name: str, more: Mapping[str, str] | None = None) -> str:
         return "that is not the name of a repository"
     repository = _in_manifest(kind, name)
     asset = "-".join([repository.rpartition("/")[2], *(more or {}).values()])
-    lines = [f"  {_scalar(re.sub(r'[^A-Za-z0-9._-]+', '-', asset).strip('.'))}:"]
-    lines += [f"    {ENTRY_KEYS[kind]}: {_scalar(repository)}"]
-    lines += [f"    {key}: {_scalar(value)}" for key, value in (more or {}).items()]
+    lines = [f"  {scalar(re.sub(r'[^A-Za-z0-9._-]+', '-', asset).strip('.'))}:"]
+    lines += [f"    {ENTRY_KEYS[kind]}: {scalar(repository)}"]
+    lines += [f"    {key}: {scalar(value)}" for key, value in (more or {}).items()]
     if kind == "spaces":
         lines.append("    allow_code: true   # a metric is Python code: read it first")
     return "\n".join(["add to `assets:` in the manifest:", *lines])
@@ -97,9 +95,3 @@ def _in_manifest(kind: str, name: str) -> str:
     """The name that a manifest has for it: `accuracy` for `evaluate-metric/accuracy`."""
     match = _METRICS.fullmatch(name) if kind == "spaces" else None
     return match[1] if match else name
-
-
-def _scalar(text: str) -> str:
-    """Text as YAML: plain where that means the same, else in quotes."""
-    plain = re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text
-    return text if plain else json.dumps(text)
