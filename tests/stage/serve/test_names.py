@@ -16,7 +16,6 @@ from stage.serve.names import entry
 from tests.support.clients import answer_of, run_client
 from tests.support.servers.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
 from tests.support.serving import Served, fetched, serving_here
-from tests.support.staging import dataset_files
 
 LARGE = "google-bert/bert-large-uncased"
 ASSETS = f"""\
@@ -34,7 +33,6 @@ def fill(hub: TestHub) -> None:
         config = f'{{"model_type": "bert", "name": "{name}"}}'
         hub.commit("models", name, {"config.json": config.encode()})
     hub.configure("models", "old-org/small", moved_to="new-org/small")
-    hub.commit("datasets", "acme/lines", dataset_files())
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +110,6 @@ print(json.dumps([api.model_info("{asked}").id, config["name"], paths, "config.j
     assert answer_of(done) == [id, id, ["config.json"], True]
     if asked != id and asked != "old-org/small":
         assert any(text.startswith(f"{asked} is answered by {id}: ") for text in served.said)
-
-
-def test_a_dataset_without_its_owner_loads(served: Served, tmp_path: Path) -> None:
-    script = """
-import json
-from datasets import load_dataset
-print(json.dumps({k: len(v) for k, v in load_dataset("lines", "plain").items()}))
-"""
-    done = run_client(sys.executable, script, served.address, tmp_path)
-    assert answer_of(done) == {"train": 4000, "validation": 2000}
 
 
 def test_a_name_that_two_repositories_have_is_refused_with_both(
