@@ -25,14 +25,15 @@ ASSETS = f"""\
   lines: {{dataset: {LINES}}}
 """
 CALLS = (Path(__file__).parent / "calls.py").read_text()
-# Older than 0.36: with the datasets and transformers of their days.
+# With the datasets and transformers of their days.
+_NUMPY_1 = ("numpy<2", "pyarrow<18")
 OLD_CLIENTS = {
-    "0.26": ("huggingface_hub==0.26.*", "datasets==3.1.*", "transformers==4.46.*", "numpy<2"),
+    "0.26": ("huggingface_hub==0.26.*", "datasets==3.1.*", "transformers==4.46.*", *_NUMPY_1),
     "0.36": ("huggingface_hub==0.36.*", "datasets==4.*", "transformers==4.57.*"),
     "1": ("huggingface_hub>=1,<2", "datasets>=4", "transformers>=5"),
 }
 OLDEST = ("huggingface_hub==0.23.*",)
-OLDEST_WITH_LIBRARIES = (*OLDEST, "datasets==2.19.*", "transformers==4.41.*", "numpy<2")
+OLDEST_WITH_LIBRARIES = (*OLDEST, "datasets==2.19.*", "transformers==4.41.*", *_NUMPY_1)
 CLIENTS = [
     "0.23",
     *(pytest.param(name, marks=pytest.mark.slow) for name in OLD_CLIENTS),
