@@ -187,7 +187,7 @@ def _connected(host: str, port: int) -> socket.socket:
     )
     where = manager.proxy
     assert where is not None
-    other = socket.create_connection((where.host, where.port), timeout=30)
+    other = socket.create_connection((where.host or "", where.port or 80), timeout=30)
     lines = [f"CONNECT {host}:{port} HTTP/1.1", f"Host: {host}:{port}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     other.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
