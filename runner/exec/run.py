@@ -39,6 +39,7 @@ REMOVED_VARIABLES = (
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
     "HF_DATASETS_OFFLINE",
+    "HF_EVALUATE_OFFLINE",
     "TRANSFORMERS_CACHE",
 )
 """Variables that would stop libraries from using the server, or old libraries from the cache."""

@@ -69,7 +69,10 @@ def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
     if others and "/" not in name:
         return f"{text} under this name, but {others}: write one of these names"
     if others:
-        text += f" ({others} is; if that is its new name, this entry adds the old one)"
+        text += (
+            f" ({others} is: if that is the same repository under its new name, write {name} in "
+            "its entry, and both names work)"
+        )
     return f"{text}; {entry(kind, name)}"
 
 

@@ -364,6 +364,7 @@ def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:
     assert variables["TRITON_CACHE_DIR"] == "/tmp/b/triton_cache"
     assert variables["HF_DATASETS_CACHE"] == "/scratch/me/airlift-abc"
     assert variables["HF_HUB_CACHE"] == "/tmp/a/exec/abc/hub"
+    assert variables["HF_EVALUATE_CACHE"] == "/tmp/a/exec/abc/evaluate"
     assert "HF_HUB_OFFLINE" not in variables
     assert "127.0.0.1" in variables["no_proxy"]
 

@@ -132,6 +132,14 @@ except RepositoryNotFoundError:
     assert expected in served.said
 
 
+def test_an_old_name_that_the_manifest_does_not_use_names_the_way_to_both(served: Served) -> None:
+    path = "/api/models/other-org/small"
+    assert without_following(served.address, path)[0] == 404
+    (said,) = (text for text in served.said if "other-org/small" in text)
+    assert "(new-org/small is: if that is the same repository under its new name, write" in said
+    assert said.endswith("  small:\n    model: other-org/small")
+
+
 def test_what_is_missing_is_yaml_to_paste() -> None:
     text = entry("models", "acme/null", {"revision": "1.10"})
     first, _, block = text.partition("\n")
