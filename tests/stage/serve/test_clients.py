@@ -90,7 +90,8 @@ def test_a_client_gets_from_a_bundle_what_it_gets_from_a_hub(
     if not INDEPENDENT.is_file():
         return
     with ExitStack() as stack:
-        hub = HUBS["independent"](tmp_path / "hub", stack)
+        # Without a CDN: huggingface_hub 1 does not take a redirect to another port of loopback.
+        hub = HUBS["independent"](tmp_path / "hub", stack, cdn_port=None)
         fill(hub)
         there = calls(client, hub.endpoint, commit_of(served), tmp_path / "there")
     different = {

@@ -24,7 +24,6 @@ ASSETS = f"""\
   other: {{model: b/twin, include: [config.json]}}
   renamed: {{model: old-org/small, include: [config.json]}}
   cased: {{model: Org/MixedCase, include: [config.json]}}
-  lines: {{dataset: acme/lines}}
 """
 
 
