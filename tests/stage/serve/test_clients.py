@@ -90,7 +90,7 @@ def test_a_client_gets_from_a_bundle_what_it_gets_from_a_hub(
     if not INDEPENDENT.is_file():
         return
     with ExitStack() as stack:
-        # Without a CDN: huggingface_hub 1 takes one on another port of 127.0.0.1 for the Hub itself.
+        # Without a CDN: huggingface_hub 1 takes another port of 127.0.0.1 for the Hub itself.
         hub = HUBS["independent"](tmp_path / "hub", stack, cdn_port=None)
         fill(hub)
         there = calls(client, hub.endpoint, commit_of(served), tmp_path / "there")
