@@ -88,7 +88,9 @@ class Entry(YamlFields):
             return value
         for prefix in ("https://huggingface.co/", "hf://"):
             if value.startswith(prefix):
-                bare = value.removeprefix(prefix).removeprefix("datasets/").strip("/")
+                bare = value.removeprefix(prefix).strip("/")
+                for part in ("datasets/", "spaces/"):
+                    bare = bare.removeprefix(part)
                 self.fail("is an address", key, remedy=f"Write `{key}: {bare}`.")
         if _is_local(value, self.lines.path.parent):
             also = ", and how to read it: `convert: csv`." if key == "dataset" else "."

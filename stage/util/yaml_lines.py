@@ -322,6 +322,13 @@ _FRONT_MATTER = re.compile(
 )
 
 
+def scalar(text: str) -> str:
+    """Text as YAML on one line: plain where that means the same, else in quotes."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
+
+
 def split_card(card: str) -> tuple[dict[str, Any], str]:
     """The YAML's mapping and the text of a card; an empty mapping if it cannot be read."""
     match = _FRONT_MATTER.match(card)
