@@ -43,7 +43,7 @@ ELSEWHERE = {
     "rsync -a runs me@cluster:": "tests/stage/transfer/test_push.py",
     "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train": "tests/test_environment_demo.py",
     ". ~/envs/train/activate": "tests/stage/environment/test_environment_fetch.py",
-    f"runner rehearse {RUNS}": "docs/runner.md",
+    f"runner rehearse {RUNS}": "tests/runner/rehearse",
     f"runner submit {RUNS}": "tests/site/test_submit_to_slurm.py",
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.errors import UsageError
+from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput
 
 if TYPE_CHECKING:
@@ -42,11 +44,54 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"{folder}: no tokenizer can be loaded: {str(error).strip().splitlines()[0]}",
-            "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model).",
-        ) from None
+    except Exception as error:  # tokenizers raises Exception itself
+        if shortage(error):
+            raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why, remedy = _why_not(folder, said)
+        raise UsageError(f"{folder}: no tokenizer can be loaded: {why}", remedy) from None
+
+
+def _why_not(folder: Path, said: str) -> tuple[str, str]:
+    """Returns why a tokenizer cannot be loaded, and what fixes it.
+
+    Without sentencepiece, transformers tries tiktoken instead, and then asks for that.
+
+    Args:
+        folder: of the model.
+        said: the first line of the error.
+    """
+    remedy = "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model)."
+    if (folder / "tokenizer.json").is_file():
+        if "untagged enum" in said:
+            here = metadata.version("tokenizers")
+            return (
+                f"tokenizer.json is in a format that tokenizers {here}, which is installed here, "
+                f"does not know: {said}",
+                f"pip install -U tokenizers transformers (in the environment of the job: a newer "
+                f"tokenizers than {here}), or stage a model whose tokenizer is older.",
+            )
+        return said, remedy
+    for path in sorted(folder.glob("*.model")):
+        if not is_sentencepiece(path):
+            return (
+                f"{path.name} is no SentencePiece model, and there is no tokenizer.json: {said}",
+                "Stage the tokenizer's files again, from one revision, with tokenizer.json.",
+            )
+        if find_spec("sentencepiece") is None:
+            return (
+                f"its only tokenizer file is {path.name}, and sentencepiece, which reads it, is "
+                "not installed",
+                "pip install sentencepiece protobuf (in the environment of the job), or stage a "
+                "model whose repository has tokenizer.json.",
+            )
+    return said, remedy
+
+
+def is_sentencepiece(path: Path) -> bool:
+    """Whether a file begins as SentencePiece's models do: with the first field of a protobuf."""
+    with open(path, "rb") as file:
+        return file.read(1) == b"\n"
 
 
 def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:

@@ -30,6 +30,12 @@ REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
     "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
+    "gres option unsupported": "Ask with slurm.gpus_per_node alone, which becomes --gres, and "
+    "remove gpus, gpus-per-task and gpus-per-socket from slurm.options.",
+    "gpu specification": "Set slurm.gpus_per_node (it becomes --gres), or a partition without "
+    "GPUs in slurm.partition.",
+    "mutually exclusive": "Keep one of mem, mem-per-cpu and mem-per-gpu in slurm.options; if only "
+    "one is there, this shell sets another: env | grep -E 'SBATCH_MEM|SLURM_MEM'.",
     "generic resource": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set "
     'slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.',
     "node configuration is not available": "See `sinfo -N -o '%P %n %c %m %G'`: no node has what "
@@ -122,6 +128,15 @@ def node_shapes(partition: str | None) -> list[NodeShape]:
     ]
 
 
+def partition_name(partition: str | None) -> str:
+    """The name of a partition (None: the default one); `default` if Slurm does not tell."""
+    if partition:
+        return partition
+    shown = ask("sinfo", "--noheader", "--format=%P")
+    lines = shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []
+    return next((line.strip("* ") for line in lines if line.strip().endswith("*")), "default")
+
+
 def count_gpus(gres: str) -> int:
     """The number of GPUs in Slurm's gres notation: 4 for `gpu:a800:4(S:0-1),nvme:1`."""
     return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))
@@ -154,16 +169,13 @@ def device_of_job(
     return devices.of_job(slurm, shapes, ranks_on_node(slurm))
 
 
-def notes_of_job(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+def notes_of_job(config: RunConfig) -> list[str]:
     """Notes for people about the accelerators that the job requests, one line each.
 
     Raises:
         UsageError: no rank can use the requested accelerators.
     """
-    own_torch = config.environment is None and not config.slurm.container
-    return devices.notes_of_job(
-        config.slurm, ranks_on_node(config.slurm), environ, own_torch=own_torch
-    )
+    return devices.notes_of_job(config.slurm, ranks_on_node(config.slurm))
 
 
 def ranks_on_node(slurm: SlurmConfig) -> int:

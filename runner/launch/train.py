@@ -41,6 +41,7 @@ from runner.plan.shapes import Device, ModelShape
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight import preflight
 from runner.preflight.findings import Findings
+from runner.preflight.tools import check_tools
 from runner.ranks import environment as ranks_environment
 from runner.ranks.child import in_child
 from runner.ranks.environment import RANK_FLAG
@@ -228,7 +229,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     run.write_config()
     for line in use_local_caches(os.environ):
         print(line)
-    prefix = _environment_for_ranks(run, role, environ)
+    prefix = environment_for_ranks(run, role, environ)
     argv = ranks_environment.runner_command(
         "train",
         str(run.config.path),
@@ -244,7 +245,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
 
 
-def _environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:
@@ -410,7 +411,7 @@ def _check_as_launcher(
     A child, because a rank imports torch and a launcher must not.
     """
     _print_headline(run)
-    _environment_for_ranks(run, "local", environ)
+    environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
     run.check(place.world_size, print, device)
@@ -463,9 +464,11 @@ def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     """The device of a rank on this machine, in a job its first node; None: not known here.
 
     Raises:
-        UsageError: accelerators are requested that the ranks cannot use.
+        UsageError: accelerators are requested that the ranks cannot use, or a compiler is missing.
     """
     ranks, own_torch = report_devices(run, role, num_local, environ, print)
+    if own_torch:
+        check_tools(run.config)
     return devices.here(ranks, environ, own_torch=own_torch)
 
 

@@ -269,15 +269,12 @@ def _is_set(names: Sequence[str], environ: Mapping[str, str]) -> bool:
     )
 
 
-def notes_of_job(
-    slurm: SlurmConfig, ranks: int, environ: Mapping[str, str], *, own_torch: bool
-) -> list[str]:
+def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
     """Describes, for the user, the accelerators that a job will request.
 
     Args:
         slurm: what the run file requests from Slurm.
         ranks: number of ranks per node.
-        own_torch: as for `here`.
 
     Returns:
         One line per fact that the user should know.
@@ -294,13 +291,17 @@ def notes_of_job(
             )
     gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
     per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
-    lines = [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
-    if (gpus or _types_asked(slurm)) and own_torch and (torch := _torch_for_cpus()):
-        lines.append(
-            f"torch {torch} is installed here, which is for CPUs: "
-            "in a job with GPUs its ranks refuse to start"
-        )
-    return lines
+    return [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
+
+
+def torch_without_gpus(slurm: SlurmConfig) -> str:
+    """Returns the version of the installed torch if the job asks for GPUs that it cannot use.
+
+    Args:
+        slurm: what the run file requests from Slurm.
+    """
+    gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
+    return _torch_for_cpus() if gpus or _types_asked(slurm) else ""
 
 
 def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> Device | None:
@@ -348,12 +349,22 @@ def _device(gpu: Gpu, host: int) -> Device:
 
 
 def _torch_for_cpus() -> str:
-    """Returns the version of the installed torch if it is a build for CPUs; else empty."""
+    """Returns the version of the installed torch if it is a build for CPUs; else empty.
+
+    conda's build has no `+cpu` in its version; torch/version.py says it of every build.
+    """
     try:
-        version = importlib.metadata.version("torch")
+        torch = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
         return ""
-    return version if version.endswith("+cpu") else ""
+    try:
+        text = Path(str(torch.locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    says_none = [
+        re.search(rf"^{name}\b[^=\n]*=\s*None\s*$", text, re.M) for name in ("cuda", "hip")
+    ]
+    return torch.version if torch.version.endswith("+cpu") or all(says_none) else ""
 
 
 def _types_asked(slurm: SlurmConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Computes how much of a node's memory the weights take while a model is loaded. Pure.
+"""Whether a node has the memory that the weights take while a model is loaded. Pure.
 
 Rank 0 maps the files and hands out weight by weight (runner.training.weights). So a node holds what
 its ranks keep, one weight per rank on its way, and on rank 0's node what cannot be mapped.
@@ -6,9 +6,11 @@ its ranks keep, one weight per rank on its way, and on rank 0's node what cannot
 
 from __future__ import annotations
 
+import math
+
 from runner.config.run_config import RunConfig
-from runner.errors import human_size
-from runner.plan.memory import frozen_bytes
+from runner.errors import UsageError, human_size
+from runner.plan.memory import frozen_bytes, model_state
 from runner.plan.plan import TrainingPlan
 from runner.plan.shapes import Device, ModelShape
 
@@ -41,6 +43,40 @@ def peak_at_load(
     elif config.lora is not None:  # rank 0 converts them all, then adds the matrices
         made = int(frozen_bytes(config, shape)) + 4 * (shape.num_trained or 0)
     return on_way + max(made, _kept(config, shape, plan, ranks) if is_host or _moves(plan) else 0)
+
+
+def check_at_load(
+    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device, ranks: int
+) -> None:
+    """Refuses a model that does not fit into the node's memory: while it is loaded, or offloaded.
+
+    Raises:
+        UsageError: they do not; says how much is needed.
+    """
+    has = ranks * (device.memory if device.kind == "cpu" else device.host_memory)
+    peak = peak_at_load(config, shape, plan, device, ranks)
+    what = f"the node of rank 0 holds up to {human_size(peak)} of weights while the model is loaded"
+    kept = _offloaded(config, shape, plan, ranks) if device.kind != "cpu" else 0
+    if kept > peak:
+        peak, what = kept, f"offload keeps {human_size(kept)} of model state on each node"
+    if not has or peak <= has:
+        return
+    needed = math.ceil(1.1 * peak / 2**30) + ranks  # Python and its libraries: about 1 GiB per rank
+    spread = ", or use more nodes" if plan.zero or plan.offload != "none" else ""
+    raise UsageError(
+        f"{config.path}: {what}; the job has {human_size(has)} of memory per node.",
+        f"Ask for more: slurm.options: {{mem: {needed}G}}, on nodes that have it "
+        f"(sinfo -o '%P %n %m'){spread}.",
+    )
+
+
+def _offloaded(config: RunConfig, shape: ModelShape, plan: TrainingPlan, ranks: int) -> int:
+    """Returns the bytes of model state in a node's memory: what `offload: cpu` moves there."""
+    if plan.offload != "cpu" or not plan.zero:
+        return 0
+    whole = model_state(config, shape, 0, 1)
+    moved = whole - model_state(config, shape, plan.zero, 1, plan.offload)
+    return moved * ranks // plan.world_size
 
 
 def describe_at_load(

@@ -7,13 +7,11 @@ headers, configs, the tokenizer, and small texts.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
 from runner.data.instruction import Writer
 from runner.data.recipe import data_key, documents_of, recipes
@@ -32,18 +30,16 @@ from runner.inputs import (
     Inputs,
     ModelInput,
     SplitInput,
-    index_problems,
-    safetensors_header,
     verification,
 )
 from runner.installed import is_installed, is_light, left_to_ranks
 from runner.plan.activations import measured
-from runner.plan.load_memory import describe_at_load
-from runner.plan.memory import describe_state, state_needed
-from runner.plan.model_layers import check_fsdp, check_wrap, why_not_here
+from runner.plan.load_memory import check_at_load, describe_at_load
+from runner.plan.memory import describe_state, model_state, state_needed
+from runner.plan.model_layers import check_fsdp, why_not_here
 from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
 from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
-from runner.plan.transformers_tables import leave_torch_alone, model_types
+from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
     check_quota,
     check_readable,
@@ -53,20 +49,15 @@ from runner.preflight.access import (
 )
 from runner.preflight.disk import check_disk, disk_needed
 from runner.preflight.findings import Findings
-from runner.preflight.settings import check_accumulation, check_precision
+from runner.preflight.light_tokenizer import serves
+from runner.preflight.model import check_index, check_model
+from runner.preflight.settings import check_accumulation, check_micro, check_precision
 from runner.preflight.texts import check_texts
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary
 from runner.preflight.weights import check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
 from runner.run_folder.history import earlier_settings, settings_of
 from runner.run_folder.layout import RunFolder
-
-TABLES = {
-    "masked-lm": "MASKED_LM",
-    "causal-lm": "CAUSAL_LM",
-    "instruction": "CAUSAL_LM",
-    "image-classification": "IMAGE_CLASSIFICATION",
-}
 
 
 def check(
@@ -128,7 +119,7 @@ def examine(
     found.lines += [verified] if verified else []
     shape = found.attempt(shape_of, config, inputs.model)
     before = len(found.errors)
-    layers = found.attempt(_check_model_for_task, config, inputs.model)
+    layers = found.attempt(check_model, config, inputs.model)
     if shape is not None:
         _examine_model(found, config, inputs.model, shape)
         model_fits = len(found.errors) == before
@@ -209,6 +200,8 @@ def _examine_run(
         plan = found.attempt(decide, config, shape, device, world_size, measure)
     elif world_size is not None:
         found.attempt(check_batch, config, world_size)
+    if plan is not None and device is not None:
+        _examine_memory(found, config, model, shape, plan, device)
     if length is not None and documents is not None:
         resumed = found.attempt(_check_checkpoint, config, inputs, folder, length, world_size)
     needed = disk_needed(config, shape)
@@ -233,6 +226,33 @@ def _examine_run(
     if world_size is not None and isinstance(total, int) and isinstance(micro, int):
         found.others += check_accumulation(config, total, micro, world_size)
     return length, total if isinstance(total, int) else None
+
+
+def _examine_memory(
+    found: Findings,
+    config: RunConfig,
+    model: ModelInput,
+    shape: ModelShape,
+    plan: TrainingPlan,
+    device: Device,
+) -> None:
+    """Compares the memory of the node and, for a micro batch of the run file, of the GPU."""
+    decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
+    on_node = -(-plan.world_size // config.slurm.nodes)
+    found.attempt(check_at_load, decided, shape, plan, device, on_node)
+    if device.kind == "cuda" and isinstance(config.batch.micro, int) and not found.errors:
+        state = model_state(decided, shape, plan.zero, plan.world_size, plan.offload)
+        footprint = measured(
+            decided,
+            plan.sequence_length,
+            plan.zero,
+            model=model,
+            shape=shape,
+            world_size=plan.world_size,
+        )
+        errors, warnings = check_micro(config, plan, device, state, footprint)
+        found.errors += errors
+        found.others += warnings
 
 
 def _check_checkpoint(
@@ -345,51 +365,6 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     return f"bundle {inputs.bundle_id[:12]}: {state}"
 
 
-def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
-    """Refuses a model that transformers cannot use for the task.
-
-    Returns:
-        A line on the model's layers, if the run file names one in `engine.wrap`.
-    """
-    names = {task: model_types(table) for task, table in TABLES.items()}
-    kind = model.settings.get("model_type")
-    is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
-    is_known = is_installed("transformers") or any(kind in types for types in names.values())
-    if is_known and kind not in names[config.task]:
-        # Suggest only language tasks: they read the same column. Other tasks need other keys.
-        others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
-        other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
-        raise UsageError(
-            f"{config.path}: transformers has no {config.task} model of type `{kind}` "
-            f"({model.path / 'config.json'}).",
-            f"Set task: {other}" if other else "Use another model.",
-        )
-    if config.task in ("causal-lm", "instruction") and is_encoder:
-        remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
-        raise UsageError(
-            f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: "
-            "a token would see the one it has to guess.",
-            f"{remedy} a decoder such as GPT-2.",
-        )
-    _check_first_weights(config, model)
-    if config.lora is not None and "quantization_config" in model.settings:
-        raise UsageError(
-            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); "
-            "LoRA here begins with whole weights, and quantises them itself.",
-            "Stage the model that it was made from.",
-        )
-    if config.model.init == "pretrained" and not any(
-        name.endswith(".safetensors") for name in model.digests
-    ):
-        raise UsageError(
-            f"{config.path}: `{model.asset}` has no weights in this bundle.",
-            "Stage the weights."
-            if config.lora
-            else "Set model.init: scratch, or stage the weights.",
-        )
-    return check_wrap(config, model.path)
-
-
 def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
     share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
     each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
@@ -422,6 +397,8 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         known = read_vocabulary(model.path) is not None  # compared already
         check_tokenizer_files(config, model, 0 if known else shape.vocabulary)
         return None
+    if read_vocabulary(model.path) is not None and serves(config.task, model):
+        return ""
     leave_torch_alone()
     tokenizer = load_tokenizer(model)
     frame(config.task, tokenizer)
@@ -438,52 +415,6 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         return ""
     writers = (Writer.of(source, tokenizer) for source in config.sources)
     return "; ".join(dict.fromkeys(writer.description for writer in writers))
-
-
-def check_index(config: RunConfig, model: ModelInput) -> None:
-    """Checks that the shards of an index are here, with the weights that it names.
-
-    Raises:
-        UsageError: some are not.
-    """
-    name = "model.safetensors.index.json"
-    if name not in model.digests:
-        return
-    try:
-        weight_map = json.loads((model.path / name).read_bytes()).get("weight_map")
-    except (OSError, ValueError, AttributeError):
-        weight_map = None
-    tensors = {
-        n: safetensors_header(model.path / n) for n in model.digests if n.endswith(".safetensors")
-    }
-    if problems := index_problems(weight_map, tensors):
-        raise UsageError(
-            f"{config.path}: `{model.asset}`: {name} {'; '.join(problems[:3])}.",
-            "Fetch the whole model: an `include` or `exclude` in the manifest can leave files out.",
-        )
-
-
-def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
-    """Refuses `model.init` with another architecture: tokenizer and config come from the asset."""
-    if config.model.folder is None:
-        return
-    path = config.model.folder / "config.json"
-    try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
-        same = (
-            theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
-        )
-    except (OSError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{path}: not a model's config: {error}.", "Export the model again."
-        ) from None
-    if not same:
-        raise UsageError(
-            f"{config.path}: model.init: the weights in {config.model.folder} "
-            f"are not of the shape of `{model.asset}`.",
-            "Name the asset that the first run began with.",
-        )
 
 
 def _check_vocabulary(

@@ -1,4 +1,4 @@
-"""Settings that work and are probably not meant. Pure."""
+"""Settings that are probably not meant, and a micro batch that does not fit. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,54 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.plan.plan import accumulation_of
+from runner.errors import StageError, UsageError, human_size
+from runner.plan.activations import USABLE, Footprint
+from runner.plan.plan import TrainingPlan, accumulation_of
+from runner.plan.shapes import Device
 from runner.preflight.findings import Finding
 from runner.preflight.weights import text_settings
+
+SURELY_TOO_MUCH = 1.25
+"""Of a GPU's memory: a measured need above it is refused. Below it, it is a warning."""
+
+
+def check_micro(
+    config: RunConfig, plan: TrainingPlan, device: Device, state: int, footprint: Footprint
+) -> tuple[list[StageError], list[Finding]]:
+    """Finds a micro batch of the run file that does not fit on the device.
+
+    Args:
+        config: the run file.
+        plan: the run's settings, decided.
+        device: of each rank.
+        state: bytes of model state on it.
+        footprint: what a micro batch takes.
+
+    Returns:
+        Errors, and warnings.
+    """
+    need = state + footprint.fixed + footprint.buffers + plan.micro * footprint.each
+    if not footprint.each or need <= device.memory * USABLE:
+        return [], []
+    fits = footprint.largest(int(device.memory * USABLE) - state)
+    share = plan.total // plan.world_size
+    fitting = [size for size in range(1, min(fits, share) + 1) if share % size == 0]
+    remedy = "Shorten sequence_length"
+    if fitting:
+        remedy = (
+            f"{config.how_to_set('batch.micro', max(fitting))}: batch.global stays {plan.total}, "
+            "by accumulation"
+        )
+    if not config.activation_checkpointing:
+        remedy += ", or set activation_checkpointing: true"
+    text = (
+        f"{config.path}: batch.micro {plan.micro} needs about {human_size(need)} per rank "
+        f"({human_size(state)} of model state; {footprint}); "
+        f"{device.name} has {human_size(device.memory)}."
+    )
+    if need > device.memory * SURELY_TOO_MUCH and not footprint.why_estimated:
+        return [UsageError(text, f"{remedy}.")], []
+    return [], [Finding("warning", text, f"{remedy}.")]
 
 
 def check_precision(

@@ -1,4 +1,4 @@
-"""Whether a small dataset fills one sequence, and one step. Large ones do.
+"""Whether a small dataset fills one sequence, and one step (large ones do); the range of labels.
 
 The data are really prepared, in a temporary folder: the same code and the same message as in
 `runner prepare`, but before the job waits in the queue.
@@ -12,6 +12,7 @@ from pathlib import Path
 from runner import offline
 from runner.config.run_config import RunConfig
 from runner.data import tokens
+from runner.data.images import class_names
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
 from runner.data.table import reading
@@ -38,6 +39,48 @@ def check_rows(recipe: Recipe) -> None:
             f"split `{recipe.split.name}` has no rows.",
             "Set another split in the run file (`stage show BUNDLE` lists them).",
         )
+
+
+def check_labels(recipe: Recipe) -> None:
+    """Compares the lowest and the highest label with the classes; from the footers of the files.
+
+    Raises:
+        UsageError: a label is no class.
+    """
+    if recipe.limit is not None and recipe.limit < recipe.split.rows:
+        return  # the wrong ones may be among the rows that are not read
+    found = _range(recipe)
+    names = class_names(recipe)
+    if found is None or (found[0] >= 0 and (not names or found[1] < len(names))):
+        return
+    low, high = found
+    remedy = "Stage it again with null for such a label: these rows are left out."
+    if low > 0 and high - low < len(names):
+        remedy = f"Subtract {low} from each label, and stage it again."
+    raise UsageError(
+        f"split `{recipe.split.name}`: the labels in `{recipe.dataset.label}` are {low} to {high}; "
+        f"classes count from 0{f' to {len(names) - 1}' if names else ''}.",
+        remedy,
+    )
+
+
+def _range(recipe: Recipe) -> tuple[int, int] | None:
+    """Returns the lowest and the highest label; None: the footers do not say."""
+    import pyarrow.parquet as pq
+
+    values: list[int] = []
+    for path in recipe.split.files:
+        with reading(path):
+            groups = pq.read_metadata(path)
+        for group in (groups.row_group(number) for number in range(groups.num_row_groups)):
+            columns = (group.column(number) for number in range(group.num_columns))
+            mine = [c for c in columns if c.path_in_schema == recipe.dataset.label]
+            if not mine or mine[0].statistics is None or not mine[0].statistics.has_min_max:
+                return None
+            values += [mine[0].statistics.min, mine[0].statistics.max]
+    if not values or not all(isinstance(value, int) for value in values):
+        return None
+    return min(values), max(values)
 
 
 def may_be_few(recipe: Recipe, total: int) -> bool:
@@ -89,6 +132,8 @@ def check_texts(
             number = None
             with found.keeping():
                 check_rows(recipe)
+                if recipe.task == "image-classification":
+                    check_labels(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
                     number = in_child(_count, (recipe,), "counting the texts", "")
             counts += [number] if role == "train" else []

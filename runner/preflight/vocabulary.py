@@ -119,9 +119,10 @@ def check_vocabulary(
         ], []
     beyond = {n: text for n, text in vocabulary.added.items() if n >= rows}
     if vocabulary.highest >= rows:
+        number = max(vocabulary.count, vocabulary.highest + 1)  # ids can have gaps
         return [
             UsageError(
-                f"`{asset}`: its tokenizer knows {vocabulary.count} tokens, its model {rows} "
+                f"`{asset}`: its tokenizer knows {number} tokens, its model {rows} "
                 f"({vocabulary.file}: ids up to {vocabulary.highest}; {tied}).",
                 together,
             )

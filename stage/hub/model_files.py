@@ -134,7 +134,8 @@ def select_model(
             kept.append(file)
     paths = {file.path for file in kept}
     parts = _folders_with_parts(paths)
-    weights = {folder: _weights(paths, folder, what) for folder in parts}
+    excluded = {left.path for left in left_out}
+    weights = {folder: _weights(paths, folder, what, excluded) for folder in parts}
     if "model_index.json" in paths:
         # A diffusers pipeline loads its folders; weights beside them are for other tools.
         weights[""] = frozenset()
@@ -190,8 +191,17 @@ def _folders_with_parts(paths: set[str]) -> set[str]:
     return {""}
 
 
-def _weights(paths: Iterable[str], folder: str, what: str) -> frozenset[str]:
-    """The safetensors that from_pretrained reads from a folder: it tries a single file first."""
+def _weights(
+    paths: Iterable[str], folder: str, what: str, excluded: Iterable[str]
+) -> frozenset[str]:
+    """The safetensors that from_pretrained reads from a folder: it tries a single file first.
+
+    Args:
+        paths: of the files that `exclude` leaves.
+        folder: the folder; empty for the top.
+        what: the asset's name in messages.
+        excluded: paths that `exclude` leaves out.
+    """
     inside = {
         path
         for path in paths
@@ -203,15 +213,30 @@ def _weights(paths: Iterable[str], folder: str, what: str) -> frozenset[str]:
         single = {p for p in inside if (m := _SINGLE.fullmatch(names[p])) and m[1] == stem}
         shards = {p for p in inside if (m := _SHARD.fullmatch(names[p])) and m[1] == stem}
         if not single and shards:
-            _check_no_missing_shards([names[p] for p in shards], what)
+            mine = [path for path in excluded if path.rpartition("/")[0] == folder]
+            _check_no_missing_shards([names[p] for p in shards], what, stem, mine)
         chosen |= single or shards
     return frozenset(chosen or inside)
 
 
-def _check_no_missing_shards(names: Iterable[str], what: str) -> None:
+def _check_no_missing_shards(
+    names: Iterable[str], what: str, stem: str, excluded: Iterable[str]
+) -> None:
     matches = [m for m in map(_SHARD.fullmatch, names) if m]
     total = max(int(m[3]) for m in matches)
     missing = sorted(set(range(1, total + 1)) - {int(m[2]) for m in matches})
+    dropped = sorted(
+        path
+        for path in excluded
+        if (match := _SHARD.fullmatch(PurePosixPath(path).name)) and match[1] == stem
+    )
+    if missing and dropped:
+        raise UsageError(
+            f"{what}: `exclude` drops {len(dropped)} of {total} weight files "
+            f"({printable(dropped[0])}): the others do not load without it.",
+            "Remove the pattern from `exclude`; to train from scratch, exclude all weights: "
+            '`exclude: ["*.safetensors"]`.',
+        )
     if missing:
         raise UsageError(
             f"{what}: the repository lacks {len(missing)} of {total} weight files, "

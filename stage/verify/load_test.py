@@ -35,6 +35,10 @@ from stage.util.sandbox import check_memory, child, close_network
 from stage.verify.report import Finding, VerificationReport
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAMES_ONE = re.compile(
+    r"(?:tower|backbone|tokenizer|encoder|decoder|model|repo|checkpoint)(?:_id|_name|_path|_name_or_path)?$"
+)
 _LOADED = ("model", "tokenizer", "dataset")
 _CONFIG = re.compile(  # what `from_pretrained` reads; another .json of plain files can be anything
     r"(config|generation_config|adapter_config|model_index|preprocessor_config|processor_config"
@@ -303,6 +307,35 @@ def _top(
     if has_weights and not {"config.json", "model_index.json", "modules.json"} & set(names):
         yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
     yield from _base(asset, texts.get(f"{asset.folder}/adapter_config.json"), lock, unchecked)
+    known = {name for other in lock.assets.values() for name in other.names}
+    others = [
+        f"{key}: {name}"
+        for key, name in named_repositories(texts.get(f"{asset.folder}/config.json"))
+        if name not in known
+    ]
+    if others:
+        unchecked.append(
+            f"{asset.name}: its config.json names other repositories ({', '.join(others[:4])}), "
+            "which are not in this bundle: if its code loads them, add each to the manifest"
+        )
+
+
+def named_repositories(settings: Any) -> list[tuple[str, str]]:
+    """The repositories that a config.json names, as (key, name). Pure.
+
+    `_name_or_path` only says where a config comes from.
+    """
+    if not isinstance(settings, dict):
+        return []
+    found = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found += named_repositories(value)
+        elif (
+            isinstance(value, str) and _NAMES_ONE.search(str(key)) and _REPOSITORY.fullmatch(value)
+        ):
+            found.append((str(key), value))
+    return found
 
 
 def _base(

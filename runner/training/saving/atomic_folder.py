@@ -8,6 +8,7 @@ folder is deleted.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,18 @@ FILES = "files.json"
 GONE = ".gone"
 LATEST = "latest"
 FORMAT = 1
+
+
+PASSING = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "ESHUTDOWN", "EHOSTDOWN", "ECONNRESET")
+    if hasattr(errno, name)
+)
+"""Errors of a file server that is away for a moment."""
+
+
+class PassingError(OSError):
+    """A file server did not answer: a second try can succeed. Raised on every rank."""
 
 
 class AtomicCheckpoint:
@@ -63,6 +76,7 @@ class AtomicCheckpoint:
         left.
 
         Raises:
+            PassingError: on every rank: only file servers failed, which can be back soon.
             OSError: on every rank.
         """
         problem: OSError | None = None
@@ -81,7 +95,14 @@ class AtomicCheckpoint:
         if self._ranks.any(problem is not None):
             if self._ranks.is_first:
                 shutil.rmtree(self.folder, ignore_errors=True)
-            raise problem or OSError("another rank could not write its part of the checkpoint")
+            may_pass = not self._ranks.any(problem is not None and not _may_pass(problem))
+            kind = PassingError if may_pass else OSError
+            said = "another rank could not write its part of the checkpoint"
+            if problem is None:
+                raise kind(said)
+            if may_pass:
+                raise PassingError(*problem.args) from problem
+            raise problem
 
     def complete(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Writes the content, then makes it a checkpoint.
@@ -125,6 +146,11 @@ class AtomicCheckpoint:
         self.folder.replace(self._final)
         sync_folder(self._final.parent)
         then()
+
+
+def _may_pass(problem: OSError) -> bool:
+    """Whether a second try can succeed. torch.save keeps the words of an error, not its number."""
+    return problem.errno in PASSING or any(os.strerror(n) in str(problem) for n in PASSING)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -24,6 +24,7 @@ from runner.training.saving.atomic_folder import (
     GONE,
     LATEST,
     AtomicCheckpoint,
+    PassingError,
     all_of,
     discard,
     measured,
@@ -33,6 +34,8 @@ from runner.training.saving.atomic_folder import (
 )
 
 BEST = "best.json"
+RETRY_AFTER_S = 10.0
+"""A server of Lustre or NFS that fails over is back after seconds, or after many minutes."""
 
 
 class Checkpoints:
@@ -91,7 +94,8 @@ class Checkpoints:
         """Writes a checkpoint, then removes the oldest beyond `keep`.
 
         Asynchronous: waits for the checkpoint before, then begins this one. A checkpoint that
-        cannot be removed is reported, and tried again after the next.
+        cannot be removed is reported, and tried again after the next. Where a file server is away
+        for a moment, a checkpoint that is not asynchronous is written a second time.
 
         Raises:
             OSError: on every rank, if any rank cannot write (a full disk), or could not write the
@@ -101,8 +105,8 @@ class Checkpoints:
         began = self._now()
         step, final = state.step, self._folder / f"step-{state.step}"
         writing = AtomicCheckpoint(final, state, self._writers)
-        writing.begin()
         if self._config.asynchronous:
+            writing.begin()
             copies: list[Callable[[], None]] = []
             writing.attempt(
                 lambda: copies.append(engine.stage(writing.folder, self._writers.group))
@@ -117,9 +121,27 @@ class Checkpoints:
 
             self._background.start(work)
         else:
-            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
+
+            def write() -> None:
+                writing.begin()
+                writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
+
+            self._twice(write, final.name)
             self._tell()
         self._saved_at = self._now()
+
+    def _twice(self, write: Callable[[], None], name: str) -> None:
+        """Calls `write`; once more, after a pause, if a file server was away for a moment.
+
+        Raises:
+            OSError: on every rank: the second try failed, or another one would not help.
+        """
+        try:
+            write()
+        except PassingError as error:
+            self._say(f"checkpoint {name}: {error}; one more try in {RETRY_AFTER_S:.0f} s")
+            time.sleep(RETRY_AFTER_S)
+            write()
 
     def have_failed(self) -> bool:
         """Whether this rank knows that the checkpoint being written has failed."""

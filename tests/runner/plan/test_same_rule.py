@@ -336,15 +336,8 @@ def test_a_job_that_asks_for_what_no_rank_can_use_is_refused_where_it_is_submitt
 def test_a_gpu_of_another_name_is_not_a_cpu() -> None:
     nodes = [NodeShape(64, 0, 64 * GIB)]
     assert devices.of_job(SlurmConfig(options={"gres": "dcu:4"}), nodes, 4) is None
-    assert (
-        devices.notes_of_job(SlurmConfig(options={"gres": "dcu:4"}), 4, {}, own_torch=False) == []
-    )
-    assert (
-        devices.notes_of_job(
-            SlurmConfig(options={"gres": "nvme:1,craynetwork:1"}), 1, {}, own_torch=False
-        )
-        == []
-    )
+    assert devices.notes_of_job(SlurmConfig(options={"gres": "dcu:4"}), 4) == []
+    assert devices.notes_of_job(SlurmConfig(options={"gres": "nvme:1,craynetwork:1"}), 1) == []
 
 
 def test_more_gpus_than_ranks_is_said(driver: Callable[[str, int], None]) -> None:
@@ -356,7 +349,7 @@ def test_more_gpus_than_ranks_is_said(driver: Callable[[str, int], None]) -> Non
         and "--processes 2" in line
     )
     assert devices.notes(SlurmConfig(), 1, {"CUDA_VISIBLE_DEVICES": "1"}) == []
-    (line,) = devices.notes_of_job(SlurmConfig(options={"gres": "gpu:4"}), 1, {}, own_torch=False)
+    (line,) = devices.notes_of_job(SlurmConfig(options={"gres": "gpu:4"}), 1)
     assert "4 GPUs are asked for and 1 rank on each node: 3 stay idle" in line
     job = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "2"}
     (line,) = devices.notes(SlurmConfig(gpus_per_node=4), 2, job)

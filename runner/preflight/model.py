@@ -1,0 +1,136 @@
+"""Whether transformers has the model for the task, and whether its files are all there."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+
+from runner.config.data import LANGUAGE
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
+from runner.inputs import ModelInput, index_problems, safetensors_header
+from runner.installed import is_installed
+from runner.plan.model_layers import check_wrap
+from runner.plan.shapes import ModelShape
+from runner.plan.transformers_tables import model_types
+
+TABLES = {
+    "masked-lm": "MASKED_LM",
+    "causal-lm": "CAUSAL_LM",
+    "instruction": "CAUSAL_LM",
+    "image-classification": "IMAGE_CLASSIFICATION",
+}
+
+
+def check_model(config: RunConfig, model: ModelInput) -> str | None:
+    """Refuses a model that transformers cannot use for the task.
+
+    Returns:
+        A line on the model's layers, if the run file names one in `engine.wrap`.
+    """
+    names = {task: model_types(table) for task, table in TABLES.items()}
+    kind = model.settings.get("model_type")
+    is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
+    is_known = is_installed("transformers") or any(kind in types for types in names.values())
+    if is_known and kind not in names[config.task]:
+        # Suggest only language tasks: they read the same column. Other tasks need other keys.
+        others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
+        other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
+        wanted = "" if any(kind in types for types in names.values()) else newer_transformers(model)
+        why, remedy = "", f"Set task: {other}" if other else "Use another model."
+        if wanted:
+            here = metadata.version("transformers")
+            why = f"; it was written by transformers {wanted}, and {here} is installed here"
+            remedy = (
+                f"pip install -U 'transformers>={wanted}', in the environment of the job too; "
+                "or use another model."
+            )
+        raise UsageError(
+            f"{config.path}: transformers has no {config.task} model of type `{kind}` "
+            f"({model.path / 'config.json'}{why}).",
+            remedy,
+        )
+    if config.task in ("causal-lm", "instruction") and is_encoder:
+        remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
+        raise UsageError(
+            f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: "
+            "a token would see the one it has to guess.",
+            f"{remedy} a decoder such as GPT-2.",
+        )
+    _check_first_weights(config, model)
+    if config.lora is not None and "quantization_config" in model.settings:
+        raise UsageError(
+            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); "
+            "LoRA here begins with whole weights, and quantises them itself.",
+            "Stage the model that it was made from.",
+        )
+    if config.model.init == "pretrained" and not any(
+        name.endswith(".safetensors") for name in model.digests
+    ):
+        raise UsageError(
+            f"{config.path}: `{model.asset}` has no weights in this bundle.",
+            "Stage the weights."
+            if config.lora
+            else "Set model.init: scratch, or stage the weights.",
+        )
+    return check_wrap(config, model.path)
+
+
+def newer_transformers(model: ModelInput) -> str:
+    """Returns the version of transformers that wrote config.json, if it is newer than ours."""
+    wrote = str(model.settings.get("transformers_version") or "")
+    if not is_installed("transformers") or not re.match(r"\d+\.\d+", wrote):
+        return ""
+    release = ".".join(re.findall(r"\d+", wrote)[:3])  # 4.57.0.dev0 became 4.57.0
+    return release if _numbers(release) > _numbers(metadata.version("transformers")) else ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def check_index(config: RunConfig, model: ModelInput) -> None:
+    """Checks that the shards of an index are here, with the weights that it names.
+
+    Raises:
+        UsageError: some are not.
+    """
+    name = "model.safetensors.index.json"
+    if name not in model.digests:
+        return
+    try:
+        weight_map = json.loads((model.path / name).read_bytes()).get("weight_map")
+    except (OSError, ValueError, AttributeError):
+        weight_map = None
+    tensors = {
+        n: safetensors_header(model.path / n) for n in model.digests if n.endswith(".safetensors")
+    }
+    if problems := index_problems(weight_map, tensors):
+        raise UsageError(
+            f"{config.path}: `{model.asset}`: {name} {'; '.join(problems[:3])}.",
+            "Fetch the whole model: an `include` or `exclude` in the manifest can leave files out.",
+        )
+
+
+def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+    """Refuses `model.init` with another architecture: tokenizer and config come from the asset."""
+    if config.model.folder is None:
+        return
+    path = config.model.folder / "config.json"
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
+        same = (
+            theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{path}: not a model's config: {error}.", "Export the model again."
+        ) from None
+    if not same:
+        raise UsageError(
+            f"{config.path}: model.init: the weights in {config.model.folder} "
+            f"are not of the shape of `{model.asset}`.",
+            "Name the asset that the first run began with.",
+        )

@@ -1,0 +1,1 @@
+"""Failures of first jobs, injected one by one: docs/first-job-failures.md."""

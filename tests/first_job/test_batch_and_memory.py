@@ -1,0 +1,135 @@
+"""Numbers that contradict each other, a precision or a memory that is not there: B, M and more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.first_job.harness import (
+    Change,
+    Found,
+    assert_found,
+    assert_silent,
+    both,
+    bundle_of_variants,
+    check,
+    edit,
+    remove,
+    torch_of,
+)
+
+GPT2: dict[str, Any] = {"task": "causal-lm", "model": {"asset": "gpt2"}, "precision": None}
+HUGE = GPT2 | {
+    "model": {"asset": "huge", "init": "scratch"},
+    "sequence_length": 32,
+    "batch": {"global": 128, "micro": 1},
+}
+LAYERS = {"n_embd": 8192, "n_layer": 40, "n_head": 64}
+V100 = {"options": {"gres": "gpu:v100:4"}, "tasks_per_node": 4}
+A100 = {"options": {"gres": "gpu:a100:1"}, "tasks_per_node": 1}
+SHARED = {"nodes": 32, "tasks_per_node": 4, "options": {"gres": "gpu:a100:4", "mem": "40G"}}
+OFFLOAD = {"nodes": 1, "tasks_per_node": 4, "options": {"gres": "gpu:a100:4", "mem": "300G"}}
+
+
+def theirs(**settings: Any) -> dict[str, Any]:
+    """Keys of a run file that names the user's ds_config.json, with these settings."""
+    return {"ds": settings, "engine": {"config": "ds.json"}}
+
+
+# entry -> keys of the run file (`ds`: the user's ds_config.json), what `check` says
+ROWS: dict[str, tuple[dict[str, Any], Found]] = {
+    "B1": (
+        GPT2
+        | {"batch": None}
+        | theirs(
+            train_batch_size=8,
+            train_micro_batch_size_per_gpu=2,
+            gradient_accumulation_steps=1,
+        ),
+        Found(("8 = 2 ranks x 2 x 2", "gradient_accumulation_steps: 1"), "train_batch_size", 0),
+    ),
+    "B2": (
+        GPT2 | theirs(optimizer={"type": "AdamW", "params": {"lr": 0.5}}),
+        Found(("lr", "0.5", "0.003"), "ds.json"),
+    ),
+    "B3": (
+        GPT2 | {"precision": "bf16"} | theirs(fp16={"enabled": True}),
+        Found(("precision", "bf16", "fp16"), "ds.json"),
+    ),
+    "B5": (
+        GPT2 | {"precision": "bf16", "slurm": V100},
+        Found(("precision bf16", "v100 does not have it"), "fp16, or auto"),
+    ),
+    "B6": (GPT2 | {"tf32": True}, Found(("unknown key `tf32`",), "")),
+    "B8": (
+        GPT2 | {"model": {"asset": "bfloat"}, "precision": "fp16", "slurm": V100},
+        Found(("was trained in bfloat16",), "fp32", 0),
+    ),
+    "M1": (
+        GPT2 | {"batch": {"global": 200_000, "micro": 200_000}, "slurm": A100},
+        Found(("batch.micro 200000 needs about", "has 85.9 GB"), "Set batch.micro: "),
+    ),
+    "M2": (
+        HUGE | {"engine": {"name": "ddp"}, "slurm": V100},
+        Found(
+            ("the model's state does not fit with ddp",), "Set engine: {name: deepspeed, zero: 3"
+        ),
+    ),
+    "M3": (
+        HUGE | {"engine": {"zero": 3}, "slurm": SHARED},
+        Found(("holds up to", "42.9 GB of memory per node"), "slurm.options: {mem: "),
+    ),
+    "J12": (
+        HUGE | {"engine": {"zero": 3}, "slurm": SHARED},
+        Found(("while the model is loaded",), "mem: "),
+    ),
+    "M4": (
+        HUGE | {"engine": {"zero": 2, "offload": "cpu"}, "slurm": OFFLOAD},
+        Found(("offload keeps", "of model state on each node"), "or use more nodes"),
+    ),
+}
+
+
+def bfloat(settings: dict[str, Any]) -> None:
+    settings["dtype"] = "bfloat16"
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """A sound GPT-2, one trained in bfloat16, and the config of a huge one."""
+    source = bundle / "data/models/tiny-gpt2"
+    huge: Change = both(remove("*.safetensors"), edit("config.json", lambda d: d.update(LAYERS)))
+    models: dict[str, Change] = {
+        "gpt2": lambda _folder: None,
+        "bfloat": edit("config.json", bfloat),
+        "huge": huge,
+    }
+    sources = {name: (source, change) for name, change in models.items()}
+    return bundle_of_variants(tmp_path_factory.mktemp("variants"), sources)
+
+
+@pytest.mark.parametrize("entry", ROWS)
+def test_what_cannot_be_is_found_on_the_login_node(
+    variants: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    keys, found = ROWS[entry]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10**15))
+    monkeypatch.syspath_prepend(torch_of(tmp_path / "site", "2.10.0", "'12.8'"))
+    keys = dict(keys)
+    (tmp_path / "ds.json").write_text(json.dumps(keys.pop("ds", {})))
+    assert_found(check(tmp_path, variants, **keys), found)
+
+
+AVOIDED = ("B4",)
+
+
+def test_steps_of_a_scheduler_in_ds_config_are_not_used(variants: Path, tmp_path: Path) -> None:
+    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 260}}
+    (tmp_path / "ds.json").write_text(json.dumps({"scheduler": scheduler}))
+    run = GPT2 | {"engine": {"config": "ds.json"}, "schedule": None}
+    assert_silent(check(tmp_path, variants, **run))

@@ -1,0 +1,208 @@
+"""Datasets that cannot be read, or that a task cannot use: D of the list."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.first_job.harness import (
+    Found,
+    Said,
+    assert_found,
+    assert_silent,
+    check,
+    fetch,
+    run_stage,
+)
+from tests.support.servers.hubs import OwnHub
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
+
+
+def parquet(table: pa.Table, features: dict[str, Any] | None = None) -> bytes:
+    """A parquet file, with the metadata that `datasets` writes."""
+    if features is not None:
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+# ---- files beside the manifest: entry -> files, what `fetch` must say
+
+FILES: dict[str, tuple[dict[str, bytes], str, Found]] = {
+    "D2": (
+        {"a.csv": b"text,label\nx,1\n", "b.csv": b"text,grade\nx,1\n"},
+        "csv",
+        Found(("b.csv: it has the columns text, grade", "before it"), "in the file"),
+    ),
+    "D5": (
+        {"a.csv": "text,label\nok,1\n中文文本,2\n".encode("gbk")},
+        "csv",
+        Found(("line 3", "UTF-8"), "iconv -f GB"),
+    ),
+    "D7": ({"a.csv": POINTER.encode()}, "csv", Found(("is a Git LFS pointer",), "lfs pull")),
+}
+SOUND = {
+    "D3": ({"a.jsonl": b'{"text": "x", "label": 1}\n{"text": "y"}\n'}, "json"),
+    "D4": ({"a.csv.gz": gzip.compress(b"text,label\nx,1\n")}, "csv"),
+}
+AVOIDED = ("D3", "D4", "D9")
+
+
+def fetched(folder: Path, files: dict[str, bytes], convert: str) -> Said:
+    (folder / "data").mkdir()
+    for name, content in files.items():
+        (folder / "data" / name).write_bytes(content)
+    return fetch(folder, {"texts": {"path": "./data", "convert": convert}})
+
+
+@pytest.mark.parametrize("entry", FILES)
+def test_a_file_that_cannot_be_read_does_not_leave_the_laptop(tmp_path: Path, entry: str) -> None:
+    files, convert, found = FILES[entry]
+    assert_found(fetched(tmp_path, files, convert), found)
+
+
+@pytest.mark.parametrize("entry", SOUND)
+def test_a_file_that_others_cannot_read_is_converted(tmp_path: Path, entry: str) -> None:
+    said = fetched(tmp_path, *SOUND[entry])
+    assert said.code == 0 and "warning" not in said.err, said
+    (shard,) = (tmp_path / "bundle/data/datasets/texts").rglob("*.parquet")
+    assert pq.read_table(shard).column_names == ["text", "label"]
+
+
+# ---- a Hub
+
+NUMBERED = {"image": {"_type": "Image"}, "label": {"names": [f"c{n}" for n in range(10)]}}
+LISTS = {"text": {"_type": "Value", "dtype": "string"}, "tags": {"_type": "List", "feature": {}}}
+PICTURE = {"bytes": b"not decoded by check", "path": "a.png"}
+
+
+def pictures(labels: list[int]) -> bytes:
+    image = pa.array(
+        [PICTURE] * len(labels), pa.struct([("bytes", pa.binary()), ("path", "string")])
+    )
+    return parquet(pa.table({"image": image, "label": labels}), NUMBERED)
+
+
+def lines() -> bytes:
+    texts = [f"the sentence with the number {n} is a long one" for n in range(200)]
+    return parquet(pa.table({"text": texts, "tags": [["a"]] * 200}), LISTS)
+
+
+SHARD = "data/train-00000-of-00001.parquet"
+REPOSITORIES = {
+    "ones": {SHARD: pictures(list(range(1, 11)) * 4)},
+    "unlabelled": {SHARD: pictures([*range(10), -1] * 4)},
+    "labelled": {SHARD: pictures(list(range(10)) * 4)},
+    "lists": {SHARD: lines()},
+}
+ONE_CLASS: dict[str, Any] = {
+    "task": "image-classification",
+    "model": {"asset": "vit"},
+    "sequence_length": None,
+    "batch": {"global": 4, "micro": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHub]:
+    """A Hub on loopback with the datasets above."""
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        for name, files in REPOSITORIES.items():
+            hub.commit("datasets", f"acme/{name}", files)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def staged(
+    hub: OwnHub, tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundle: Path
+) -> Path:
+    """A bundle with these datasets, a model of images and a model of texts."""
+    folder = tmp_path_factory.mktemp("staged")
+    models = {
+        "bert": bundle / "data/models/tiny-bert",
+        "vit": twins_bundle / "data/models/tiny-vit",
+    }
+    for name, source in models.items():
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("README.md"))
+    assets: dict[str, Any] = {name: {"dataset": f"acme/{name}"} for name in REPOSITORIES}
+    assets |= {name: {"path": f"./{name}"} for name in models}
+    said = fetch(folder, assets, "--no-offline-check", "--endpoint", hub.endpoint)
+    assert said.code == 0, said.err
+    return folder / "bundle"
+
+
+LABELS = {
+    "D10": ("ones", Found(("the labels in `label` are 1 to 10", "0 to 9"), "Subtract 1")),
+    "D11": ("unlabelled", Found(("are -1 to 9", "0 to 9"), "with null for such a label")),
+}
+
+
+@pytest.mark.parametrize("entry", LABELS)
+def test_labels_that_are_no_classes_are_found_before_the_images_are_read(
+    staged: Path, tmp_path: Path, entry: str
+) -> None:
+    name, found = LABELS[entry]
+    assert_found(check(tmp_path, staged, **ONE_CLASS, dataset={"asset": name}), found)
+
+
+def test_labels_that_are_classes_are_silent(staged: Path, tmp_path: Path) -> None:
+    assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset={"asset": "labelled"}))
+    few = {"asset": "unlabelled", "limit": {"train": 5}}  # the wrong label is not read
+    assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset=few))
+
+
+FEW = {"D8": Found(("do not fill one sequence of 128 tokens",), "sequence_length")}
+
+
+def test_texts_that_fill_no_sequence_are_found(staged: Path, tmp_path: Path) -> None:
+    run = {"model": {"asset": "bert"}, "dataset": {"asset": "lists", "limit": {"train": 5}}}
+    assert_found(check(tmp_path, staged, **run, sequence_length=128), FEW["D8"])
+
+
+def test_features_of_a_newer_datasets_are_no_fault(staged: Path, tmp_path: Path) -> None:
+    run = {"model": {"asset": "bert"}, "dataset": {"asset": "lists"}}
+    assert_silent(check(tmp_path, staged, **run))
+
+
+ON_A_HUB = {
+    "D1": ({"d1.py": b"import datasets\n"}, Found(("its own code (d1.py)",), "for parquet", 3)),
+    "D6": ({SHARD: lines()[:-100]}, Found((SHARD.rpartition("/")[2], "parquet"), "", 1)),
+}
+
+
+@pytest.mark.parametrize("entry", ON_A_HUB)
+def test_a_faulty_repository_does_not_leave_the_laptop(
+    hub: OwnHub, tmp_path: Path, entry: str
+) -> None:
+    files, found = ON_A_HUB[entry]
+    hub.commit("datasets", f"acme/{entry.lower()}", files)
+    assets = {"m": {"dataset": f"acme/{entry.lower()}"}}
+    assert_found(fetch(tmp_path, assets, "--endpoint", hub.endpoint), found)
+
+
+CARRIED = {"D6": Found((".parquet (mismatched)",), "stage verify", 1)}
+
+
+def test_a_parquet_file_that_a_copy_cut_off_is_found(staged: Path, tmp_path: Path) -> None:
+    shutil.copytree(staged, tmp_path / "carried")
+    (shard,) = (tmp_path / "carried/data/datasets/lists").rglob("*.parquet")
+    os.truncate(shard, 1000)
+    run = {"model": {"asset": "bert"}, "dataset": {"asset": "lists"}}
+    assert_found(check(tmp_path, tmp_path / "carried", **run), CARRIED["D6"])
+    said = run_stage(tmp_path, "verify", "carried")
+    assert said.code == 1 and shard.name in said.out + said.err

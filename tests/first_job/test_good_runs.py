@@ -1,0 +1,53 @@
+"""Each example in runs/, on its tiny twin, passes `runner check` in silence: no false alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.first_job.harness import assert_silent, programs, run_runner, torch_of
+
+RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
+TWINS = {
+    "bert-large-uncased": "still-bert",
+    "gpt2-large": "gpt2-bare",
+    "gpt2-xl": "gpt2-bare",
+    "minilm": "still-bert",
+    "neural-chat": "tiny-chat",
+    "pride-and-prejudice": "reference",
+    "vit-tiny": "tiny-vit",
+    "wikitext-2": "reference",
+}
+SINFO = """case "$*" in
+  *%c*) for n in 1 2; do echo "gpu*|64|512000|gpu:a100:4"; done ;;
+  *%l*) echo "gpu*|2-00:00:00" ;;
+esac"""
+
+
+def twin_of(run: Path, folder: Path) -> Path:
+    """The run file with the assets of `tests.support.training.twins`."""
+    settings = yaml.safe_load(run.read_text())
+    for key in ("model", "dataset"):
+        asset = settings[key]["asset"]
+        settings[key]["asset"] = TWINS.get(asset, asset)
+    if "sequence_length" in settings:
+        settings["sequence_length"] = min(settings["sequence_length"], 64)
+    (folder / run.name).write_text(yaml.safe_dump(settings))
+    return folder / run.name
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+def test_an_example_passes_without_a_warning(
+    run: Path, tmp_path: Path, twins_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(torch_of(tmp_path / "site", "2.10.0", "'12.8'"))
+    path = programs(tmp_path / "bin", sinfo=SINFO, sbatch="exit 0", squeue="exit 0")
+    # What is below /tmp is rightly called a disk of this node: the tests' own folder is there.
+    monkeypatch.setattr("runner.launch.check.check_places", lambda *_: [])
+    name = twin_of(run, tmp_path).name
+    said = run_runner(tmp_path, "check", name, "--bundle", str(twins_bundle), PATH=path)
+    assert_silent(said)
+    assert "sbatch --test-only accepts it" in said.out
+    assert not (tmp_path / "output").exists()

@@ -1,0 +1,152 @@
+"""Requests that Slurm refuses or leaves waiting, launchers and ports: J, L and N of the list.
+
+`sbatch` and `sinfo` are programs that answer in Slurm's words; the real ones are in tests/site.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import UsageError
+from runner.ranks.reach import explain_joining
+from runner.ranks.rendezvous import locate
+from runner.slurm.commands import clean
+from runner.slurm.environment import (
+    EPHEMERAL_PORTS,
+    VARIABLES,
+    SlurmJobEnvironment,
+    master_port,
+    tasks_per_node,
+)
+from tests.first_job.harness import (
+    Found,
+    Said,
+    assert_found,
+    bundle_of_variants,
+    programs,
+    run_runner,
+    torch_of,
+    write_run,
+)
+
+GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
+FAILED = "sbatch: error: Batch job submission failed: "
+ACCOUNT = "Invalid account or account/partition combination specified"
+NO_GRES = "Requested GRES option unsupported by configured SelectType plugin"
+NO_GPU = "Cannot find GPU specification, you may not submit a job not requesting GPUs"
+MEMORY = "--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."
+# entry -> keys of `slurm:`, what sbatch says, what `check` says
+REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
+    "J1": (
+        {"options": {"mem": "900T"}},
+        f"{FAILED}Requested node configuration is not available",
+        Found(("Requested node configuration is not available",), "sinfo -N"),
+    ),
+    "J2": (
+        {"gpus_per_node": 4},
+        f"{FAILED}Invalid generic resource (gres) specification",
+        Found(("Invalid generic resource",), "sinfo -o '%P %G'"),
+    ),
+    "J3": ({"options": {"gpus": 4}}, FAILED + NO_GRES, Found((NO_GRES,), "slurm.gpus_per_node")),
+    "J4": ({}, f"sbatch: error: {NO_GPU}", Found((NO_GPU,), "Set slurm.gpus_per_node")),
+    "J5": ({"options": {"account": "x"}}, FAILED + ACCOUNT, Found((ACCOUNT,), "sacctmgr show")),
+    "J6": ({"options": {"account": "$p"}}, FAILED + ACCOUNT, Found((ACCOUNT,), "sacctmgr show")),
+    "J7": (
+        {"options": {"mem": "9G", "mem-per-cpu": "1G"}},
+        f"sbatch: fatal: {MEMORY}",
+        Found(("are mutually exclusive",), "Keep one of mem"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """A sound bundle with a small GPT-2."""
+    gpt2 = (bundle / "data/models/tiny-gpt2", lambda _folder: None)
+    return bundle_of_variants(tmp_path_factory.mktemp("staged"), {"gpt2": gpt2})
+
+
+@pytest.mark.parametrize("entry", REFUSED)
+def test_what_slurm_refuses_is_told_with_the_way_out(
+    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    slurm, words, found = REFUSED[entry]
+    monkeypatch.syspath_prepend(torch_of(tmp_path / "site", "2.10.0", "'12.8'"))
+    path = programs(tmp_path / "bin", sbatch=f"echo '{words}' >&2; exit 1", sinfo="exit 1")
+    write_run(tmp_path, **GPT2, slurm=slurm)
+    assert_found(
+        run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path), found
+    )
+
+
+LIMITED = {"J13": Found(("is more than partition gpu allows, 1-00:00:00",), "Lower it")}
+
+
+def test_a_time_limit_that_would_wait_forever_is_refused(staged: Path, tmp_path: Path) -> None:
+    sinfo = 'case "$*" in *%l*) echo "gpu|1-00:00:00" ;; *) exit 1 ;; esac'
+    path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=sinfo, squeue="exit 0")
+    write_run(tmp_path, **GPT2, slurm={"partition": "gpu", "time": "3-00:00:00"})
+    said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
+    assert_found(said, LIMITED["J13"])
+
+
+NEVER_MET = {"N9": "is not an address on gpu1", "L6": "port 29500 is in use"}
+
+
+def test_a_master_of_another_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"MASTER_ADDR=192\.0\.2\.7") as refused:
+        locate("192.0.2.7", ["gpu1", "gpu2"], 2, is_first=True)
+    assert NEVER_MET["N9"] in refused.value.message and "MASTER_ADDR" in refused.value.remedy
+
+
+def test_a_port_of_ones_own_that_is_taken_is_named() -> None:
+    error = RuntimeError(
+        "The server socket has failed to listen: EADDRINUSE, Address already in use"
+    )
+    problem = explain_joining(error, 0, "gpu1", 29500)
+    assert problem is not None and NEVER_MET["L6"] in problem.message
+    assert "MASTER_PORT" in problem.remedy
+
+
+UNEVEN = {"J11": Found(("3 tasks do not divide among 2 nodes",), "--ntasks-per-node")}
+
+
+def test_tasks_that_slurm_spreads_unevenly_are_refused_by_the_launcher() -> None:
+    wanted = {"job_id": "7", "job_nodes": "gpu[1-2]", "job_num_nodes": "2", "job_tasks": "3"}
+    job = SlurmJobEnvironment.from_environ({VARIABLES[k]: v for k, v in wanted.items()})
+    assert job is not None
+    with pytest.raises(UsageError) as refused:
+        tasks_per_node(job)
+    assert_found(Said(2, "", f"error: {refused.value}"), UNEVEN["J11"])
+
+
+AVOIDED = ("J8", "J9", "J14", "J15", "L5", "N2")
+
+
+def test_variables_of_a_job_around_us_are_not_passed_on() -> None:
+    """srun calls SLURM_MEM_PER_NODE beside --mem-per-cpu mutually exclusive, and GPUs likewise."""
+    outer = {"SLURM_MEM_PER_NODE": "4096", "SLURM_GPUS": "4", "SLURM_CONF": "/etc/s", "HOME": "/h"}
+    assert clean(outer) == {"SLURM_CONF": "/etc/s", "HOME": "/h"}
+
+
+def test_the_script_is_a_login_shell_whose_ranks_get_the_signal(
+    staged: Path, tmp_path: Path
+) -> None:
+    write_run(tmp_path, **GPT2, slurm={"gpus_per_node": 4, "time": "1:00:00", "modules": ["cuda"]})
+    said = run_runner(tmp_path, "submit", "tiny.yaml", "--bundle", str(staged), "--print")
+    assert said.out.startswith("#!/bin/bash -l\n") and "\nmodule load cuda\n" in said.out
+    assert "#SBATCH --gres=gpu:4\n" in said.out and "#SBATCH --signal=TERM@300\n" in said.out
+    assert "#SBATCH --requeue\n" in said.out and "\nexec " in said.out
+
+
+def test_two_jobs_of_a_node_have_two_ports_outside_those_of_the_kernel() -> None:
+    ports = {master_port(job, 0) for job in range(100, 200)}
+    assert len(ports) == 100
+    assert not any(EPHEMERAL_PORTS[0] <= port <= EPHEMERAL_PORTS[1] for port in ports)
+
+
+def test_one_node_never_asks_for_its_own_name() -> None:
+    assert locate("", ["gpu1"], 1, is_first=True).address == "127.0.0.1"

@@ -1,0 +1,176 @@
+"""Files that are whole and do not fit each other, the task or the library: T of the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.first_job.harness import (
+    Change,
+    Found,
+    assert_found,
+    assert_silent,
+    both,
+    bundle_of_variants,
+    check,
+    edit,
+    remove,
+)
+
+BERT, GPT2, CHAT = "tiny-bert", "tiny-gpt2", "tiny-chat"
+CAUSAL: dict[str, Any] = {"task": "causal-lm"}
+TALKS: dict[str, Any] = {
+    "task": "instruction",
+    "dataset": {"asset": "chats", "messages": "messages"},
+}
+
+
+def text(name: str, content: str | bytes) -> Change:
+    """Writes a file of a model."""
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def weights(change: Callable[[dict[str, Any]], Any]) -> Change:
+    """Changes the weights of a model."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def narrow(ending: str) -> Change:
+    """Makes one weight shorter."""
+
+    def cut(tensors: dict[str, Any]) -> None:
+        name = next(name for name in tensors if name.endswith(ending))
+        tensors[name] = tensors[name][:-8].copy()
+
+    return weights(cut)
+
+
+def newer_config(settings: dict[str, Any]) -> None:
+    settings.update(model_type="qwen9", transformers_version="9.1.0")
+
+
+TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
+# entry -> model that is copied, what is done to it, keys of the run file, what `check` must say
+ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
+    "T1": (
+        GPT2,
+        edit("config.json", newer_config),
+        CAUSAL,
+        Found(("no causal-lm model of type `qwen9`", "9.1.0"), "transformers>=9.1.0"),
+    ),
+    "T2": (
+        GPT2,
+        edit("tokenizer.json", lambda d: d["model"].update(type="NextGeneration")),
+        CAUSAL,
+        Found(("no tokenizer can be loaded", "did not match any variant"), "tokenizers"),
+    ),
+    "T3": (
+        BERT,
+        both(
+            remove("tokenizer.json"),
+            edit("tokenizer_config.json", lambda d: d.update(tokenizer_class="BertTokenizer")),
+        ),
+        {},
+        Found(("has no tokenizer: none of its files", "vocab.txt"), "from the same repository"),
+    ),
+    "T4": (
+        GPT2,
+        remove(*TOKENIZER_FILES),
+        CAUSAL,
+        Found(("tokenizer",), "tokenizer"),
+    ),
+    "T5": (
+        CHAT,
+        both(
+            remove("tokenizer.json"),
+            text("tokenizer.model", b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02"),
+            edit("tokenizer_config.json", lambda d: d.update(tokenizer_class="LlamaTokenizer")),
+        ),
+        CAUSAL,
+        Found(("sentencepiece",), "pip install sentencepiece"),
+    ),
+    "T6": (
+        CHAT,
+        both(
+            remove("tokenizer.json", "tokenizer_config.json"),
+            text("tokenizer.model", b"this is neither SentencePiece nor tiktoken\n"),
+        ),
+        CAUSAL,
+        Found(("no tokenizer can be loaded",), "tokenizer.json"),
+    ),
+    "T7": (
+        BERT,
+        edit("tokenizer.json", lambda d: d["model"]["vocab"].update(further=5000)),
+        {},
+        Found(("knows 5001 tokens, its model 1024", "ids up to 5000"), "both from one repository"),
+    ),
+    "T8": (
+        BERT,
+        edit("config.json", lambda d: d.update(hidden_size=128)),
+        {},
+        Found(("weights and its config.json differ", "hidden_size is 128"), "from one revision"),
+    ),
+    "T9": (
+        BERT,
+        narrow("layer.1.output.LayerNorm.weight"),
+        {},
+        Found(("output.LayerNorm.weight of layer 1 has shape [56]",), "from one revision"),
+    ),
+    "T11": (
+        CHAT,
+        both(
+            remove("chat_template*"),
+            edit("tokenizer_config.json", lambda d: d.pop("chat_template", None)),
+        ),
+        TALKS,
+        Found(("has no chat template",), "`prompt` and `response`"),
+    ),
+    "T12": (
+        BERT,
+        edit("tokenizer_config.json", lambda d: d.pop("mask_token")),
+        {},
+        Found(("has no mask token",), "`task: causal-lm`"),
+    ),
+    "T13": (
+        GPT2,
+        lambda _folder: None,
+        CAUSAL | {"sequence_length": 65},
+        Found(("sequence_length 65", "has 64 positions"), "Set sequence_length: 64 or less"),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundle: Path) -> Path:
+    """A bundle with a faulty model for each entry, and a sound `gpt2`."""
+    models = {name: bundle / "data/models" / name for name in (BERT, GPT2)}
+    models[CHAT] = twins_bundle / "data/models" / CHAT
+    sources = {entry.lower(): (models[name], change) for entry, (name, change, *_) in ROWS.items()}
+    sources["gpt2"] = (models[GPT2], lambda _folder: None)
+    return bundle_of_variants(tmp_path_factory.mktemp("variants"), sources)
+
+
+@pytest.mark.parametrize("entry", ROWS)
+def test_what_does_not_fit_is_found_on_the_login_node(
+    variants: Path, tmp_path: Path, entry: str
+) -> None:
+    _, _, keys, found = ROWS[entry]
+    assert_found(check(tmp_path, variants, **{"model": {"asset": entry.lower()}, **keys}), found)
+
+
+AVOIDED = ("T10",)
+
+
+def test_a_tokenizer_without_a_padding_token_is_no_fault(variants: Path, tmp_path: Path) -> None:
+    assert_silent(check(tmp_path, variants, model={"asset": "gpt2"}, **CAUSAL))
