@@ -29,7 +29,8 @@ from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
 from stage.verify.advice import remedy_for_damage, suggest_fixes
 from stage.verify.receipt import find as find_receipt
-from stage.verify.receipt import find_damage, state_folder
+from stage.verify.receipt import find_damage
+from stage.verify.receipt import state_folder as state_folder  # for runner.preflight
 from stage.verify.report import BY_ID, VerificationReport
 from stage.verify.verify import verify
 
@@ -443,8 +444,8 @@ class HubRepository:
     """A repository of a bundle, as clients of the Hub see it.
 
     Attributes:
-        kind: `models` or `datasets`.
-        id: `org/name`, or an old name of it without an organisation.
+        kind: `models`, `datasets` or `spaces`.
+        id: `org/name`, or an old name of it, or its name without an owner.
         refs: branch or tag -> commit.
         snapshots: commit -> path in the repository -> the file's path on this disk, or its bytes if
             it was generated.
@@ -464,7 +465,7 @@ def hub_repositories(bundle_path: Path) -> tuple[str, list[HubRepository]]:
         DamageError: the bundle's lock is damaged.
     """
     bundle = Bundle.open(bundle_path.resolve())
-    found = Catalogue.of(bundle).repositories
+    found = Catalogue.of(bundle).names
     return bundle.id, [
         _hub_repository(kind, name, served) for (kind, name), served in found.items()
     ]

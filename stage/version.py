@@ -4,4 +4,4 @@
 would thereby import a higher layer, and `lint-imports` would report it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

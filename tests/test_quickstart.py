@@ -1,36 +1,210 @@
-"""The quick starts in other languages give the README's commands, and link to what is there."""
+"""The README: short, walked line by line, and the same in Chinese and Russian."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from scripts.lib.pictures import road, terminal
+from tests.support.servers.hubs import OwnHub
+
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-QUICKSTARTS = sorted((ROOT / "docs").glob("quickstart.*.md"))
+README = ROOT / "README.md"
+TRANSLATIONS = [ROOT / "docs" / f"README.{name}.md" for name in ("zh-CN", "ru")]
+PAGES = [README, *TRANSLATIONS]
+LONGEST_SENTENCE = 25
+
+RUNS = "runs/bert-large-deepspeed.yaml --bundle bundle"
+LAPTOP = (
+    "stage fetch manifests/bert-large-wikitext2.yaml -o bundle --dry-run",
+    "stage fetch manifests/bert-large-wikitext2.yaml -o bundle",
+)
+CLUSTER = ("stage verify bundle", f"runner check {RUNS}")
+ELSEWHERE = {
+    # A command of the README -> the test that runs it, or the script that is run by hand.
+    "git clone ADDRESS airlift && cd airlift": "tests/test_package.py",
+    "scripts/demo": "tests/hub/test_demo_parts.py",
+    "scripts/test": ".ci/run",
+    "python3 -m venv ~/airlift-venv && . ~/airlift-venv/bin/activate": "tests/test_package.py",
+    "pip install '.[env]'": "tests/test_package.py",
+    "train-env:": "tests/stage/environment/test_environment_fetch.py",
+    "environment: ../envs/bert-large.yml": "tests/stage/environment/solve/test_examples.py",
+    "profile: ../envs/profiles/v100.yml": "tests/stage/environment/solve/test_examples.py",
+    "stage push bundle me@cluster:bundle": "tests/stage/transfer/test_push.py",
+    "rsync -a runs me@cluster:": "tests/stage/transfer/test_push.py",
+    "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train": "tests/test_environment_demo.py",
+    ". ~/envs/train/activate": "tests/stage/environment/test_environment_fetch.py",
+    f"runner rehearse {RUNS}": "tests/runner/rehearse",
+    f"runner submit {RUNS}": "tests/site/test_submit_to_slurm.py",
+}
 
 
-@pytest.mark.parametrize("page", QUICKSTARTS, ids=lambda page: page.stem)
-def test_every_command_is_one_of_the_readme(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    commands = re.findall(r"^    (.+)$", text, re.MULTILINE)
-    assert len(commands) > 8
-    assert [line for line in commands if line not in README] == []
-    english = README + "".join(
-        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("stage.md", "runner.md")
-    )
-    named = re.findall(r"`((?:stage|runner|sh) [^`]+)`", text)
-    assert named and [words for words in named if words not in english] == []
+def code(page: Path) -> list[tuple[str, str]]:
+    """(command, comment) of each line of the page's code blocks."""
+    lines = re.findall(r"^    (\S.*|  \S.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    parts = [line.strip().partition("  #") for line in lines]
+    return [(command.strip(), comment.strip()) for command, _, comment in parts]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *QUICKSTARTS], ids=lambda page: page.name)
+def headings(page: Path) -> list[int]:
+    """The level of each heading."""
+    return [len(m) for m in re.findall(r"^(#+) ", page.read_text(encoding="utf-8"), re.MULTILINE)]
+
+
+def links(page: Path) -> list[str]:
+    """Where the links and pictures of the page lead, from the root of the checkout."""
+    found = []
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        place = link if "://" in link else os.path.relpath(page.parent / link, ROOT)
+        found.append(place)
+    return found
+
+
+def prose(page: Path) -> str:
+    """The text without code blocks, headings, links' targets and inline code."""
+    text = re.sub(r"^(    .*|#.*)$", "\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"`[^`]*`", "code", text)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_no_sentence_of_the_readme_is_long() -> None:
+    text = re.sub(r"^\||\|$|\n\n|\n- ", ". ", prose(README), flags=re.MULTILINE)
+    sentences = re.split(r"[.:;?!](?:\s|\*|$)|\|", text)
+    long = [s.strip() for s in sentences if len(s.split()) > LONGEST_SENTENCE]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+    found = links(page)
+    assert len(found) > 20
+    assert [link for link in found if "://" not in link and not (ROOT / link).exists()] == []
 
 
-def test_the_readme_names_every_quick_start() -> None:
-    assert QUICKSTARTS and all(f"docs/{page.name}" in README for page in QUICKSTARTS)
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_a_translation_is_the_whole_readme(page: Path) -> None:
+    assert headings(page) == headings(README)
+    assert [command for command, _ in code(page)] == [command for command, _ in code(README)]
+    assert links(page)[2:] == links(README)[2:]  # the first two are the other languages
+    spans = re.compile(r"`([^`]+)`")
+    theirs, ours = (spans.findall(p.read_text(encoding="utf-8")) for p in (page, README))
+    assert sorted(theirs) == sorted(ours)
+    rows = re.compile(r"^\|", re.MULTILINE)
+    theirs, ours = (rows.findall(p.read_text(encoding="utf-8")) for p in (page, README))
+    assert len(theirs) == len(ours)
+
+
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_comments_in_code_are_translated_too(page: Path) -> None:
+    pairs = zip(code(page), code(README), strict=True)
+    assert [theirs for (_, theirs), (_, ours) in pairs if bool(theirs) != bool(ours)] == []
+    comments = [comment for _, comment in code(page) if comment]
+    assert [comment for comment in comments if comment.isascii()] == []
+
+
+def test_each_page_names_the_other_languages() -> None:
+    for page in PAGES:
+        others = {os.path.relpath(other, ROOT) for other in PAGES if other != page}
+        assert set(links(page)[:2]) == others
+
+
+def test_the_pictures_are_drawn_by_the_script() -> None:
+    pictures = ROOT / "docs" / "pictures"
+    cast = (pictures / "demo.cast").read_text(encoding="utf-8")
+    assert (pictures / "terminal.svg").read_text(encoding="utf-8") == terminal.drawn(cast)
+    assert (pictures / "road.svg").read_text(encoding="utf-8") == road.drawn()
+
+
+def test_every_command_of_the_readme_is_run_here_or_elsewhere() -> None:
+    commands = [command for command, _ in code(README)]
+    assert [c for c in commands if c not in (*LAPTOP, *CLUSTER, *ELSEWHERE)] == []
+    assert [c for c in (*LAPTOP, *CLUSTER, *ELSEWHERE) if c not in commands] == []
+    assert [test for test in ELSEWHERE.values() if not (ROOT / test).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A stranger's folder: the files of the checkout, and a Hub with the README's repositories."""
+    folder = tmp_path_factory.mktemp("stranger")
+    for name in ("manifests", "runs", "envs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.lock"))
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        model = small_bert(tmp_path_factory.mktemp("model"))
+        hub.commit("models", "google-bert/bert-large-uncased", model)
+        hub.commit("datasets", "Salesforce/wikitext", wikitext())
+        kept = {name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME", "AIRLIFT_STORE")}
+        home = {"HOME": str(folder), "HF_HOME": str(folder / "hf")}
+        yield folder, {**kept, **home, "HF_ENDPOINT": hub.endpoint}
+
+
+def small_bert(folder: Path) -> dict[str, bytes]:
+    """A model repository with the files of BERT-large, and few weights."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from tests.support.training.models import tiny_tokenizer
+
+    names = ("pad", "unk", "cls", "sep", "mask")
+    special = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    tokenizer = tiny_tokenizer(special, 1024, wordpiece=True)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), intermediate_size=64, **size)
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def wikitext() -> dict[str, bytes]:
+    """A dataset repository with the layout of Salesforce/wikitext."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from scripts.lib.demo.repositories import paragraphs
+
+    config = "wikitext-2-raw-v1"
+    splits = ("test", "train", "validation")
+    card = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in splits)
+    head = f"---\nlicense: cc-by-sa-3.0\nconfigs:\n- config_name: {config}\n  data_files:\n"
+    files = {"README.md": f"{head}{card}---\n".encode()}
+    for split in splits:
+        sink = io.BytesIO()
+        texts = [text for _, text in paragraphs()["train"]]
+        pq.write_table(pa.table({"text": texts}), sink)
+        files[f"{config}/{split}-00000-of-00001.parquet"] = sink.getvalue()
+    return files
+
+
+def test_the_readme_works_line_by_line(stranger: tuple[Path, dict[str, str]]) -> None:
+    laptop, environment = stranger
+    cluster = laptop / "cluster"
+    cluster.mkdir()
+    commands = [command for command, _ in code(README)]
+    for line in [command for command in commands if command in (*LAPTOP, *CLUSTER)]:
+        if line == CLUSTER[0]:
+            for name in ("bundle", "runs"):
+                shutil.move(laptop / name, cluster / name)
+        name, *words = line.split()
+        done = subprocess.run(
+            [sys.executable, "-m", name, *words],
+            cwd=laptop if line in LAPTOP else cluster,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        assert (laptop / "bundle").exists() == (line == LAPTOP[1])

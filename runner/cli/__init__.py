@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runner.cli import tools
+from runner.cli import rehearse, tools
 from runner.errors import (
     CommandGroup,
     StageError,
@@ -280,7 +280,7 @@ def _check_request(run: Run, ranks: int) -> None:
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
-    from runner.launch.check import python_of_job, surroundings
+    from runner.launch.check import known_of_partition, python_of_job, surroundings
     from runner.launch.submit import device_of_job, notes_of_job
     from runner.run_folder.run_lock import check_not_held
 
@@ -289,11 +289,20 @@ def _check_request(run: Run, ranks: int) -> None:
     with found.keeping():
         found.lines += notes_of_job(run.config)
     found.raise_errors()
-    found.others += [*python_of_job(run), *surroundings(run, os.environ)]
+    known = known_of_partition(run, os.environ, offers=True)
+    found.others += [*python_of_job(run), *surroundings(run, os.environ), *known.others]
+    found.lines += known.lines
     for line in (*found.lines, *map(str, found.others)):
         click.echo(as_shown(line))
     check_not_held(run.folder, os.environ)
 
 
-for command in (tools.exec_, tools.status, tools.logs, tools.report, tools.bench):
+for command in (
+    rehearse.rehearse,
+    tools.exec_,
+    tools.status,
+    tools.logs,
+    tools.report,
+    tools.bench,
+):
     main.add_command(command)

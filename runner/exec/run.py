@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -38,6 +39,7 @@ REMOVED_VARIABLES = (
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
     "HF_DATASETS_OFFLINE",
+    "HF_EVALUATE_OFFLINE",
     "TRANSFORMERS_CACHE",
 )
 """Variables that would stop libraries from using the server, or old libraries from the cache."""
@@ -76,10 +78,11 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     if in_prefix and running_tree() is not None:
         # An environment from a bundle contains all packages that it needs.
         variables.setdefault("PYTHONNOUSERSITE", "1")
-    num_models = sum(repository.kind == "models" for repository in repositories)
+    counts = Counter(repository.kind for repository in repositories)
+    metrics = f", {counts['spaces']} of metrics" if counts["spaces"] else ""
     about = (
-        f"bundle {bundle_id[:12]} is the Hub at {address} ({num_models} names of models, "
-        f"{len(repositories) - num_models} of datasets); caches: {folder}"
+        f"bundle {bundle_id[:12]} is the Hub at {address} ({counts['models']} names of models, "
+        f"{counts['datasets']} of datasets{metrics}); caches: {folder}"
     )
     if environ.get("SLURM_PROCID", "0") == "0":
         for note in filter(None, (note_for_script(environ), about, avoided, *notes)):
@@ -115,6 +118,7 @@ def environment(
         "HF_HUB_CACHE": str(folder / "hub"),
         "HUGGINGFACE_HUB_CACHE": str(folder / "hub"),  # its name before huggingface_hub 0.17
         "HF_DATASETS_CACHE": str(datasets),
+        "HF_EVALUATE_CACHE": environ.get("HF_EVALUATE_CACHE") or str(folder / "evaluate"),
         "HF_MODULES_CACHE": environ.get("HF_MODULES_CACHE") or str(folder / "modules"),
         "HF_HUB_DISABLE_XET": "1",
         # Otherwise `load_dataset("csv", ...)` first connects to a host on the internet.

@@ -18,6 +18,7 @@ from runner.launch.submit import (
     device_of_job,
     node_shapes,
     notes_of_job,
+    partition_name,
     ranks_on_node,
     request,
 )
@@ -25,6 +26,7 @@ from runner.launch.train import Run
 from runner.plan.devices import torch_without_gpus
 from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
 from runner.preflight.places import check_own_name, check_places, hosts_file
+from runner.preflight.rehearsed import offer, recall
 from runner.preflight.tools import check_tools, find_tools
 
 FORMAT = 1  # of the JSON document
@@ -55,6 +57,9 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         )
     if processes is None:
         found.others += surroundings(run, environ)
+        known = known_of_partition(run, environ)
+        found.others += known.others
+        found.lines += known.lines
     found.lines += [*run.held(environ), *run.finished()]
     return found
 
@@ -92,6 +97,26 @@ def surroundings(run: Run, environ: Mapping[str, str]) -> list[Finding]:
         *check_places(folders, read_mounts()),
         *check_own_name(platform.node(), hosts_file(), slurm.nodes),
     ]
+
+
+def known_of_partition(run: Run, environ: Mapping[str, str], *, offers: bool = False) -> Findings:
+    """Returns what a rehearsal found on the job's partition; nothing without a cluster.
+
+    Args:
+        run: the run.
+        environ: the environment variables.
+        offers: whether a rehearsal is offered where there was none.
+    """
+    slurm = run.config.slurm
+    if "SLURM_JOB_ID" in environ or not node_shapes(slurm.partition):
+        return Findings()
+    partition = partition_name(slurm.partition)
+    found = recall(partition, environ)
+    if offers:
+        sets = "".join(f" --set {override}" for override in run.overrides)
+        command = f"runner rehearse {run.config.path} --bundle {run.bundle}{sets} --job"
+        found.others += offer(partition, environ, command)
+    return found
 
 
 def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[str, Any]:

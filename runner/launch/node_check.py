@@ -54,13 +54,13 @@ def check_node(
     """
     folder = run_folder.absolute() / FOLDER
     if "SLURM_JOB_ID" in environ or shutil.which("sbatch") is None:
-        found = _check_here(config, folder, environ, say)
+        found = check_here(config, folder, environ, say)
     else:
         try:
             found = _check_in_job(config, bundle, folder, overrides, say)
         except NoClusterError as error:
             say(f"{error.message}: checking this machine")
-            found = _check_here(config, folder, environ, say)
+            found = check_here(config, folder, environ, say)
     failed = [item for item in found if item.status == "failed"]
     if failed:
         raise StageError(
@@ -71,9 +71,15 @@ def check_node(
     say(f"this node works; the record is in {folder / MARKDOWN}")
 
 
-def _check_here(
-    config: RunConfig, folder: Path, environ: Mapping[str, str], say: Say
-) -> list[Item]:
+def check_here(config: RunConfig, folder: Path, environ: Mapping[str, str], say: Say) -> list[Item]:
+    """Checks the node that this process runs on, and writes the record.
+
+    Args:
+        config: the run file.
+        folder: of the record; what is in it is removed.
+        environ: the environment variables.
+        say: prints a line.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     machine = measured("software")
     record = Record(folder, machine)
@@ -125,7 +131,7 @@ def _check_in_job(
     try_script(wanted.script)
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier check
     folder.mkdir(parents=True)
-    number, code = _wait_for_job(wanted.script, say)
+    number, code = wait_for_job(wanted.script, "one node", say)
     log = Path(str(wanted.log).replace("%j", number))
     try:
         found = [Item(**entry) for entry in read(folder / JSON)["items"]]
@@ -141,8 +147,13 @@ def _check_in_job(
     return found
 
 
-def _wait_for_job(script: Path, say: Say) -> tuple[str, int]:
+def wait_for_job(script: Path, nodes: str, say: Say) -> tuple[str, int]:
     """Submits a job and waits for its end; Ctrl-C removes it from the queue.
+
+    Args:
+        script: on the disk.
+        nodes: how many it asks for, in words.
+        say: prints a line.
 
     Returns:
         Its number, and its exit code.
@@ -165,10 +176,10 @@ def _wait_for_job(script: Path, say: Say) -> tuple[str, int]:
                 f"Slurm refuses the job: {process.stderr.read().strip()}",
                 f"Correct `slurm:` in the run file ({script}).",
             )
-        say(f"waiting for job {number}: one node, five minutes at most; Ctrl-C cancels it")
+        say(f"waiting for job {number}: {nodes}, five minutes at most; Ctrl-C cancels it")
         try:
             return number, process.wait()
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a signal that ends this process
             ask("scancel", number)
             raise
 

@@ -128,6 +128,15 @@ def node_shapes(partition: str | None) -> list[NodeShape]:
     ]
 
 
+def partition_name(partition: str | None) -> str:
+    """The name of a partition (None: the default one); `default` if Slurm does not tell."""
+    if partition:
+        return partition
+    shown = ask("sinfo", "--noheader", "--format=%P")
+    lines = shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []
+    return next((line.strip("* ") for line in lines if line.strip().endswith("*")), "default")
+
+
 def count_gpus(gres: str) -> int:
     """The number of GPUs in Slurm's gres notation: 4 for `gpu:a800:4(S:0-1),nvme:1`."""
     return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))

@@ -229,7 +229,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     run.write_config()
     for line in use_local_caches(os.environ):
         print(line)
-    prefix = _environment_for_ranks(run, role, environ)
+    prefix = environment_for_ranks(run, role, environ)
     argv = ranks_environment.runner_command(
         "train",
         str(run.config.path),
@@ -245,7 +245,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
 
 
-def _environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:
@@ -411,7 +411,7 @@ def _check_as_launcher(
     A child, because a rank imports torch and a launcher must not.
     """
     _print_headline(run)
-    _environment_for_ranks(run, "local", environ)
+    environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
     run.check(place.world_size, print, device)

@@ -71,6 +71,46 @@ def models_in_transformers(table: str) -> dict[str, str]:
     return {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
 
 
+def tokens_of_class(model_type: str, tokenizer_class: str | None) -> dict[str, str] | None:
+    """Returns the special tokens that a tokenizer class names itself: role -> text.
+
+    Args:
+        model_type: as in config.json. Its classes are in a folder of that name.
+        tokenizer_class: as in tokenizer_config.json; None: it names none.
+
+    Returns:
+        The tokens; None: the class is not known, or there are several.
+    """
+    wanted = (tokenizer_class or "").removesuffix("Fast")
+    if wanted in ("TokenizersBackend", "PreTrainedTokenizer"):
+        return {}
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None or not model_type.isidentifier():
+        return None
+    name = f"models/{model_type}/tokenization_{model_type}.py"
+    path = Path(spec.origin).parent / name
+    classes = {
+        node.name: node
+        for node in (_parsed(path).body if path.is_file() else ())
+        if isinstance(node, ast.ClassDef)
+        and any(
+            isinstance(base, ast.Name) and base.id == "TokenizersBackend" for base in node.bases
+        )
+    }
+    if len(classes) != 1 or wanted not in ("", *classes):
+        return None
+    (made,) = classes.values()
+    return {
+        argument.arg: default.value
+        for method in made.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        for argument, default in zip(
+            reversed(method.args.args), reversed(method.args.defaults), strict=False
+        )
+        if isinstance(default, ast.Constant) and isinstance(default.value, str)
+    }
+
+
 def _table(package: str, file: str, name: str) -> dict[str, Any]:
     """Returns a dictionary that a source file contains as `{...}` or as `OrderedDict([...])`.
 

@@ -49,6 +49,7 @@ from runner.preflight.access import (
 )
 from runner.preflight.disk import check_disk, disk_needed
 from runner.preflight.findings import Findings
+from runner.preflight.light_tokenizer import serves
 from runner.preflight.model import check_index, check_model
 from runner.preflight.settings import check_accumulation, check_micro, check_precision
 from runner.preflight.texts import check_texts
@@ -396,6 +397,8 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         known = read_vocabulary(model.path) is not None  # compared already
         check_tokenizer_files(config, model, 0 if known else shape.vocabulary)
         return None
+    if read_vocabulary(model.path) is not None and serves(config.task, model):
+        return ""
     leave_torch_alone()
     tokenizer = load_tokenizer(model)
     frame(config.task, tokenizer)

@@ -1,18 +1,21 @@
-"""Writes one HTML page about one or more runs, with no network, no script, and curves as inline
-SVG.
+"""Writes one HTML page about one or more runs: curves as inline SVG, no network, no server.
 
-`History` -> `curves` (what is drawn, thinned) -> `chart` (one SVG) -> `page` (the document). All of
-these are pure; `write` reads and writes files.
+`History` -> `curves` (what is drawn, thinned) -> `chart` (one SVG) -> `figure` -> `page` (the
+document). All of these are pure; `write` reads and writes files. The page has one small script: it
+shows the values under the pointer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import write_atomically
 from runner.report.page import page
 from runner.run_folder.history import History
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import GONE_AFTER_S
 
 
 def write(folders: Sequence[Path], output: Path | None) -> Path:
@@ -34,5 +37,14 @@ def write(folders: Sequence[Path], output: Path | None) -> Path:
         runs[0].folder.root / "report.html" if len(runs) == 1 else Path("report.html")
     )
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, page(runs).encode("utf-8", "backslashreplace"))
+    text = page(runs, [_is_running(run.folder) for run in runs])
+    write_atomically(target, text.encode("utf-8", "backslashreplace"))
     return target
+
+
+def _is_running(folder: RunFolder) -> bool:
+    """Whether a launcher touched its lock a short time ago; asks neither Slurm nor a process."""
+    try:
+        return time.time() - folder.holder.stat().st_mtime < GONE_AFTER_S
+    except OSError:
+        return False

@@ -1,5 +1,4 @@
-"""Draws one chart as SVG: axes with round numbers, one line per run. Pure. Only the title is
-escaped.
+"""Draws one chart as SVG: axes with round numbers, one line per run. Pure.
 
 Colours are CSS classes of the page (`c0` to `c7`), so one chart works in light and dark.
 """
@@ -8,32 +7,40 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from html import escape
 
 from runner.report.curves import Chart, Curve
 
 WIDTH, HEIGHT = 520, 240
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 70, 24, 14, 40
 LIMIT = sys.float_info.max
 NUM_COLOURS = 8
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 """From the ninth run on colours repeat, and the dashes differ."""
 
 
-def svg(chart: Chart) -> str:
-    """The chart as an `<svg>` element."""
-    low, high = _range(
-        [value for curve in chart.curves for _, value in curve.points], from_zero=chart.from_zero
-    )
-    steps = [
-        step for curve in chart.curves for step in (*(s for s, _ in curve.points), *curve.broken)
-    ]
-    first, last = min(steps), max(steps)
-    frame = _Frame(first, max(last, first + 1), low, high)
+def svg(
+    chart: Chart, span: tuple[int, int] | None = None, *, log: bool = False, described_by: str = ""
+) -> str:
+    """The chart as an `<svg>` element.
+
+    Args:
+        span: the first and the last step of the axis; None: those of the chart.
+        log: a logarithmic axis of values.
+        described_by: the id of the element that says in words what the chart shows.
+    """
+    values = [value for curve in chart.curves for _, value in curve.points]
+    first, last = span or chart.steps
+    low, high = _log_range(values) if log else _range(values, from_zero=chart.from_zero)
+    frame = _Frame(first, max(last, first + 1), low, high, log)
+    described = f' aria-describedby="{described_by}"' if described_by else ""
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}"'
+        f'{described} data-first="{frame.first}" data-last="{frame.last}">',
         *_axes(frame),
         *(part for curve in chart.curves for part in _line(curve, frame)),
+        f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>',
         "</svg>",
     ]
     return "".join(parts)
@@ -42,16 +49,24 @@ def svg(chart: Chart) -> str:
 class _Frame:
     """Converts steps and values to coordinates of the chart."""
 
-    def __init__(self, first: int, last: int, low: float, high: float) -> None:
-        self.first, self.last, self.low, self.high = first, last, low, high
+    def __init__(self, first: int, last: int, low: float, high: float, log: bool) -> None:
+        self.first, self.last, self.low, self.high, self.log = first, last, low, high, log
 
     def x(self, step: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * ((step - self.first) / (self.last - self.first))
 
     def y(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
         # Halved, because the difference of two doubles may be larger than the largest double.
-        share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        share = (value / 2 - low / 2) / (high / 2 - low / 2)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+
+def _log_range(values: list[float]) -> tuple[float, float]:
+    room = (max(values) / min(values)) ** 0.05 if max(values) / LIMIT < min(values) else 1.0
+    return max(min(values) / room, sys.float_info.min), min(max(values) * room, LIMIT)
 
 
 def _range(values: list[float], *, from_zero: bool) -> tuple[float, float]:
@@ -73,27 +88,28 @@ def _range(values: list[float], *, from_zero: bool) -> tuple[float, float]:
 def _axes(frame: _Frame) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = []
-    for value in ticks(frame.low, frame.high, 5):
+    marks = log_ticks(frame.low, frame.high) if frame.log else ticks(frame.low, frame.high, 5)
+    for value in marks:
         y = frame.y(value)
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+            f'<text class="tick" x="{LEFT - 6}" y="{y:.1f}" dy=".35em" text-anchor="end">'
             f"{short(value)}</text>"
         )
-    for value in ticks(frame.first, frame.last, 6):
+    for value in ticks(frame.first, frame.last, 5):
         if value == int(value):
             x = frame.x(value)
             parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">'
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">'
                 f"{short(value)}</text>"
             )
     parts.append(
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
     )
     parts.append(
-        f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">step</text>'
     )
     return parts
 
@@ -102,10 +118,13 @@ def _line(curve: Curve, frame: _Frame) -> list[str]:
     colour = f"c{curve.run % NUM_COLOURS}"
     dash = DASHES[curve.run // NUM_COLOURS % len(DASHES)]
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    raw = " raw" if curve.smooth else ""
+    lines = [("line" + raw, curve.points), ("line", curve.smooth)]
     parts = []
-    for stretch in _unbroken(curve):
-        places = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in stretch)
-        parts.append(f'<polyline class="line {colour}" points="{places}"{dashed}/>')
+    for kind, points in lines:
+        for stretch in _unbroken(points, curve.broken):
+            places = " ".join(f"{frame.x(step):.1f},{frame.y(v):.1f}" for step, v in stretch)
+            parts.append(f'<polyline class="{kind} {colour}" points="{places}"{dashed}/>')
     # A single point makes no line.
     if curve.dotted or len(curve.points) == 1:
         for step, value in curve.points:
@@ -125,11 +144,13 @@ def _line(curve: Curve, frame: _Frame) -> list[str]:
     return parts
 
 
-def _unbroken(curve: Curve) -> list[list[tuple[int, float]]]:
+def _unbroken(
+    points: Sequence[tuple[int, float]], broken: Sequence[int]
+) -> list[list[tuple[int, float]]]:
     """The parts of the line between steps without a finite value."""
     stretches: list[list[tuple[int, float]]] = [[]]
-    breaks = list(curve.broken)
-    for point in curve.points:
+    breaks = list(broken)
+    for point in points:
         while breaks and breaks[0] < point[0]:
             breaks.pop(0)
             if stretches[-1]:
@@ -158,9 +179,24 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     return found
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers for a logarithmic axis: powers of ten, and 2 and 5 times them if few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    skip = max(1, len(powers) // 6)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        found = [f * 10.0**p for p in powers[::skip] if p > -300 and p < 308 for f in factors]
+        found = [value for value in found if low <= value <= high]
+        if len(found) >= 3:
+            return found
+    return ticks(low, high, 5)
+
+
 def short(value: float) -> str:
-    """A number for an axis: `1.2k`, `3e-05`."""
+    """A number for an axis: `1.2k`, `3e-5`."""
     size = abs(value)
+    if 0 < size < 0.001:
+        mantissa, _, power = f"{value:.3e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= size < 1e12:
             return f"{value / limit:.4g}{letter}"

@@ -1,7 +1,7 @@
-"""The HTML document: summary, curves, settings, provenance, warnings. Pure.
+"""The HTML document: state, warnings, curves, summary, settings, provenance. Pure.
 
-`_text` escapes everything that comes from a run folder. In addition the page forbids itself scripts
-and network (Content-Security-Policy).
+`_text` escapes everything that comes from a run folder. In addition the page forbids itself the
+network and every script but its own (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runner.errors import __version__, as_shown, human_count
-from runner.report.chart import DASHES, NUM_COLOURS, svg
+from runner.report.chart import DASHES, NUM_COLOURS
 from runner.report.curves import Chart, charts
+from runner.report.figure import figure
+from runner.report.names import short_names
+from runner.report.overview import HEADINGS, overview
+from runner.report.script import DIGEST, SCRIPT
 from runner.report.style import CSS
 from runner.run_folder.history import History, number
 
@@ -41,50 +45,66 @@ PROVENANCE = (
 )
 
 
-def page(runs: Sequence[History]) -> str:
-    """The whole document."""
-    names = _names(runs)
+def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
+    """The whole document.
+
+    Args:
+        running: whether each run is training now; empty: none is.
+    """
+    names = short_names(runs)
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs compared"
+    folder = f'<p class="sub">{_text(str(runs[0].folder.root))}</p>' if len(runs) == 1 else ""
     body = [
         f"<h1>{_text(title)}</h1>",
-        f'<p class="sub">{_text(_folders(runs))}</p>',
+        folder,
+        _overview(overview(list(runs), list(running) or [False] * len(runs))),
         *_warnings(runs, names),
-        "<h2>In short</h2>",
-        _summary(runs, names),
         "<h2>Curves</h2>",
         _charts(charts(runs), names),
+        "<h2>In short</h2>",
+        _summary(runs, names),
         "<h2>Settings</h2>",
         _settings(runs, names),
         "<h2>Where it comes from</h2>",
-        _table(
-            names,
-            [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))],
-        ),
+        _provenance(runs, names),
         f'<p class="sub">Written by runner report, airlift {_text(__version__)}.</p>',
     ]
     return "\n".join([
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        '<meta http-equiv="Content-Security-Policy" content="'
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DIGEST}'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{_text(title)}</title><style>{CSS}</style></head><body>",
         *body,
-        "</body></html>\n",
+        f"<script>{SCRIPT}</script></body></html>\n",
     ])  # fmt: skip
 
 
-def _names(runs: Sequence[History]) -> list[str]:
-    """The name of each run on the page, with its folder where two have the same name."""
-    names = [run.name for run in runs]
-    return [
-        f"{n} ({run.folder.root})" if names.count(n) > 1 else n
-        for n, run in zip(names, runs, strict=True)
-    ]
+def _overview(rows: Sequence[Sequence[str]]) -> str:
+    """The table at the top: one row per run; of a single run, without its name."""
+    skip = 1 if len(rows) == 1 else 0
+    shown = [i for i in range(skip, len(HEADINGS)) if any(row[i] for row in rows)]
+    head = "".join(f"<th>{HEADINGS[i]}</th>" for i in shown)
+    body = "".join(
+        "<tr>"
+        + "".join(_overview_cell(i, _key(n) if i == 0 else "", row[i]) for i in shown)
+        + "</tr>"
+        for n, row in enumerate(rows)
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll overview">{table}</div>'
 
 
-def _folders(runs: Sequence[History]) -> str:
-    return ", ".join(str(run.folder.root) for run in runs)
+def _overview_cell(column: int, key: str, text: str) -> str:
+    """A cell; the heading in it is for phones, where the cells wrap."""
+    return f'<td data-heading="{HEADINGS[column]}">{key}{_text(text)}</td>'
+
+
+def _provenance(runs: Sequence[History], names: Sequence[str]) -> str:
+    rows = [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))]
+    folders = [("Folder", [str(run.folder.root) for run in runs])] if len(runs) > 1 else []
+    return _table(names, [*folders, *rows])
 
 
 def _warnings(runs: Sequence[History], names: Sequence[str]) -> list[str]:
@@ -114,8 +134,6 @@ def _findings(run: History) -> Iterable[str]:
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
     rows = [
-        ("Steps", [_steps(run) for run in runs]),
-        ("Last training loss", [_last(run.steps, "loss", "{:.4f}") for run in runs]),
         ("Best validation loss", [_best(run, "validation_loss", min) for run in runs]),
         ("Best validation accuracy", [_best(run, "validation_accuracy", max) for run in runs]),
         ("Tokens per second, median", [_median(run, "tokens_per_s", "{:,.0f}") for run in runs]),
@@ -133,11 +151,6 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
         ),
     ]
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
-
-
-def _steps(run: History) -> str:
-    done = run.steps[-1]["step"] if run.steps else 0
-    return f"{done} of {run.num_steps}" if run.num_steps else str(done)
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str, form: str) -> str:
@@ -174,17 +187,25 @@ def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:
         return "<p>Nothing was measured yet.</p>"
     legend = ""
     if len(names) > 1:
-        legend = (
-            "<p>"
-            + " &nbsp; ".join(f"{_key(index)}{_text(name)}" for index, name in enumerate(names))
-            + "</p>"
+        entries = " ".join(
+            f'<b>{_key(index)}<span class="name">{_text(name)}</span></b>'
+            for index, name in enumerate(names)
         )
-    figures = "".join(
-        f"<figure><figcaption>{_text(chart.title)} <span>{_text(chart.unit)}</span></figcaption>"
-        f"{svg(chart)}</figure>"
-        for chart in drawn
+        legend = f'<p class="legend">{entries}</p>'
+    ends = [chart.steps for chart in drawn]
+    span = min(first for first, _ in ends), max(last for _, last in ends)
+    figures = [
+        (chart.folded, figure(chart, index, names, span)) for index, chart in enumerate(drawn)
+    ]
+    shown = "".join(text for folded, text in figures if not folded)
+    folded = "".join(text for folded, text in figures if folded)
+    more = (
+        '<details class="more"><summary>More charts: they say the same in another unit, or are flat'
+        f'</summary><div class="charts">{folded}</div></details>'
+        if folded
+        else ""
     )
-    return f'{legend}<div class="charts">{figures}</div>'
+    return f'{legend}<div class="charts">{shown}</div>{more}'
 
 
 def _key(run: int) -> str:

@@ -16,9 +16,23 @@ p.sub { color: var(--dim); margin: 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 1rem; }
 figure { margin: 0; padding: .7rem .7rem .3rem; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 figcaption { font-weight: 600; } figcaption span { color: var(--dim); font-weight: 400; }
-svg { width: 100%; height: auto; display: block; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--dim); } .tick { fill: var(--dim); font-size: 11px; }
-.line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
+figure { position: relative; } figure details { margin: .2rem 0; } figure summary { margin: .2rem 0; font-size: .85em; }
+figure table { font-size: .9em; } small { color: var(--dim); }
+svg { width: 100%; height: auto; display: block; touch-action: pan-y; }
+.grid { stroke: var(--rule); } .axis { stroke: var(--dim); } .tick { fill: var(--dim); font-size: 12px; }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .raw { stroke-width: 1; opacity: .35; }
+.cursor { stroke: var(--dim); stroke-dasharray: 3 3; visibility: hidden; } .read .cursor { visibility: visible; }
+input:checked ~ .linear, input:not(:checked) ~ .log { display: none; }
+figure input { margin: 0 .3em 0 0; vertical-align: middle; } figure label { color: var(--dim); font-size: .85em; cursor: pointer; }
+.tip { position: absolute; z-index: 1; max-width: 90%; padding: .3rem .5rem; font-size: .85em; pointer-events: none;
+  background: var(--bg); border: 1px solid var(--dim); border-radius: 6px; font-variant-numeric: tabular-nums; }
+.tip i { display: inline-block; width: .7em; height: .7em; margin-right: .4em; border-radius: 50%; background: currentcolor; }
+i.c0 { color: var(--c0); } i.c1 { color: var(--c1); } i.c2 { color: var(--c2); } i.c3 { color: var(--c3); }
+i.c4 { color: var(--c4); } i.c5 { color: var(--c5); } i.c6 { color: var(--c6); } i.c7 { color: var(--c7); }
+.overview { margin: 1rem 0 0; } .overview td { font-weight: 600; white-space: nowrap; } .overview th { min-width: 5em; }
+.legend span { margin-right: 1rem; } .legend label, .legend b { white-space: nowrap; font-weight: 400; }
+.legend { position: sticky; top: 0; z-index: 2; margin: 0; padding: .4rem 0; background: var(--bg); }
+.more { margin-top: 1rem; }
 .broken { stroke: var(--bad); stroke-width: 2; fill: none; }
 .c0 { stroke: var(--c0); } .c1 { stroke: var(--c1); } .c2 { stroke: var(--c2); } .c3 { stroke: var(--c3); }
 .c4 { stroke: var(--c4); } .c5 { stroke: var(--c5); } .c6 { stroke: var(--c6); } .c7 { stroke: var(--c7); }
@@ -32,5 +46,11 @@ thead th { color: var(--dim); font-weight: 600; } tbody th { font-weight: 400; c
 tr.differs td { background: var(--hit); padding-left: .4rem; }
 .warning { color: var(--bad); }
 summary { cursor: pointer; color: var(--dim); margin: .8rem 0; }
+@media (max-width: 640px) { .tick { font-size: 17px; } .line { stroke-width: 2.4; } .raw { stroke-width: 1.4; }
+  body { padding: 1rem .6rem 3rem; } figure { padding: .5rem .4rem .3rem; } .scroll table { width: max-content; min-width: 100%; } .scroll td { max-width: 60vw; }
+  .scroll.overview table, .overview tbody { display: block; width: 100%; } .scroll.overview td { max-width: none; }
+  .overview thead { display: none; } .overview tr { display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: .4rem 0; border-bottom: 1px solid var(--rule); }
+  .overview td { border: 0; padding: .1rem 0; } .overview td:not([data-heading=Run])::before { content: attr(data-heading) ": "; font-weight: 400; color: var(--dim); }
+  .overview td[data-heading=Run] { width: 100%; white-space: normal; } }
 @media print { :root { --bg: #fff; --card: #fff; --fg: #000; --dim: #444; --rule: #bbb; --hit: #eee; } figure { break-inside: avoid; } }
 """

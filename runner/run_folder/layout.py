@@ -20,10 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runner.errors import write_atomically
+from runner.errors import __version__, write_atomically
 
 PACKAGES = (
-    "airlift",
     "torch",
     "deepspeed",
     "transformers",
@@ -142,7 +141,8 @@ def environment_record(facts: Mapping[str, Any], environ: Mapping[str, str]) -> 
         "host": platform.node(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {"airlift": __version__}
+        | {name: version for name in PACKAGES if (version := _version(name))},
         "slurm": slurm or None,
         "git_commit": _git_commit(Path.cwd()),
         "command": sys.argv,

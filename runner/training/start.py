@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,18 +48,27 @@ from runner.training.saving.export import read_companions
 from runner.training.tasks import task_named
 
 
+def to_the_end(trainer: Trainer) -> None:
+    """Trains from the newest valid checkpoint, if there is one, to the exported model."""
+    trainer.resume()
+    if trainer.run():
+        trainer.export()
+
+
 def train(
     config: RunConfig,
     inputs: Inputs,
     folder: RunFolder,
     place: RankEnvironment,
     heartbeat: Heartbeat,
+    work: Callable[[Trainer], None] = to_the_end,
 ) -> None:
-    """Trains, from the newest valid checkpoint if there is one.
+    """Builds the model and the engine, and does the work of a rank.
 
     Args:
         place: this rank's number and the addresses.
         heartbeat: where this rank shows that it is alive.
+        work: what to do with them.
 
     Raises:
         UsageError: the data is not prepared, the checkpoint is of another run, or the plan is not
@@ -75,9 +85,7 @@ def train(
         try:
             trainer = start(config, inputs, folder, place, stop, console, heartbeat)
             try:
-                trainer.resume()
-                if trainer.run():
-                    trainer.export()
+                work(trainer)
             finally:
                 trainer.observer.close()
         except OSError as error:

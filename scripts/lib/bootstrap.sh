@@ -96,6 +96,9 @@ make_venv() {
     [ "$folder" = .venv ] || wanted+=" $PWD"  # several checkouts share it
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "\$ pip install -c envs/constraints.txt -e '.[$extras]'    (a minute or more, once)"
+        # Before 0.2.0 the distribution had the name of another program.
+        "$folder/bin/python" -m pip uninstall -qq -y --disable-pip-version-check \
+            --root-user-action=ignore airlift 2>/dev/null || :
         "$folder/bin/python" -m pip install -qq --disable-pip-version-check \
             --root-user-action=ignore -c envs/constraints.txt -e ".[$extras]" || return
         printf '%s\n' "$wanted" >"$stamp"

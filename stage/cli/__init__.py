@@ -72,6 +72,7 @@ _ELSEWHERE = {
     "apply": "stage.cli.patch",
     "env": "stage.cli.env",
     "serve": "stage.cli.serve",
+    "trace": "stage.cli.trace",
     "init": "stage.cli.transfer",
     "push": "stage.cli.transfer",
     "sign": "stage.cli.transfer",

@@ -49,11 +49,22 @@ class Connections:
             urllib3.exceptions.HTTPError: no answer.
             UsageError: the environment names a proxy that cannot be used.
         """
+        return self.request("GET", url, {"User-Agent": f"airlift/{__version__}", **headers})
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> urllib3.BaseHTTPResponse:
+        """Sends a request; the caller streams the body of the answer.
+
+        Raises:
+            urllib3.exceptions.HTTPError, UsageError: as for `get`.
+        """
         pool = self._pool(url)
         response = pool.urlopen(
-            "GET",
+            method,
             url if isinstance(pool, urllib3.ProxyManager) else _target(url),
-            headers={"User-Agent": f"airlift/{__version__}", **headers},
+            body=body or None,
+            headers=headers,
             preload_content=False,
             redirect=False,
             retries=_NO_RETRIES,

@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import yaml
-
 from stage.errors import UsageError, as_shown
 from stage.hub.lookup import RepositoryLookup
 from stage.lock.licences import identifiers
 from stage.manifest.manifest import FORMAT
 from stage.util.files import is_file
 from stage.util.paths import folded, names_a_local_path, problem_with_asset_name
+from stage.util.yaml_lines import scalar
 
 _SHOWN_CONFIGS = 12
 
@@ -28,15 +27,15 @@ def manifest_text(path: Path, found: Sequence[RepositoryLookup]) -> str:
     bundle = names[0] if path.stem == "manifest" else path.stem
     stated = dict.fromkeys(word for item in found for word in identifiers(item.licence))
     lines = [
-        f"# Next: stage fetch {_comment(path.name)} -o bundle   (--dry-run first shows the sizes)",
+        f"# Next: stage fetch {comment(path.name)} -o bundle   (--dry-run first shows the sizes)",
         f"format: {FORMAT}",
-        f"name: {_scalar(bundle)}",
-        f"# policy: {{licences: [{', '.join(_flow(_comment(licence)) for licence in stated)}]}}"
+        f"name: {scalar(bundle)}",
+        f"# policy: {{licences: [{', '.join(_flow(comment(licence)) for licence in stated)}]}}"
         "   # refuses others",
         "assets:",
     ]
     for name, repository in zip(names, found, strict=True):
-        lines += [f"  {_scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
+        lines += [f"  {scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
     return "\n".join(lines) + "\n"
 
 
@@ -46,9 +45,9 @@ def _entry(found: RepositoryLookup) -> list[str]:
         notes.append("gated: accept its terms on the Hub, and set HF_TOKEN")
     if found.also:
         notes.append("a dataset has this name too: `dataset:` in place of `model:`")
-    lines = [f"# {_comment('; '.join(notes))}", f"{found.kind}: {_scalar(found.repository)}"]
+    lines = [f"# {comment('; '.join(notes))}", f"{found.kind}: {scalar(found.repository)}"]
     lines.append(
-        f"revision: {_scalar(found.revision)}"
+        f"revision: {scalar(found.revision)}"
         if found.revision
         else "# revision: main   # or a tag or a commit; the .lock pins the commit"
     )
@@ -66,8 +65,8 @@ def _entry(found: RepositoryLookup) -> list[str]:
                 f"choose (of {len(found.configs)})"
             )
         more = ", ..." if len(others) > _SHOWN_CONFIGS else ""
-        also = f"   # also: {_comment(', '.join(others[:_SHOWN_CONFIGS]))}{more}" if others else ""
-        lines.append(f"config: {_scalar(chosen)}{also}")
+        also = f"   # also: {comment(', '.join(others[:_SHOWN_CONFIGS]))}{more}" if others else ""
+        lines.append(f"config: {scalar(chosen)}{also}")
     lines.append("# splits: [train, validation]   # all by default")
     return lines
 
@@ -111,13 +110,6 @@ def _usable(name: str) -> str:
     )
 
 
-def _scalar(text: str) -> str:
-    """Text as YAML: plain where that means the same, else in quotes."""
-    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
-        return text
-    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
-
-
 def _flow(text: str) -> str:
     """Text as a member of a YAML list in brackets."""
     return (
@@ -127,7 +119,7 @@ def _flow(text: str) -> str:
     )
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
     """Text fit for one line behind a `#`."""
     return as_shown(" ".join(text.split()))
 

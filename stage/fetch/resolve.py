@@ -373,7 +373,7 @@ def _statements(asset: LockedAsset) -> dict[str, str | None]:
 def _check_allowed(manifest: Manifest, lock: Lockfile) -> None:
     """Checks that a lock brings no pickle, and no code that the manifest does not allow."""
     for asset in lock.assets.values():
-        if asset.kind not in ("model", "tokenizer"):
+        if asset.kind not in ("model", "tokenizer", "metric"):
             continue
         for file in asset.files:
             name = file.path.lower()

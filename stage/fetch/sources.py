@@ -18,6 +18,7 @@ from stage.manifest.manifest import Manifest
 from stage.manifest.requests import (
     DatasetRequest,
     EnvironmentRequest,
+    MetricRequest,
     ModelRequest,
     PathRequest,
     Request,
@@ -26,8 +27,13 @@ from stage.manifest.requests import (
 from stage.util.digests import Digest, FileDigests, hash_file, is_hex
 from stage.util.progress import Reporter
 
+_OF_A_HUB = (ModelRequest, DatasetRequest, MetricRequest)
+_HUB_KINDS = {"dataset": "dataset", "metric": "space"}
+"""Kind of an asset -> kind of its repository, where that is not `model`."""
+
 if TYPE_CHECKING:
     from stage.environment.solve.indexes import PrivateAddresses
+    from stage.hub.client import Hub
     from stage.hub.lookup import RepositoryLookup
     from stage.local.listing import Listing
 
@@ -74,6 +80,11 @@ class Sources:
     def endpoint(self) -> str:
         """The URL of the Hub, without credentials."""
         return self._hub.name
+
+    @property
+    def hub(self) -> Hub:
+        """The Hub itself, for `stage trace`."""
+        return self._hub
 
     @property
     def taken_over(self) -> int:
@@ -127,6 +138,11 @@ class Sources:
                     what,
                     allow_pickle=self.allow_pickle,
                 )
+            case MetricRequest():
+                from stage.hub.metrics import resolve_metric
+
+                small = SmallFiles(self._hub, self._downloader)
+                return resolve_metric(name, request, self._hub, small, self._reporter, what)
             case DatasetRequest():
                 return resolve_dataset(name, request, self._hub, self._reporter, what)
             case PathRequest():
@@ -319,7 +335,7 @@ class Sources:
             commit = asset.source.parquet_commit
         if code is not None:
             id, commit = code.repository, code.commit
-        kind = "dataset" if asset.kind == "dataset" else "model"
+        kind = _HUB_KINDS.get(asset.kind, "model")
         what = f"{asset.name}: {origin}"
         download = self._hub.download(what, kind, id, commit, origin, size, *evidence)
         if is_for_xet(size):
@@ -359,7 +375,7 @@ def _check_answers(asset: LockedAsset, request: Request, manifest: Manifest) -> 
             for i in asset.made_from or (Ingredient("nothing", None, None),)
         ]
         pinned += [("sha256", request.sha256, i.sha256) for i in asset.made_from if request.sha256]
-    elif isinstance(request, ModelRequest | DatasetRequest) and is_hex(request.revision, 40):
+    elif isinstance(request, _OF_A_HUB) and is_hex(request.revision, 40):
         pinned = [("revision", request.revision, asset.source.commit)]
     elif isinstance(request, PathRequest):
         pinned = [("path", request.path, asset.source.location)]

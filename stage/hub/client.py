@@ -144,7 +144,7 @@ class Repository:
     """A repository at a commit.
 
     Attributes:
-        kind: `model` or `dataset`.
+        kind: `model`, `dataset` or `space`.
         id: its name today; it differs from the requested name if that redirects.
         commit: 40 hex digits.
         licence: its SPDX id or name as the Hub states it.
@@ -209,7 +209,7 @@ class Hub:
 
         Args:
             what: the asset's name in messages.
-            kind: `model` or `dataset`.
+            kind: `model`, `dataset` or `space`.
 
         Raises:
             UsageError: the repository or revision does not exist, is gated, or is disabled.
@@ -275,7 +275,7 @@ class Hub:
         self, what: str, kind: str, id: str, commit: str, path: str, size: int, *evidence: Digest
     ) -> Download:
         """The download of one file; `evidence` is the digests that it must have."""
-        prefix = "datasets/" if kind == "dataset" else ""
+        prefix = "" if kind == "model" else f"{kind}s/"
         return Download(
             what=what,
             url=f"{self.endpoint}/{prefix}{quote(id)}/resolve/{commit}/{quote(path)}",

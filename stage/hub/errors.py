@@ -137,7 +137,7 @@ class HubErrors:
         )
 
     def _page(self, kind: str, id: str) -> str:
-        return f"{DEFAULT_ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{id}"
+        return f"{DEFAULT_ENDPOINT}/{'' if kind == 'model' else f'{kind}s/'}{id}"
 
     def _gated(self, what: str, kind: str, id: str) -> StageError:
         if self._has_token:

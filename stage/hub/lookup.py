@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -107,10 +108,13 @@ def _find(hub: Hub, kind: str, id: str, revision: str) -> Repository | UsageErro
         return error
 
 
-def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None]:
-    """The configs that can be fetched, in the card's order, and the default one.
+def layouts(hub: Hub, dataset: Repository) -> dict[str, Mapping[str, list[str]]]:
+    """Config -> split -> paths of its files, for each config that can be fetched.
 
     They are published as parquet, converted by the Hub, or in a format that `fetch` converts.
+
+    Raises:
+        StageError: as for `Hub.files`.
     """
     configs, what = dataset.card.get("configs"), dataset.id
     declared = parquet_layout.entries(configs)
@@ -119,8 +123,15 @@ def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None
     if conversion := find_conversion(hub, dataset, what):
         layout = {**parquet_layout.from_conversion(list(conversion.files), what, ""), **layout}
     own = {} if loading_script(dataset.id, paths) else originals(configs, paths)
-    own = {config: found for config, found in own.items() if found.problem is None}
-    every = {**own, **layout} if declared or not layout else layout
+    other = {config: found.splits for config, found in own.items() if found.problem is None}
+    return {**other, **layout} if declared or not layout else {**layout}
+
+
+def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None]:
+    """The configs that can be fetched, in the card's order, and the default one."""
+    configs = dataset.card.get("configs")
+    declared = parquet_layout.entries(configs)
+    every = layouts(hub, dataset)
     infos = parquet_layout.entries(dataset.card.get("dataset_info"))
     in_card = [*map(parquet_layout.config_name, declared)]
     in_card += [str(info.get("config_name")) for info in infos]

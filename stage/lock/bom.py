@@ -91,7 +91,8 @@ def _purl(asset: LockedAsset) -> PackageURL | None:
     namespace, _, name = source.location.rpartition("/")
     if source.type != "hub" or not name.strip():
         return None
-    qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
+    types = {"dataset": "dataset", "metric": "space"}
+    qualifiers = {"repository_type": types[asset.kind]} if asset.kind in types else None
     return PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
 
 

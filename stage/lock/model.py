@@ -15,6 +15,7 @@ FOLDERS = {
     "model": "models",
     "tokenizer": "models",
     "dataset": "datasets",
+    "metric": "metrics",
     "files": "files",
     "environment": "envs",
 }
@@ -222,7 +223,7 @@ class LockedAsset:
     """One named thing in a bundle.
 
     Attributes:
-        kind: `model`, `tokenizer`, `dataset`, `files` or `environment`.
+        kind: `model`, `tokenizer`, `dataset`, `metric`, `files` or `environment`.
         request: the manifest's entry, normalised. `fetch` compares it with the manifest, to see
             whether the lock is still up to date.
         aliases: other names of the repository, besides `source.location`.

@@ -74,7 +74,7 @@ class Entry(YamlFields):
         _, slash, file = address.partition("://")[2].rpartition("/")
         file = file if slash and file else "FILE"
         self.fail(
-            "should not be an ftp address: those are not fetched",
+            "is an ftp address: ftp addresses are not fetched",
             key,
             remedy=f"Download it by hand (curl -O ADDRESS), and name the file: path: {file}. "
             "Or use its https address.",
@@ -88,7 +88,9 @@ class Entry(YamlFields):
             return value
         for prefix in ("https://huggingface.co/", "hf://"):
             if value.startswith(prefix):
-                bare = value.removeprefix(prefix).removeprefix("datasets/").strip("/")
+                bare = value.removeprefix(prefix).strip("/")
+                for part in ("datasets/", "spaces/"):
+                    bare = bare.removeprefix(part)
                 self.fail("is an address", key, remedy=f"Write `{key}: {bare}`.")
         if _is_local(value, self.lines.path.parent):
             also = ", and how to read it: `convert: csv`." if key == "dataset" else "."

@@ -19,6 +19,7 @@ from stage.manifest.requests import (
     CONVERSIONS,
     DatasetRequest,
     EnvironmentRequest,
+    MetricRequest,
     ModelRequest,
     PathRequest,
     Request,
@@ -99,6 +100,7 @@ _KEYS = {
     "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
     "dataset": ("dataset", "revision", "config", "splits", "separator", "licence"),
+    "metric": ("metric", "revision", "allow_code", "licence"),
     "path": ("path", "include", "exclude", "convert", "separator", "licence"),
     "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
@@ -243,6 +245,15 @@ def _dataset(entry: Entry) -> DatasetRequest:
     )
 
 
+def _metric(entry: Entry) -> MetricRequest:
+    return MetricRequest(
+        repository=entry.repository("metric"),
+        revision=entry.text("revision", default="main"),
+        allow_code=entry.flag("allow_code"),
+        licence=entry.optional("licence"),
+    )
+
+
 def _path(entry: Entry) -> PathRequest:
     return PathRequest(
         path=entry.local_path(),
@@ -275,6 +286,7 @@ _BUILDERS: Mapping[str, Callable[[Entry], Request]] = {
     "model": _model,
     "tokenizer": _tokenizer,
     "dataset": _dataset,
+    "metric": _metric,
     "path": _path,
     "url": _url,
     "environment": _environment,

@@ -51,6 +51,16 @@ class DatasetRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricRequest:
+    """A metric of `evaluate`: `accuracy`, or `owner/name` of a Space."""
+
+    repository: str
+    revision: str = "main"
+    allow_code: bool = False
+    licence: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PathRequest:
     """A file or folder beside the manifest."""
 
@@ -82,7 +92,9 @@ class EnvironmentRequest:
     profile: str | None = None
 
 
-Request: TypeAlias = ModelRequest | DatasetRequest | PathRequest | UrlRequest | EnvironmentRequest
+Request: TypeAlias = (
+    ModelRequest | DatasetRequest | MetricRequest | PathRequest | UrlRequest | EnvironmentRequest
+)
 
 
 _OPTIONAL = (
@@ -105,6 +117,7 @@ _WITHOUT_A_FILE = {
     "tokenizer": "A `model:` entry of that repository can omit it: it accepts `exclude`.",
     "dataset": "Choose another `config`; or get the files yourself (hf download), and name them "
     "with `path:`, which accepts `exclude`.",
+    "metric": "Take another revision, or another metric.",
     "path": "Rename it, or omit it: add it to `exclude` in that entry.",
     "url": "Download the file yourself, and name it with `path:` under another name.",
     "environment": "Take that package out of the environment file.",
@@ -134,6 +147,8 @@ def as_lock_request(request: Request) -> dict[str, Any]:
             document: dict[str, Any] = {kind: request.repository, "revision": request.revision}
         case DatasetRequest():
             document = {"dataset": request.repository, "revision": request.revision}
+        case MetricRequest():
+            document = {"metric": request.repository, "revision": request.revision}
         case PathRequest():
             document = {"path": request.path}
         case UrlRequest():

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `path` is decoded and has no query; header names are in lower case."""
+    """One request. `path` is decoded and has no query; header names are in lower case.
+
+    Attributes:
+        query: each parameter with all its values.
+        query_text: the query as it came, without the `?`.
+    """
 
     method: str
     path: str
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Sequence[str]] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    query_text: str = ""
+
+    def first(self, name: str) -> str:
+        """The value of a parameter; empty if it is not there."""
+        return next(iter(self.query.get(name, ())), "")
+
+    def flag(self, name: str) -> bool:
+        """Whether a parameter is `true` or `1`."""
+        return self.first(name).lower() in ("true", "1")
+
+    def several(self, name: str) -> list[str]:
+        """All values of a parameter, which may be called `name[]` too."""
+        return [*self.query.get(name, ()), *self.query.get(f"{name}[]", ())]
 
 
 @dataclass(frozen=True)
@@ -33,12 +51,14 @@ class Answer:
 
     Attributes:
         missing: describes what the bundle does not have, for the log of the server; None: nothing.
+        note: a choice that was made, for the log of the server.
     """
 
     status: int
     body: bytes | FileBody
     headers: Mapping[str, str] = field(default_factory=dict)
     missing: str | None = None
+    note: str | None = None
 
 
 def json_answer(document: object, headers: Mapping[str, str] | None = None) -> Answer:

@@ -8,15 +8,19 @@ in the bundle, because `load_dataset` looks for every split that the card names.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from stage.bundle.bundle import Bundle
 from stage.hub.parquet_layout import CONVERSION_BRANCH
 from stage.lock.model import CARD as STAGED_CARD
 from stage.lock.model import LockedAsset, LockedFile
 from stage.serve.card import CARD, card_of
+from stage.util.yaml_lines import split_card
 
 DEFAULT_REVISION = "main"
 OWN = "bundle"  # the namespace of every asset under its own name: clients require one
@@ -43,6 +47,20 @@ class ServedFile:
         """The Hub's ETag: the sha256 of an LFS file, else the git blob's sha1."""
         return self.lfs_sha256 or self.git_sha1
 
+    @property
+    def pointer(self) -> bytes | None:
+        """The LFS pointer, which is the file in git; None for a file that is not an LFS file."""
+        return _pointer(self.lfs_sha256, self.size) if self.lfs_sha256 else None
+
+    def read(self) -> bytes:
+        """The content; empty if it cannot be read."""
+        if isinstance(self.content, bytes):
+            return self.content
+        try:
+            return self.content.read_bytes()
+        except OSError:
+            return b""
+
 
 @dataclass(frozen=True)
 class Version:
@@ -58,6 +76,14 @@ class Version:
     files: Mapping[str, ServedFile]
     left_out: Mapping[str, str]
     revisions: frozenset[str]
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The front matter of its README, as JSON has it; empty if there is none."""
+        card = self.files.get(CARD)
+        text = card.read().decode("utf-8", "replace") if card else ""
+        found = json.loads(json.dumps(split_card(text)[0], default=str))
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +109,7 @@ class Catalogue:
     """Everything that is served.
 
     Attributes:
-        repositories: (`models` or `datasets`, id or alias) -> repository.
+        repositories: (`models`, `datasets` or `spaces`; id or alias) -> repository.
         packages: payload path -> file of an environment.
         root: the bundle's folder.
     """
@@ -91,6 +117,34 @@ class Catalogue:
     repositories: Mapping[tuple[str, str], ServedRepository]
     packages: Mapping[str, LockedFile]
     root: Path
+
+    @cached_property
+    def by_bare_name(self) -> Mapping[tuple[str, str], tuple[ServedRepository, ...]]:
+        """(kind, name without owner, in lower case) -> the repositories of a Hub called so."""
+        groups: dict[tuple[str, str], list[ServedRepository]] = {}
+        for (kind, name), found in self.repositories.items():
+            owner, _, bare = name.rpartition("/")
+            if name == found.id and owner not in ("", OWN):
+                groups.setdefault((kind, bare.lower()), []).append(found)
+        return {key: tuple(found) for key, found in groups.items()}
+
+    @cached_property
+    def by_case(self) -> Mapping[tuple[str, str], tuple[ServedRepository, ...]]:
+        """(kind, id or alias in lower case) -> the repositories."""
+        groups: dict[tuple[str, str], dict[int, ServedRepository]] = {}
+        for (kind, name), found in self.repositories.items():
+            groups.setdefault((kind, name.lower()), {})[id(found)] = found
+        return {key: tuple(found.values()) for key, found in groups.items()}
+
+    @property
+    def names(self) -> Mapping[tuple[str, str], ServedRepository]:
+        """`repositories`, and the names without an owner that mean one repository here."""
+        bare = {
+            (kind, found[0].id.rpartition("/")[2]): found[0]
+            for (kind, _), found in self.by_bare_name.items()
+            if len(found) == 1
+        }
+        return {**bare, **self.repositories}
 
     @property
     def own_names(self) -> list[str]:
@@ -129,6 +183,7 @@ def _kinds(asset: LockedAsset) -> tuple[str, ...]:
         "tokenizer": ("models",),
         "dataset": ("datasets",),
         "files": ("models", "datasets"),
+        "metric": ("spaces",),
     }
     return kinds.get(asset.kind, ())
 
@@ -183,17 +238,18 @@ def _served(file: LockedFile, root: Path) -> ServedFile:
     if file.upstream is not None and file.upstream.algorithm == "git-sha1":
         return ServedFile(root / file.path, file.size, file.upstream.value, None)
     sha256 = file.sha256 or ""
-    # git-lfs, docs/spec.md
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {file.size}\n"
-    return ServedFile(root / file.path, file.size, _git_sha1(pointer.encode()), sha256)
+    pointer = _pointer(sha256, file.size)
+    return ServedFile(root / file.path, file.size, _git_sha1(pointer), sha256)
+
+
+def _pointer(sha256: str, size: int) -> bytes:
+    """The text that git has in place of an LFS file (git-lfs, docs/spec.md)."""
+    version = "version https://git-lfs.github.com/spec/v1"
+    return f"{version}\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
 def _card(assets: list[LockedAsset], original: ServedFile | None) -> ServedFile:
-    text = (
-        original.content.read_bytes()
-        if original is not None and isinstance(original.content, Path)
-        else b""
-    )
+    text = original.read() if original is not None else b""
     configs: dict[str, dict[str, list[str]]] = {}
     for asset in assets:
         names = {file.path: _name(file, asset) for file in asset.files}

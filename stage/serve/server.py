@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+import socket
+import socketserver
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,20 +24,22 @@ class BundleServer(ThreadingHTTPServer):
     """Serves one catalogue.
 
     Args:
-        say: prints a line for each thing that clients miss in the bundle, once.
+        say: prints what clients miss in the bundle, and which name stands for which; each once.
 
     Raises:
         UsageError: the port is in use, or the address is not one of this machine.
     """
 
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = 1024  # ranks of a whole node may connect at the same time
 
     def __init__(
         self, catalogue: Catalogue, host: str, port: int, say: Callable[[str], None]
     ) -> None:
         self.catalogue, self._say = catalogue, say
         self._said: set[str] = set()
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -46,17 +50,26 @@ class BundleServer(ThreadingHTTPServer):
                 else "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for all.",
             ) from None
 
+    def server_bind(self) -> None:
+        """Binds. The library's own way asks DNS for this host's name, which can take seconds."""
+        if self.address_family == socket.AF_INET6:  # `::` is every address, IPv4 too
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
     @property
     def address(self) -> str:
         """The base address for clients."""
         host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
-    def mention(self, missing: str) -> None:
-        """Prints that something is missing, the first time."""
-        if missing not in self._said:
-            self._said.add(missing)
-            self._say(f"asked for, not here: {missing}")
+    def mention(self, found: Answer) -> None:
+        """Prints what is missing or was chosen, the first time."""
+        texts = (found.note, found.missing and f"asked for, not here: {found.missing}")
+        for text in filter(None, texts):
+            if text not in self._said:
+                self._said.add(text)
+                self._say(text)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: a client may close its connection at any time."""
@@ -71,8 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = cast(BundleServer, self.server)
         try:
             found = _answer(self._read_request(), server.catalogue)
-            if found.missing:
-                server.mention(found.missing)
+            server.mention(found)
             self._send(found)
         except ConnectionError:
             self.close_connection = True
@@ -86,9 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(size) if size <= LARGEST_BODY else b""
         if size > LARGEST_BODY or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # the unread body would be read as the next request
-        query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
+        query = urllib.parse.parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return Request(self.command, urllib.parse.unquote(url.path), query, headers, body)
+        path = urllib.parse.unquote(url.path)
+        return Request(self.command, path, query, headers, body, url.query)
 
     def _send(self, found: Answer) -> None:
         size = found.body.size if isinstance(found.body, FileBody) else len(found.body)
@@ -96,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = dict(found.headers)
         if status == 200:
             headers["Accept-Ranges"] = "bytes"
-            if span := _span(self.headers.get("Range"), size):
+            if span := self._span(size, headers.get("ETag")):
                 first, last = span
                 status = 206 if first < size else 416
                 headers["Content-Range"] = (
@@ -109,6 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(found.body[first : first + count])
         return None
+
+    def _span(self, size: int, etag: str | None) -> tuple[int, int] | None:
+        """The bytes that were asked for; None: all. `If-Range` has the ETag of an earlier part."""
+        if self.command != "GET" or self.headers.get("If-Range", etag) != etag:
+            return None
+        return _span(self.headers.get("Range"), size)
 
     def _send_file(
         self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int

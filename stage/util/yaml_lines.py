@@ -88,7 +88,8 @@ class Lines:
         place = self.place("format")
         if type(found) is int and found > format:
             raise UsageError(
-                f"{place}: format {found}; this version of airlift reads format {format}.",
+                f"{place}: format {str(found)[:20]}; "
+                f"this version of airlift reads format {format}.",
                 f"Use a newer airlift: update its source, then {install_command()}",
             )
         problem = "is missing"
@@ -319,6 +320,13 @@ def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
 _FRONT_MATTER = re.compile(
     r"\A(?:\ufeff)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE
 )
+
+
+def scalar(text: str) -> str:
+    """Text as YAML on one line: plain where that means the same, else in quotes."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
 
 
 def split_card(card: str) -> tuple[dict[str, Any], str]:

@@ -16,8 +16,8 @@ from stage.installation import install_command
 ROOT = Path(installation.__file__).parents[1]
 METADATA = """\
 Metadata-Version: 2.1
-Name: airlift
-Version: 0.1.0
+Name: airlift-hpc
+Version: 0.2.0
 Requires-Dist: click>=8.0
 Requires-Dist: torch<2.14,>=2.6; extra == "train"
 Requires-Dist: bitsandbytes>=0.50; sys_platform == "linux" and extra == "train"
@@ -28,12 +28,12 @@ Requires-Dist: uv>=0.13; extra == "env"
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A real dist-info folder, first on the path, of a copy that runs from no checkout."""
-    folder = tmp_path / "site" / "airlift-0.1.0.dist-info"
+    folder = tmp_path / "site" / "airlift_hpc-0.2.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(METADATA)
     monkeypatch.syspath_prepend(str(folder.parent))
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "site/stage/installation.py"))
-    assert Path(str(metadata.distribution("airlift").locate_file(""))) == folder.parent
+    assert Path(str(metadata.distribution("airlift-hpc").locate_file(""))) == folder.parent
     yield folder
 
 
@@ -54,7 +54,7 @@ def test_a_checkout_is_named_by_its_folder(installed: Path, tmp_path: Path) -> N
 
 
 def test_a_wheel_is_named_by_its_file(installed: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / "my wheels" / "airlift-0.1.0-py3-none-any.whl"
+    wheel = tmp_path / "my wheels" / "airlift_hpc-0.2.0-py3-none-any.whl"
     wheel.parent.mkdir()
     wheel.touch()
     record(installed, url=wheel.as_uri(), archive_info={})
@@ -63,7 +63,7 @@ def test_a_wheel_is_named_by_its_file(installed: Path, tmp_path: Path) -> None:
 
 def test_a_repository_is_named_with_its_commit(installed: Path) -> None:
     record(installed, url="https://x.org/a.git", vcs_info={"vcs": "git", "commit_id": "ab12"})
-    assert install_command("env") == "pip install 'airlift[env] @ git+https://x.org/a.git@ab12'"
+    assert install_command("env") == "pip install 'airlift-hpc[env] @ git+https://x.org/a.git@ab12'"
 
 
 @pytest.mark.parametrize("recorded", [None, "{", "[]", '{"url": "file:///gone.whl"}'])

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import sysconfig
 import venv
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
+
+from stage.installation import DISTRIBUTION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +28,25 @@ ROOT = Path(__file__).parents[2]
 
 
 def make_light(folder: Path) -> None:
-    """Makes the environment in `folder`, with `stage` and `runner` in its `bin`."""
+    """Makes the environment in `folder`, with `stage`, `runner` and `airlift` in its `bin`."""
+    site = make_requirements(folder)
+    # What pip recorded of airlift itself, and nothing of the editable installation's import hooks.
+    site_of_tests = Path(str(metadata.distribution(DISTRIBUTION).locate_file("")))
+    own = next(site_of_tests.glob("airlift_hpc-*.dist-info"))
+    (site / own.name).symlink_to(own)
+    for package in ("stage", "runner"):
+        (site / package).symlink_to(ROOT / package)
+    for name, module in project()["scripts"].items():
+        script = folder / "bin" / name
+        script.write_text(
+            f"#!{folder}/bin/python\nimport sys\n"
+            f"from {module.partition(':')[0]} import main\nsys.exit(main())\n"
+        )
+        script.chmod(0o755)
+
+
+def make_requirements(folder: Path) -> Path:
+    """Makes the environment without airlift itself; returns its site-packages."""
     venv.create(folder, with_pip=False, symlinks=True)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     python = folder / "bin" / "python"
@@ -36,22 +56,18 @@ def make_light(folder: Path) -> None:
             target = Path(str(distribution.locate_file(entry)))
             if entry not in ("..", "__pycache__") and not (site / entry).exists():
                 (site / entry).symlink_to(target)
-    # What pip recorded of airlift itself, and nothing of the editable installation's import hooks.
-    own = next(Path(sysconfig.get_path("purelib")).glob("airlift-*.dist-info"))
-    (site / own.name).symlink_to(own)
-    for package in ("stage", "runner"):
-        (site / package).symlink_to(ROOT / package)
-        script = folder / "bin" / package
-        script.write_text(
-            f"#!{python}\nimport sys\nfrom {package}.__main__ import main\nsys.exit(main())\n"
-        )
-        script.chmod(0o755)
+    return site
+
+
+def project() -> dict[str, Any]:
+    """The section `[project]` of pyproject.toml."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return found
 
 
 def declared() -> list[Requirement]:
     """The requirements in pyproject.toml, without those of the extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(text) for text in project["dependencies"]]
+    return [Requirement(text) for text in project()["dependencies"]]
 
 
 def closure(wanted: list[Requirement]) -> list[metadata.Distribution]:

@@ -99,9 +99,9 @@ def laptop_python() -> str:
     return os.environ.get("AIRLIFT_LAPTOP_PYTHON", sys.executable)
 
 
-def fetch_bundle(laptop: Path, name: str, endpoint: str) -> Path:
+def fetch_bundle(laptop: Path, name: str, endpoint: str, *options: str) -> Path:
     """Runs `stage fetch NAME.yaml -o bundle` in a folder, as a user does."""
-    command = [laptop_python(), "-m", "stage", "fetch", f"{name}.yaml", "-o", "bundle"]
+    command = [laptop_python(), "-m", "stage", "fetch", f"{name}.yaml", "-o", "bundle", *options]
     done = subprocess.run(
         [*command, "--endpoint", endpoint], cwd=laptop, capture_output=True, text=True, timeout=300
     )

@@ -25,12 +25,13 @@ from scripts.lib.bench.report import (
 from scripts.lib.bench.workload import Workload, measure
 from scripts.lib.bench.workloads.environments import environment_workloads
 from scripts.lib.bench.workloads.fetching import fetch_workloads
+from scripts.lib.bench.workloads.serving import serve_workloads
 from scripts.lib.bench.workloads.training import training_workloads
 from scripts.lib.bench.workloads.verifying import verify_workloads
 
 Part = Callable[[Path, Peers], AbstractContextManager[list[Workload]]]
 PARTS: dict[str, dict[str, Part]] = {
-    "stage": {"fetch": fetch_workloads, "verify": verify_workloads},
+    "stage": {"fetch": fetch_workloads, "verify": verify_workloads, "serve": serve_workloads},
     "env": {"environment": environment_workloads},
     "runner": {"training": training_workloads},
 }

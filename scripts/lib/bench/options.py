@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-AREAS = {"stage": ("fetch", "verify"), "env": ("environment",), "runner": ("training",)}
+AREAS = {
+    "stage": ("fetch", "verify", "serve"),
+    "env": ("environment",),
+    "runner": ("training",),
+}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -16,14 +20,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measures Airlift beside other tools, on this machine. stage: fetches from a "
-        "Hub on loopback, verifies. runner: trains and prepares on CPUs. env: creates an "
-        "environment by each route, imports from it.",
+        "Hub on loopback, verifies, serves (beside nginx where it is installed). runner: trains "
+        "and prepares on CPUs. env: creates an environment by each route, imports from it.",
         epilog="The other tools get a virtual environment in the folder (16 GB of disk). Results "
         "go to the folder. Linux only.",
     )
     parser.add_argument("area", choices=list(AREAS))
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="of stage: fetch, verify; default: all"
+        "parts", nargs="*", metavar="PART", help="of stage: fetch, verify, serve; default: all"
     )
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument(

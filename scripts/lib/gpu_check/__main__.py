@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runner.errors import StageError
+from runner.errors import StageError, __version__
 from runner.gpu_check.on_node import items as node_items
 from runner.gpu_check.on_node import measured, run_item
 from runner.gpu_check.record import JSON, MARKDOWN, Item, Record
@@ -21,7 +21,7 @@ from scripts.lib.gpu_check.several import Runs
 from scripts.lib.gpu_check.suite import run_suite
 from scripts.lib.gpu_check.training import COMPARED, Training
 
-PACKAGES = ("airlift", "deepspeed", "transformers")
+PACKAGES = ("deepspeed", "transformers")
 LEAST_S = 20.0
 """An item is not begun with less time than this."""
 
@@ -51,7 +51,8 @@ def main() -> int:
     if arguments.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        machine = measured("software") | {name: version(name) for name in PACKAGES}
+        machine = measured("software") | {"airlift": __version__}
+        machine |= {name: version(name) for name in PACKAGES}
         if not machine["devices"] and not arguments.dry_run:
             print("error: torch sees no GPU here.\n  -> nvidia-smi; or --dry-run", file=sys.stderr)
             return 2

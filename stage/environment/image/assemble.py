@@ -26,10 +26,11 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from stage.environment.compat.needs import Needs
 from stage.environment.image import image, relocate
-from stage.environment.image.own_wheel import DISTRIBUTION, airlift_wheel, unmet_requirements
+from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
 from stage.environment.spec.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages, Package
 from stage.environment.spec.profile import MACHINES
 from stage.errors import DamageError, UsageError
+from stage.installation import DISTRIBUTION
 from stage.util.digests import hash_file, sha256_of_bytes
 
 SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")

@@ -22,25 +22,25 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from stage.errors import UsageError
-from stage.installation import install_command
+from stage.installation import DISTRIBUTION, install_command
 from stage.version import __version__
 
-DISTRIBUTION = "airlift"
 PACKAGES = ("runner", "stage")
 _DATE = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier one
 _TAG = "py3-none-any"
+_FILE_NAME = DISTRIBUTION.replace("-", "_")  # as in the names of wheels and dist-info folders
 _FROM_METADATA = ("METADATA", "entry_points.txt", "top_level.txt")
 
 
 def airlift_wheel(folder: Path) -> Path:
-    """Writes `airlift-<version>-py3-none-any.whl` into `folder`.
+    """Writes `airlift_hpc-<version>-py3-none-any.whl` into `folder`.
 
     Raises:
         UsageError: airlift is not installed here, or its metadata is of another version than its
             code.
     """
     distribution = _distribution()
-    info = f"{DISTRIBUTION}-{__version__}.dist-info"
+    info = f"{_FILE_NAME}-{__version__}.dist-info"
     files = dict(_package_files())
     for name in _FROM_METADATA:
         text = distribution.read_text(name)
@@ -51,7 +51,7 @@ def airlift_wheel(folder: Path) -> Path:
     generator = f"Wheel-Version: 1.0\nGenerator: {DISTRIBUTION} ({__version__})\n"
     files[f"{info}/WHEEL"] = f"{generator}Root-Is-Purelib: true\nTag: {_TAG}\n".encode()
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{DISTRIBUTION}-{__version__}-{_TAG}.whl"
+    wheel = folder / f"{_FILE_NAME}-{__version__}-{_TAG}.whl"
     write_wheel(wheel, files, f"{info}/RECORD")
     return wheel
 

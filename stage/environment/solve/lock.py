@@ -31,7 +31,7 @@ from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import PolicyError, UsageError
-from stage.installation import install_command
+from stage.installation import DISTRIBUTION, install_command
 from stage.util.files import check_folder_of, human_count, join_limited, write_atomically
 from stage.util.progress import Reporter
 
@@ -76,7 +76,7 @@ def own_requirements() -> tuple[str, ...]:
         UsageError: this airlift is not installed, so it has no metadata.
     """
     try:
-        stated = requires("airlift") or []
+        stated = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         raise UsageError("This airlift is not installed as a package.", install_command()) from None
     return tuple(sorted(r for r in stated if "extra" not in str(Requirement(r).marker or "")))

@@ -18,8 +18,10 @@ from packaging.utils import canonicalize_name
 
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import Mistakes, PolicyError, StageError, UsageError
+from stage.installation import DISTRIBUTION
 from stage.util.digests import is_hex
 
+_OURS = (DISTRIBUTION, "airlift")
 _FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host")
 _FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
@@ -158,9 +160,10 @@ class _Reader:
             self._option(text, place, folder)
         else:
             requirement = _requirement(text, place)
-            # PyPI has another package of that name.
-            if requirement.name == "airlift" and not constraint:
+            if canonicalize_name(requirement.name) in _OURS and not constraint:
                 problem = f"{place}: `{text}`: airlift is always included."
+                if requirement.name == "airlift":
+                    problem += " The index has another program of that name."
                 raise UsageError(problem, "Remove this line.")
             (self._constraints if constraint else self._requirements).append(requirement)
 

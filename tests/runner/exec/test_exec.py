@@ -188,6 +188,20 @@ print(json.dumps([files, "chapters" in card, rows[0], sorted(streamed), sha]))
     assert re.fullmatch(r"[0-9a-f]{40}", sha)
 
 
+def test_names_without_an_owner_are_in_the_cache_for_scripts_that_use_it_alone(
+    node: Cluster,
+) -> None:
+    (node.folder / "short.py").write_text("""
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained("tiny-bert", local_files_only=True).model_type)
+print(snapshot_download("acme/tiny-bert", local_files_only=True)[-40:])
+""")
+    done = run(node, "python", "short.py", HF_ENDPOINT="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "bert"
+
+
 def test_exit_code_streams_and_arguments_are_the_scripts_own(node: Cluster) -> None:
     code = (
         "import sys; print(sys.argv[1:], sys.stdin.read()); print('e', file=sys.stderr); "
@@ -278,9 +292,8 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     )
     done = run(node, "python", "-c", code)
     assert done.returncode == 1
-    assert (
-        "acme/other: not in this bundle; add it to the manifest: `model: acme/other`" in done.stderr
-    )
+    assert "model acme/other: not in this bundle; add to `assets:`" in done.stderr
+    assert "  other:\n    model: acme/other\n" in done.stderr
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
@@ -351,6 +364,7 @@ def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:
     assert variables["TRITON_CACHE_DIR"] == "/tmp/b/triton_cache"
     assert variables["HF_DATASETS_CACHE"] == "/scratch/me/airlift-abc"
     assert variables["HF_HUB_CACHE"] == "/tmp/a/exec/abc/hub"
+    assert variables["HF_EVALUATE_CACHE"] == "/tmp/a/exec/abc/evaluate"
     assert "HF_HUB_OFFLINE" not in variables
     assert "127.0.0.1" in variables["no_proxy"]
 

@@ -26,7 +26,7 @@ from runner.run_folder.status import status
 from runner.training.start import disk_error
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
-from stage.serve.hub import _no_repository
+from stage.serve.names import why_missing
 from tests.runner.conftest import Cluster
 from tests.runner.folders import line, run_folder
 from tests.runner.plan.test_preflight import Terminal, terminal
@@ -212,7 +212,7 @@ def test_a_value_of_another_kind_is_told_by_what_to_write(
 
 
 def test_an_asset_asked_for_by_its_bare_name_is_told_as_what_it_is_here(bundle: Path) -> None:
-    said = _no_repository(Catalogue.of(Bundle.open(bundle)), "datasets", "notes").missing
+    said = why_missing(Catalogue.of(Bundle.open(bundle)), "datasets", "notes")
     assert said == "dataset notes: not in this bundle; it is here as `bundle/notes`"
 
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from runner.cli import main
 from runner.report import write
-from runner.report.chart import short, svg, ticks
-from runner.report.curves import Chart, Curve, thinned
+from runner.report.chart import log_ticks, short, svg, ticks
+from runner.report.curves import Chart, Curve, moving_average, thinned
+from runner.report.names import short_names
+from runner.report.script import DIGEST
 from runner.run_folder.history import History
 from tests.runner.folders import hostile_folder, line, run_folder
 
@@ -57,10 +59,11 @@ def test_the_page_says_what_was_trained_how_fast_and_where_it_comes_from(tmp_pat
     assert [tag for tag, _ in page.tags].count("polyline") >= 6
 
 
-def test_the_page_asks_nothing_of_a_network_and_runs_no_script(tmp_path: Path) -> None:
+def test_the_page_asks_nothing_of_a_network_and_has_one_script_of_its_own(tmp_path: Path) -> None:
     page = page_of(hostile_folder(tmp_path / "bad"), run_folder(tmp_path / "good"))
-    assert not {tag for tag, _ in page.tags} & {
-        "script",
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 1
+    assert not set(tags) & {
         "img",
         "link",
         "iframe",
@@ -72,14 +75,16 @@ def test_the_page_asks_nothing_of_a_network_and_runs_no_script(tmp_path: Path) -
     for _, attributes in page.tags:
         assert not {name for name in attributes if name.startswith("on") or name in ("src", "href")}
     policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv"))
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DIGEST}'"
+    )
 
 
 def test_a_hostile_folder_gives_a_page_that_says_what_is_wrong(tmp_path: Path) -> None:
     folder = hostile_folder(tmp_path / "bad")
     page = page_of(folder)
     assert "not finite (nan or inf) at step 2" in page.text
-    assert re.search(r"metrics.jsonl: \d+ lines are damaged", page.text)
+    assert re.search(r"metrics.jsonl: \d+ damaged lines? omitted", page.text)
     assert "<script>" in page.text  # as text, not as a tag
     assert "\u202e" not in page.text
     for number in re.findall(r'"(-?[\d.e+]+|nan|inf)[,"]', (tmp_path / "page.html").read_text()):
@@ -100,7 +105,62 @@ def test_runs_are_compared_and_their_differences_come_first(tmp_path: Path) -> N
 
 def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path / "a"), run_folder(tmp_path / "b"))
-    assert f"made ({tmp_path / 'a'})" in page.text and f"made ({tmp_path / 'b'})" in page.text
+    assert "made · a" in page.text and "made · b" in page.text
+
+
+def test_runs_of_a_sweep_are_named_by_what_differs(tmp_path: Path) -> None:
+    rates = (0.0002, 0.01, 1.0)
+    folders = [run_folder(tmp_path / str(rate), name="demo") for rate in rates]
+    for folder, rate in zip(folders, rates, strict=True):
+        (folder / "config.yaml").write_text(
+            f"name: demo\noptimizer:\n  lr: {rate}\n  b: {[rate]}\n"
+        )
+    names = short_names([History.read(folder) for folder in folders])
+    assert names == [
+        "demo · lr=2e-4 · b=[0.0002]",
+        "demo · lr=0.01 · b=[0.01]",
+        "demo · lr=1 · b=[1.0]",
+    ]
+
+
+def test_the_top_says_how_the_run_stands_and_what_it_cost(tmp_path: Path) -> None:
+    facts = {"world_size": 8, "device": "NVIDIA A800"}
+    page = page_of(run_folder(tmp_path / "run", steps=20, **facts))
+    top = page.text[: page.text.index("Curves")]
+    for said in ("stopped", "20 of 40", "40.0 s", "0.0889", "3.25"):
+        assert said in top, top
+    (tmp_path / "run/running").touch()
+    assert "running" in page_of(tmp_path / "run").text
+
+
+def test_each_chart_has_its_numbers_in_words_and_the_same_steps(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "one", name="one", mfu=0.4)
+    text = write([one, run_folder(tmp_path / "two", steps=9)], tmp_path / "page.html").read_text()
+    page = Page(text)
+    drawn = [
+        attributes for tag, attributes in page.tags if tag == "svg" and "data-first" in attributes
+    ]
+    assert {(a["data-first"], a["data-last"]) for a in drawn} == {("1", "40")}
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert drawn and all(a["role"] == "img" and a["aria-describedby"] in ids for a in drawn)
+    folded = text[text.index('<details class="more">') :]
+    assert "Samples per second" in folded and "Validation perplexity" in folded
+    assert "Training loss" not in folded
+
+
+def test_a_noisy_loss_is_smoothed_with_the_raw_line_behind(tmp_path: Path) -> None:
+    points = tuple((step, 5.0 + (step % 2)) for step in range(1, 101))
+    smooth = moving_average(points, 10)
+    assert max(value for _, value in smooth[20:]) < 5.6 and len(smooth) == 100
+    text = write([run_folder(tmp_path / "run")], tmp_path / "page.html").read_text()
+    assert 'class="line raw c0"' in text and "moving average of 5 steps" in text
+
+
+def test_a_curve_over_decades_begins_on_a_log_axis(tmp_path: Path) -> None:
+    decades = Chart("x", "", (Curve(0, ((1, 1000.0), (2, 1.0))),))
+    assert decades.has_log_axis and decades.begins_with_log_axis
+    assert not Chart("x", "", (Curve(0, ((1, 1000.0), (2, 0.0))),)).has_log_axis
+    assert log_ticks(1, 1000) == [1, 10, 100, 1000]
 
 
 def test_of_a_run_that_just_began_there_is_a_page_too(tmp_path: Path) -> None:
@@ -170,7 +230,31 @@ def test_axes_have_few_round_numbers_within_the_range(one: float, other: float) 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(0, "0"), (1200, "1.2k"), (3e-5, "3e-05"), (-2.5e6, "-2.5M"), (1e300, "1e+300")],
+    [
+        (0, "0"),
+        (1200, "1.2k"),
+        (3e-5, "3e-5"),
+        (2.5e-4, "2.5e-4"),
+        (-2.5e6, "-2.5M"),
+        (1e300, "1e+300"),
+    ],
 )
 def test_numbers_on_axes_are_short(value: float, said: str) -> None:
     assert short(value) == said
+
+
+positive = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@given(st.lists(positive, min_size=2, max_size=50))
+def test_any_positive_curve_fits_a_log_axis(values: list[float]) -> None:
+    chart = Chart("x", "", (Curve(0, tuple(enumerate(values)), dotted=True),))
+    root = ElementTree.fromstring(svg(chart, log=chart.has_log_axis))
+    for circle in root.iter("circle"):
+        assert -1 <= float(circle.attrib["cy"]) <= 241
+
+
+@given(st.lists(numbers, min_size=1, max_size=200), st.integers(2, 50))
+def test_a_moving_average_stays_between_the_values(values: list[float], window: int) -> None:
+    found = [value for _, value in moving_average(list(enumerate(values)), window)]
+    assert min(values) <= min(found) and max(found) <= max(values)

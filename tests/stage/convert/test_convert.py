@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     ),
     "arrow that is none": ("arrow", {"x.arrow": b"ARROW1\0\0 nothing"}, "x.arrow"),
     "stream that is none": ("arrow", {"x.arrow": b"\xff\xff\xff\xff\xff\xff\xff\x7f"}, "x.arrow"),
-    "no such files": ("csv", {"x.parquet": b"", "y.parquet": b""}, "none of the 2 files"),
+    "no such files": ("csv", {"x.parquet": b"", "y.parquet": b""}, "no file ends in"),
     "metadata that says nothing": (
         "imagefolder",
         {"x.png": b"", "metadata.csv": b"name\nx.png\n"},

@@ -191,14 +191,12 @@ for wrong, names in (
         process.terminate()
         assert process.stderr is not None
         said = process.stderr.read()
-    assert (
-        said.count(
-            "asked for, not here: model acme/other: not in this bundle; add it to the manifest"
-        )
-        == 1
-    )
+    lines = "add to `assets:` in the manifest:\n  other:\n    model: acme/other\n"
+    assert said.count(f"asked for, not here: model acme/other: not in this bundle; {lines}") == 1
     assert "pytorch_model.bin is not in this bundle: left out, " in said
-    assert "revision v9 is not in this bundle" in said
+    sha = (Bundle.open(bundle).lock.assets["bert"].source.commit or "")[:12]
+    assert f"{MODEL}: revision v9 is not in this bundle; it has main ({sha})" in said
+    assert f"  tiny-bert-v9:\n    model: {MODEL}\n    revision: v9\n" in said
 
 
 def ask(address: str, **headers: str) -> tuple[int, dict[str, str], bytes]:

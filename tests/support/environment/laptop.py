@@ -29,6 +29,7 @@ from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.lock import own_requirements
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
+from stage.installation import DISTRIBUTION
 
 CONDA = ("python", "pip", "openmpi", "links", "scripted", "greeter")
 WHEELS = ("click",)
@@ -106,7 +107,7 @@ def tools(folder: Path) -> dict[str, str]:
 def stand_ins(channel: Path) -> list[str]:
     """Makes empty packages of the requirements that this test does not use; returns their names."""
     names: list[str] = []
-    for text in metadata.requires("airlift") or []:
+    for text in metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(text)
         if requirement.marker is None and requirement.name not in WHEELS:
             name = canonicalize_name(requirement.name)

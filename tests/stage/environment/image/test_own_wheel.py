@@ -18,7 +18,7 @@ def test_made_twice_it_is_the_same_bytes_and_holds_every_file_of_both_packages(
 ) -> None:
     first, second = airlift_wheel(tmp_path / "1"), airlift_wheel(tmp_path / "2")
     assert first.read_bytes() == second.read_bytes()
-    assert first.name == f"airlift-{__version__}-py3-none-any.whl"
+    assert first.name == f"airlift_hpc-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(first) as wheel:
         inside = set(wheel.namelist())
     assert {
@@ -51,7 +51,7 @@ def test_pip_installs_it_and_it_starts(tmp_path: Path) -> None:
     )
     assert done.stdout.strip() == f"stage, version {__version__}", done.stderr
     scripts = {path.name for path in (tmp_path / "lib/bin").iterdir()}
-    assert {"stage", "runner"} <= scripts
+    assert {"stage", "runner", "airlift"} <= scripts
     shutil.rmtree(tmp_path / "lib")
 
 

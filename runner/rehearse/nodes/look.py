@@ -1,0 +1,209 @@
+"""What one node of a job sees: bundle, run folder, environment, names, interfaces, devices."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.config.run_config import RunConfig
+from runner.errors import StageError, human_size
+from runner.gpu_check.facts import SHARED_MEMORY, driver_facts, node_facts
+from runner.gpu_check.on_node import run_item
+from runner.gpu_check.record import Item
+from runner.inputs import EnvironmentInput
+from runner.installed import check_installed, to_train
+from runner.launch.node_check import check_here, describe
+from runner.launch.train import Run
+from runner.plan.devices import accelerators_meant
+from runner.preflight.access import check_readable, check_writable, files_to_read
+from runner.preflight.findings import Finding, Findings
+from runner.ranks.environment import RankEnvironment
+from runner.ranks.network import (
+    GLOO,
+    NCCL,
+    addresses_of,
+    is_loopback,
+    nccl_in_file,
+    other_hosts,
+    source_towards,
+)
+
+LEAST_SHARED_MEMORY = 2**28
+"""NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
+COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
+ENV_CHECK_S = 60
+
+
+def look(
+    run: Run, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str], folder: Path
+) -> Findings:
+    """Looks at this node, before torch is imported; measures its devices in child processes.
+
+    Args:
+        run: the run whose job this is.
+        place: this rank's numbers.
+        hosts: all nodes of the job.
+        environ: the environment variables of a rank.
+        folder: for the record of the devices.
+    """
+    found = Findings()
+    found.attempt(check_readable, files_to_read(run.inputs))
+    found.attempt(check_writable, run.folder.root)
+    found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
+    if run.inputs.environment is not None:
+        found.others += env_check(run.inputs.environment)
+    if place.local_world_size != place.world_size:
+        found.others += check_names(platform.node(), other_hosts(hosts, environ))
+        interfaces = [name for _, name in socket.if_nameindex()]
+        found.others += check_interfaces(environ, interfaces)
+    found.others += check_shared_memory(SHARED_MEMORY)
+    found.others += check_compiler(run.config)
+    for item in _devices(run.config, environ, folder):
+        found.lines.append(describe(item).strip())
+        if item.status == "failed":
+            error = StageError(item.note, exit_code=1)
+            found.errors.append(error)
+    return found
+
+
+def _devices(config: RunConfig, environ: Mapping[str, str], folder: Path) -> list[Item]:
+    """The first minute of gpu-check; without a GPU, which nobody asked for, the node's facts."""
+    if not accelerators_meant(config.slurm, environ) and not driver_facts():
+        return [run_item("facts", lambda: node_facts(environ))]
+    return check_here(config, folder, environ, lambda _line: None)
+
+
+def env_check(environment: EnvironmentInput) -> list[Finding]:
+    """Runs the environment's own check on this node (`env-check.sh` in the bundle)."""
+    script = environment.path / "env-check.sh"
+    try:
+        done = subprocess.run(
+            ["sh", str(script)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ENV_CHECK_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Finding("warning", f"{script}: not run: {error}", f"sh {script}, on a node")]
+    return read_env_check(done.stdout, environment.asset)
+
+
+def read_env_check(output: str, asset: str) -> list[Finding]:
+    """Turns what env-check.sh prints into findings: `bad` and `note`, each with its advice. Pure.
+
+    Args:
+        output: of the script.
+        asset: the environment's name.
+    """
+    found: list[Finding] = []
+    for line in output.splitlines():
+        word, _, text = line.partition(" ")
+        if word in ("bad", "note"):
+            level = "error" if word == "bad" else "note"
+            found.append(Finding(level, f"environment {asset}: {text.strip()}", "", word == "bad"))  # type: ignore[arg-type]
+        elif line.lstrip().startswith("-> ") and found:
+            last = found.pop()
+            remedy = line.strip().removeprefix("-> ")
+            found.append(Finding(last.level, last.message, remedy, last.exit_code))
+    return found
+
+
+def check_names(own: str, others: Sequence[str]) -> list[Finding]:
+    """Finds names of the job's nodes that give no address here, or only a loopback address.
+
+    Our ranks do not need them: they use the address of a route. Scripts of one's own may.
+    """
+    found = []
+    if any(map(is_loopback, addresses_of(own))):
+        found.append(
+            Finding(
+                "note",
+                f"its own name {own} is {addresses_of(own)[0]} here.",
+                "Nothing for `runner train`; in a script of your own, do not take MASTER_ADDR from "
+                "hostname.",
+            )
+        )
+    found += [
+        Finding(
+            "note",
+            f"the name {other} has no address here that leads to it.",
+            "`runner train` asks Slurm for the address then.",
+        )
+        for other in others
+        if not any(not is_loopback(a) and source_towards(a) for a in addresses_of(other))
+    ]
+    return found
+
+
+def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[Finding]:
+    """Refuses interfaces that the user named and this node does not have. Pure but for nccl.conf.
+
+    Args:
+        environ: the environment variables of a rank.
+        there: the node's interfaces.
+    """
+    wanted = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
+    if NCCL not in wanted and (in_file := nccl_in_file(environ)):
+        wanted[NCCL] = in_file[0]
+    return [
+        Finding(
+            "error",
+            f"{name}={value}: this node has no such interface; it has {', '.join(there)}.",
+            f"unset {name} (slurm.setup, ~/.bashrc): the interface of the route is taken then.",
+            2,
+        )
+        for name, value in wanted.items()
+        if not _is_there(value, there, exact=name == GLOO)
+    ]
+
+
+def _is_there(value: str, there: Sequence[str], *, exact: bool) -> bool:
+    """Whether an interface matches: for NCCL prefixes, `=` for whole names, `^` for all others."""
+    without = value.startswith("^")
+    names = value.lstrip("^=").split(",")
+    exact = exact or value.lstrip("^").startswith("=")
+    matching = [
+        name
+        for name in there
+        if any(name == want if exact else name.startswith(want) for want in names)
+    ]
+    return len(matching) < len(there) if without else bool(matching)
+
+
+def check_shared_memory(folder: Path) -> list[Finding]:
+    """Finds a /dev/shm that is missing, or too small for NCCL."""
+    size = shutil.disk_usage(folder).total if folder.is_dir() else 0
+    if size >= LEAST_SHARED_MEMORY:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{folder} has {human_size(size)}: NCCL between the GPUs of a node may not start.",
+            "In a container: apptainer shares the node's, docker needs --ipc=host or "
+            "--shm-size=1g. Else: export NCCL_SHM_DISABLE=1 in slurm.setup.",
+        )
+    ]
+
+
+def check_compiler(config: RunConfig) -> list[Finding]:
+    """Finds a compiler that is missing and that this run needs."""
+    needs: dict[str, tuple[tuple[str, ...], ...]] = {
+        "compile: true": COMPILERS[:1] if config.compile else (),
+        "engine.offload: nvme": COMPILERS[1:] if config.engine.offload == "nvme" else (),
+    }
+    return [
+        Finding(
+            "error",
+            f"{key} needs {names[0]}, which is not on this node.",
+            "Load a module that has it (slurm.modules), or leave that setting out.",
+            2,
+        )
+        for key, several in needs.items()
+        for names in several
+        if not any(map(shutil.which, names))
+    ]

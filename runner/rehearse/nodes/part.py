@@ -1,0 +1,152 @@
+"""The job of a rehearsal, on its nodes: the launcher in the batch script, and its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from runner import isolation, offline
+from runner.errors import StageError, UsageError, write_atomically
+from runner.launch.rank import become_rank, end_rank, give_up
+from runner.launch.srun import run_batch
+from runner.launch.train import Run, environment_for_ranks
+from runner.preflight.findings import Finding, Findings, finding_of
+from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment, runner_command
+from runner.ranks.network import PEERS_ASKED, here, other_hosts, own_address_towards
+from runner.ranks.reach import HOW_TO_CHOOSE
+from runner.ranks.rendezvous import address_in_slurm
+from runner.rehearse.nodes.look import look
+from runner.rehearse.nodes.ports import DONE, WAIT_S, leave, try_ports, wait_for_all
+from runner.run_folder.layout import RunFolder
+from runner.slurm.environment import SlurmJobEnvironment, host_names
+
+FOLDER = "AIRLIFT_REHEARSAL"
+"""The folder of the rehearsal, in the environment of its job."""
+
+BLOCKED, RECORD, BANDWIDTH = "blocked", "node.json", "all-reduce.json"
+MEASURES_S = 240.0
+"""How long a rank waits until its node's devices are measured."""
+
+
+def is_part(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to the job of a rehearsal."""
+    return FOLDER in environ
+
+
+def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Is the job's launcher, or one of its ranks.
+
+    Args:
+        load: reads the run file and the bundle.
+        arguments: those of this command; the ranks are started with the same.
+        environ: the environment variables.
+
+    Returns:
+        The launcher's exit code.
+    """
+    folder = Path(environ[FOLDER])
+    offline.set_variables(os.environ)
+    isolation.isolate(os.environ, lambda _line: None)
+    host = here(environ)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{host} does not see {folder.parent}.", "Choose an --output on a disk that all share."
+        )
+    try:
+        run = load()
+    except StageError as error:
+        # What this node does not see: the other nodes may.
+        _write(folder, host, Findings(errors=[error]))
+        raise
+    if environ.get(RANK_FLAG) == "1":
+        _be_a_rank(run, folder, host, environ)
+    prefix = environment_for_ranks(run, "batch", environ)
+    return launch(run, folder, arguments, prefix)
+
+
+def launch(run: Run, folder: Path, arguments: Sequence[str], prefix: Path | None = None) -> int:
+    """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
+    RunFolder(folder).make()
+    argv = runner_command(*arguments, prefix=prefix)
+    return run_batch([*run.config.slurm.container, *argv], folder)
+
+
+def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
+    place = rank_environment(environ)
+    job = SlurmJobEnvironment.from_environ(environ)
+    hosts = host_names(job.nodes) if job else [host]
+    if place.local_rank == 0:
+        _look_at_node(run, folder, host, hosts, place, environ)
+    wait_for_all(folder, RECORD, hosts, MEASURES_S)
+    if any(folder.glob(f"*.{BLOCKED}")):
+        end_rank(0)  # the ranks could only wait for each other
+    place, heartbeat = become_rank(RunFolder(folder), os.environ)
+    try:
+        from runner.rehearse.nodes.bandwidth import all_reduce
+
+        result = all_reduce(run.config, place, heartbeat)
+    except StageError as error:
+        give_up(RunFolder(folder), place.rank, heartbeat, f"error: {error}", error)
+    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
+        give_up(RunFolder(folder), place.rank, heartbeat, traceback.format_exc(), error)
+    if place.rank == 0:
+        write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
+    end_rank(0)
+
+
+def _look_at_node(
+    run: Run,
+    folder: Path,
+    host: str,
+    hosts: Sequence[str],
+    place: RankEnvironment,
+    environ: Mapping[str, str],
+) -> None:
+    """Looks at this node and the ways to the others, and writes what is found."""
+    found = Findings()
+    try:
+        if len(hosts) > 1:
+            _try_ways(found, folder, host, hosts, environ)
+        seen = look(run, place, hosts, environ, folder / f"{host}.devices")
+        found.errors += seen.errors
+        found.others += seen.others
+        found.lines += seen.lines
+    except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
+        found.errors.append(StageError(f"{type(error).__name__}: {error}", exit_code=1))
+    if found.errors or any(finding.level == "error" for finding in found.others):
+        (folder / f"{host}.{BLOCKED}").touch()
+    _write(folder, host, found)
+
+
+def _try_ways(
+    found: Findings, folder: Path, host: str, hosts: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    """Connects this node and the others, both ways, and adds what is found."""
+    others = other_hosts(hosts, environ)
+    own = own_address_towards(others)
+    if own is None:
+        known = (address_in_slurm(other) for other in others[:PEERS_ASKED])
+        own = own_address_towards([address for address in known if address])
+    if own is not None:
+        ways, line = try_ports(folder, host, own[0], hosts)
+        found.others += ways
+        found.lines.append(line)
+    else:
+        leave(folder, host)
+        what = f"no route leads from {host} to {', '.join(others)}."
+        found.others.append(Finding("error", what, HOW_TO_CHOOSE, 1))
+    wait_for_all(folder, DONE, hosts, WAIT_S)
+
+
+def _write(folder: Path, host: str, found: Findings) -> None:
+    findings = [*map(finding_of, found.errors), *found.others]
+    document = {
+        "host": host,
+        "lines": found.lines,
+        "findings": [finding.to_json() for finding in findings],
+    }
+    write_atomically(folder / f"{host}.{RECORD}", json.dumps(document).encode())

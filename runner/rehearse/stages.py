@@ -1,0 +1,117 @@
+"""The stages of a rehearsal as they end: their seconds, printed and kept for `--json`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import StageError
+from runner.preflight.findings import finding_of
+
+FORMAT = 1  # of the JSON document
+Say = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """One stage that has ended."""
+
+    name: str
+    seconds: float = 0.0
+    words: str = ""
+
+    def __str__(self) -> str:
+        return f"  {self.name:<9} {self.seconds:6.1f} s  {self.words}".rstrip()
+
+
+@dataclass
+class Stages:
+    """All stages so far. Each is printed when it ends.
+
+    Attributes:
+        say: prints a line.
+        facts: more keys of the JSON document.
+    """
+
+    say: Say
+    ended: list[Stage] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the first stage began."""
+        return time.monotonic() - self._began
+
+    def end(self, name: str, words: str = "") -> None:
+        """Notes that a stage has ended, which began when the one before ended."""
+        now = time.monotonic()
+        self.ended.append(Stage(name, now - self._since, words))
+        self._since = now
+        self.say(str(self.ended[-1]))
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[Stage]:
+        """A stage that ends with the block; an error says in which stage it was.
+
+        Raises:
+            StageError: the block raised it.
+        """
+        stage = Stage(name)
+        try:
+            yield stage
+        except StageError as error:
+            raise in_stage(error, name) from None
+        self.end(name, stage.words)
+
+    def document(self, error: StageError | None, **facts: Any) -> dict[str, Any]:
+        """What `runner rehearse --json` prints.
+
+        Args:
+            error: what ended the rehearsal, if anything did.
+            facts: more keys.
+        """
+        parts = (error.parts or (error,)) if error else ()
+        return {
+            "format": FORMAT,
+            "passes": error is None,
+            "exit_code": error.exit_code if error else 0,
+            **facts,
+            **self.facts,
+            "seconds": round(self.seconds, 1),
+            "stages": [
+                {"name": s.name, "seconds": round(s.seconds, 1), "words": s.words}
+                for s in self.ended
+            ],
+            "findings": [finding_of(one).to_json() for one in parts],
+        }
+
+
+def in_stage(error: StageError, name: str) -> StageError:
+    """An error, with the stage in its message."""
+    found = type(error)(f"rehearsal, {name}: {error.message}", error.remedy, error.exit_code)
+    found.parts = error.parts
+    return found
+
+
+class StageFile:
+    """Reads the stages that another process writes, line by line as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def new(self) -> Sequence[tuple[str, str]]:
+        """(name, words) of the stages that ended since the last call."""
+        try:
+            lines = self._path.read_bytes()[self._read :].splitlines(keepends=True)
+        except OSError:
+            return []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._read += sum(map(len, whole))
+        return [(entry["name"], entry["words"]) for entry in map(json.loads, whole)]

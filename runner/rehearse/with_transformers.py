@@ -1,0 +1,104 @@
+"""What needs transformers and torch, in child processes: the exported model loads, and a narrow
+model is made.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from runner import offline
+from runner.data.store import FACTS
+from runner.errors import StageError
+from runner.launch.train import Run
+from runner.plan.model_layers import CLASSES
+
+TEXT = "A rehearsal."
+
+
+def load_export(run: Run) -> str:
+    """Loads the exported model and its tokenizer as anybody would, and computes once with them.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        StageError: it does not load, or gives no numbers.
+    """
+    offline.close_network()
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        return _load(run)
+    except StageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the libraries raise
+        raise StageError(
+            f"the exported model does not load in transformers {transformers.__version__}: "
+            f"{type(error).__name__}: {error}",
+            "The model of the run would not load either: look at config.json, "
+            "generation_config.json and the tokenizer's files of the staged model.",
+            exit_code=1,
+        ) from None
+
+
+def _load(run: Run) -> str:
+    auto = getattr(transformers, CLASSES[run.config.task])
+    folder, lora = run.folder.model, run.config.lora
+    if lora is not None and not lora.merge:
+        from peft import PeftModel
+
+        base = auto.from_pretrained(run.inputs.model.path, **_head(run), local_files_only=True)
+        model = PeftModel.from_pretrained(base, str(folder))
+    else:
+        model, info = auto.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+        if lost := sorted(info["missing_keys"]):
+            raise StageError(
+                f"the exported model lacks {len(lost)} weights: {', '.join(map(str, lost[:3]))}.",
+                exit_code=1,
+            )
+    model.eval()
+    with torch.no_grad():
+        logits = model(**_inputs(run, model)).logits
+    if not bool(torch.isfinite(logits).all()):
+        raise StageError("the exported model gives nan or inf.", exit_code=1)
+    return f"{type(model).__name__}, from_pretrained"
+
+
+def _head(run: Run) -> dict[str, Any]:
+    """The keyword arguments with which a base gets the head that an adapter was trained with."""
+    if run.config.task != "image-classification":
+        return {}
+    facts = [json.loads(path.read_text()) for path in run.folder.stores.glob(f"*/{FACTS}")]
+    number = max(fact["num_classes"] for fact in facts)
+    return {"num_labels": number, "ignore_mismatched_sizes": True}
+
+
+def _inputs(run: Run, model: Any) -> dict[str, torch.Tensor]:
+    if run.config.task != "image-classification":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            run.folder.model, local_files_only=True
+        )
+        return {"input_ids": torch.tensor([tokenizer(TEXT)["input_ids"]])}
+    side = getattr(model.config, "image_size", None) or 224
+    return {"pixel_values": torch.zeros(1, 3, side, side)}
+
+
+def write_random(task: str, folder: Path, seed: int) -> None:
+    """Writes random weights for the config.json in a folder.
+
+    Args:
+        task: of the run file.
+        folder: of the small model.
+        seed: of the run.
+    """
+    torch.manual_seed(seed)
+    settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    text = (folder / "config.json").read_bytes()
+    getattr(transformers, CLASSES[task]).from_config(settings).save_pretrained(folder)
+    (folder / "config.json").write_bytes(text)  # its digest is known already

@@ -1,0 +1,127 @@
+"""Resolves a metric: the Space that `evaluate.load("accuracy")` reads, pinned by commit.
+
+A metric is Python code that runs on the cluster, so the manifest must allow it. `evaluate` reads
+`<name>.py` and the modules that it imports from its folder; the rest of a Space is its web page.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stage.errors import PolicyError, UsageError
+from stage.hub.client import Hub, Repository, SmallFiles
+from stage.hub.errors import DEFAULT_ENDPOINT
+from stage.hub.model_files import is_document, locked_file
+from stage.hub.remote_code import Reference, find_code
+from stage.lock.model import Code, LeftOut, LockedAsset, Source
+from stage.manifest.requests import MetricRequest, ModelRequest, as_lock_request, way_without
+from stage.util.paths import check_path
+from stage.util.progress import Reporter
+
+OWNERS = ("evaluate-metric", "evaluate-comparison", "evaluate-measurement")
+"""The owners of the Spaces that `evaluate` asks for a name without an owner, in its order."""
+REQUIREMENTS = "requirements.txt"
+_FROM_ELSEWHERE = re.compile(
+    r"^(?:import|from)\s+\.[^#\r\n]*#\s+From:\s+(\S+)", re.MULTILINE | re.ASCII
+)
+
+
+def resolve_metric(
+    name: str, request: MetricRequest, hub: Hub, small: SmallFiles, reporter: Reporter, what: str
+) -> LockedAsset:
+    """Pins the commit and finds the modules of a metric.
+
+    Args:
+        name: the asset's name.
+        small: reads the code.
+        what: the asset's name in messages.
+
+    Raises:
+        UsageError: no such Space or revision; it is no metric, or not one that loads offline.
+        PolicyError: the manifest does not allow code.
+    """
+    space = _space(request, hub, what)
+    listing = hub.files(what, space)
+    main = f"{space.id.rpartition('/')[2]}.py"
+    if main not in listing:
+        raise UsageError(
+            f"{what}: the Space {space.id} has no {main}, so it is no metric of `evaluate`.",
+            "Give the name that your script gives to evaluate.load(...).",
+        )
+    if not request.allow_code:
+        raise PolicyError(
+            f"{what}: a metric is Python code, and your script runs it: {main} of {space.id}.",
+            f"Read that code ({DEFAULT_ENDPOINT}/spaces/{space.id}/tree/{space.commit}); if it may "
+            "run on your cluster: `allow_code: true`.",
+        )
+    _check_offline(small.read(space, listing[main], what).decode("utf-8", "replace"), space, what)
+    as_model = ModelRequest(repository=space.id, allow_code=True, tokenizer_only=True)
+    loaded = Reference(main, "evaluate.load", None, main, space.id)
+    modules = find_code([loaded], space, listing, hub, small, as_model, what)
+    code = {module.target for module in modules}
+    folder = f"data/metrics/{name}"
+    taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
+    for file in taken:
+        check_path(f"{folder}/{file.path}", what, way_without(as_lock_request(request)))
+    if REQUIREMENTS in listing:
+        _print_packages(name, small.read(space, listing[REQUIREMENTS], what), reporter)
+    own = tuple(f"{folder}/{path}" for path in sorted(code))
+    return LockedAsset(
+        name=name,
+        kind="metric",
+        request=as_lock_request(request),
+        source=Source("hub", space.id, request.revision, space.commit),
+        files=tuple(locked_file(file, f"{folder}/{file.path}") for file in taken),
+        left_out=tuple(
+            LeftOut(file.path, file.size, "not read by evaluate.load")
+            for file in listing.values()
+            if file not in taken
+        ),
+        licence=space.licence,
+        code=(Code(space.id, space.commit, space.licence, own),),
+    )
+
+
+def _space(request: MetricRequest, hub: Hub, what: str) -> Repository:
+    """The Space of a name; a name without an owner is looked up as `evaluate` does.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if "/" in request.repository:
+        return hub.repository(what, "space", request.repository, request.revision)
+    refusals = []
+    for owner in OWNERS:
+        try:
+            return hub.repository(what, "space", f"{owner}/{request.repository}", request.revision)
+        except UsageError as refusal:
+            refusals.append(refusal)
+    tried = ", ".join(f"{owner}/{request.repository}" for owner in OWNERS)
+    raise UsageError(
+        f"{what}: `{request.repository}` is no metric of `evaluate` (looked for {tried}): "
+        f"{refusals[0].message}",
+        "Give the name that your script gives to evaluate.load(...); one of another owner is "
+        "`metric: owner/name`.",
+    )
+
+
+def _check_offline(code: str, space: Repository, what: str) -> None:
+    """Checks that `evaluate` needs no other host when it loads a metric.
+
+    Raises:
+        UsageError: it downloads a module from an address in a comment `# From:`.
+    """
+    if match := _FROM_ELSEWHERE.search(code):
+        raise UsageError(
+            f"{what}: {space.id} downloads {match[1]} each time it is loaded, so it never loads "
+            "without a network.",
+            "Take another metric: sacrebleu for bleu, for example.",
+        )
+
+
+def _print_packages(name: str, text: bytes, reporter: Reporter) -> None:
+    """Prints the packages that a metric asks for; the environment must have them."""
+    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
+    packages = [line for line in lines if line and not line.startswith("#")]
+    if others := [line for line in packages if "evaluate" not in line]:
+        reporter.note(f"{name}: its {REQUIREMENTS} asks for: {', '.join(others)}")

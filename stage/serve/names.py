@@ -1,0 +1,100 @@
+"""Names as scripts write them, and what to add to the manifest for a name that is not here.
+
+The Hub answers `bert-large-uncased` and `GOOGLE-BERT/bert-large-uncased` by a redirect to
+`google-bert/bert-large-uncased`. A bundle knows only the names that were staged, so it goes by a
+rule: a name without an owner is the one repository here that is called so; letter case is ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stage.serve.catalogue import OWN, Catalogue, ServedRepository
+from stage.util.yaml_lines import scalar
+
+ENTRY_KEYS = {"models": "model", "datasets": "dataset", "spaces": "metric"}
+"""Kind of repository -> its key in a manifest. The Spaces that scripts ask for are metrics."""
+_METRICS = re.compile(r"evaluate-(?:metric|comparison|measurement)/(.+)")
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The repository that a name means.
+
+    Attributes:
+        rule: why it is this one, for the log; None: the name is in the lock.
+    """
+
+    repository: ServedRepository
+    rule: str | None = None
+
+
+def find(catalogue: Catalogue, kind: str, name: str) -> Found | None:
+    """The repository that a client means; None: not here, or more than one could be meant."""
+    exact = catalogue.repositories.get((kind, name))
+    if exact is not None:
+        return Found(exact)
+    same = catalogue.by_case.get((kind, name.lower()), ())
+    if len(same) == 1:
+        return Found(same[0], f"{name} is answered by {same[0].id}: letter case is ignored")
+    several = _namesakes(catalogue, kind, name)
+    if "/" in name or len(several) != 1:
+        return None
+    what = ENTRY_KEYS[kind]
+    return Found(several[0], f"{name} is answered by {several[0].id}: the only {what} of that name")
+
+
+def _namesakes(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedRepository, ...]:
+    """The repositories of a Hub that have this name and any owner."""
+    return catalogue.by_bare_name.get((kind, name.rpartition("/")[2].lower()), ())
+
+
+def is_answered_elsewhere(found: ServedRepository, name: str) -> bool:
+    """Whether the Hub would redirect this name: it is an old or a short name of the repository."""
+    return name != found.id and not name.startswith(f"{OWN}/")
+
+
+def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
+    """What is not here, and what to add to the manifest, for the log of the server."""
+    what = ENTRY_KEYS[kind]
+    if (kind, f"{OWN}/{name}") in catalogue.repositories:
+        return f"{what} {name}: not in this bundle; it is here as `{OWN}/{name}`"
+    if name.startswith(f"{OWN}/"):
+        return f"{what} {name}: not in this bundle; no asset has that name"
+    others = " and ".join(r.id for r in _namesakes(catalogue, kind, name))
+    text = f"{what} {_in_manifest(kind, name)}: not in this bundle"
+    if others and "/" not in name:
+        return f"{text} under this name, but {others}: write one of these names"
+    if others:
+        text += (
+            f" ({others} is: if that is the same repository under its new name, write {name} in "
+            "its entry, and both names work)"
+        )
+    return f"{text}; {entry(kind, name)}"
+
+
+def entry(kind: str, name: str, more: Mapping[str, str] | None = None) -> str:
+    """The entry for the manifest, as YAML to paste below `assets:`.
+
+    Args:
+        more: further keys of the entry.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        return "that is not the name of a repository"
+    repository = _in_manifest(kind, name)
+    asset = "-".join([repository.rpartition("/")[2], *(more or {}).values()])
+    lines = [f"  {scalar(re.sub(r'[^A-Za-z0-9._-]+', '-', asset).strip('.'))}:"]
+    lines += [f"    {ENTRY_KEYS[kind]}: {scalar(repository)}"]
+    lines += [f"    {key}: {scalar(value)}" for key, value in (more or {}).items()]
+    if kind == "spaces":
+        lines.append("    allow_code: true   # a metric is Python code: read it first")
+    return "\n".join(["add to `assets:` in the manifest:", *lines])
+
+
+def _in_manifest(kind: str, name: str) -> str:
+    """The name that a manifest has for it: `accuracy` for `evaluate-metric/accuracy`."""
+    match = _METRICS.fullmatch(name) if kind == "spaces" else None
+    return match[1] if match else name

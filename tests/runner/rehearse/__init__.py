@@ -1,0 +1,1 @@
+"""The rehearsal of a run, on a login node and in a job."""

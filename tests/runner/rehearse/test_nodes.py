@@ -1,0 +1,71 @@
+"""What the nodes of a rehearsal's job find."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from runner.preflight.findings import Finding
+from runner.rehearse.nodes import look
+from runner.rehearse.nodes.ports import try_ports
+
+THERE = ["lo", "eth0", "eth10", "ib0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, 1),  # gloo takes whole names
+        ({"NCCL_SOCKET_IFNAME": "eth"}, 0),  # NCCL takes prefixes
+        ({"NCCL_SOCKET_IFNAME": "=eth1"}, 1),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, 0),
+        ({"NCCL_SOCKET_IFNAME": "^lo,eth,ib"}, 1),
+        ({}, 0),
+    ],
+)
+def test_an_interface_that_a_node_does_not_have_is_named(
+    variables: dict[str, str], found: int
+) -> None:
+    findings = look.check_interfaces({**variables, "HOME": "/nowhere"}, THERE)
+    assert len(findings) == found
+    for finding in findings:
+        assert finding.remedy.startswith("unset ") and "eth10" in finding.message
+
+
+def test_a_container_with_little_shared_memory_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(2**26, 0, 2**26))
+    (finding,) = look.check_shared_memory(tmp_path)
+    assert "67.1 MB" in finding.message and "--ipc=host" in finding.remedy
+
+
+def test_what_env_check_prints_becomes_findings() -> None:
+    output = "ok    glibc 2.31\nnote  no module command\nbad   driver 418\n      -> ask the site\n"
+    note, bad = look.read_env_check(output, "train-env")
+    assert (note.level, bad.level, bad.remedy) == ("note", "error", "ask the site")
+
+
+def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
+    """Two nodes are two addresses of loopback; a third one dropped its listener."""
+    results: dict[str, tuple[list[Finding], str]] = {}
+    hosts = {"n1": "127.0.0.1", "n2": "127.0.0.2"}
+    (tmp_path / "n3.address.json").write_text('{"address": "127.0.0.3", "port": 9}')
+    (tmp_path / "n3.done").touch()
+
+    def one(host: str, address: str) -> None:
+        results[host] = try_ports(tmp_path, host, address, ["n1", "n2", "n3"])
+
+    threads = [threading.Thread(target=one, args=pair) for pair in hosts.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for host in hosts:
+        (finding,), line = results[host]
+        assert finding.message == f"{host} cannot connect to n3 at 127.0.0.3:9: it refuses."
+        assert line == f"{host} reaches 1 of 2 nodes"

@@ -1,0 +1,282 @@
+"""`runner rehearse`: what would end a run at its first save ends its rehearsal, and nothing stays.
+
+The models are real and small; two of them are broken in ways that the libraries notice late.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.lib.demo.repositories import DATASET, dataset_files
+from scripts.lib.hub.loopback_hub import LoopbackHub
+from tests.runner.conftest import Cluster
+from tests.runner.preflight.test_good_runs import RUNS, TWINS
+from tests.support.light import make_light
+from tests.support.once import once
+from tests.support.staging import fetch_bundle
+from tests.support.training.models import tiny_tokenizer
+
+MANIFEST = f"""\
+format: 1
+name: rehearsed
+assets:
+  deep: {{model: acme/deep}}
+  mute: {{model: acme/mute}}
+  half: {{model: acme/half}}
+  reference: {{dataset: {DATASET}, config: chapters}}
+"""
+DEEP = {
+    "n_layer": 5,
+    "n_positions": 64,
+    "n_embd": 64,
+    "n_head": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def deep(folder: Path, **changes: int) -> None:
+    """A GPT-2 of five layers."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer({"eos_token": "<|endoftext|>"}, 1024, wordpiece=False)
+    config = GPT2Config(vocab_size=len(tokenizer), **{**DEEP, **changes})
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def half(folder: Path) -> None:
+    """A wider one, whose weights are half as large in its files as after training in fp32."""
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    deep(folder, n_layer=3, n_embd=128)
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def mute(folder: Path) -> None:
+    """Its tokenizer loads, and cannot encode a word that it does not know."""
+    deep(folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"] = {
+        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {"<|endoftext|>": 0, "pride": 1, "and": 2, "prejudice": 3},
+    }  # fmt: skip
+    tokenizer |= {"post_processor": None, "decoder": None}
+    path.write_text(json.dumps(tokenizer))
+
+
+def _stage(laptop: Path) -> None:
+    (laptop / "models.yaml").write_text(MANIFEST)
+    with LoopbackHub(laptop / "hub") as hub:
+        for make in (deep, mute, half):
+            make(laptop / make.__name__)
+            files = {path.name: path.read_bytes() for path in (laptop / make.__name__).iterdir()}
+            hub.repositories.commit("models", f"acme/{make.__name__}", files)
+        hub.repositories.commit("datasets", DATASET, dataset_files())
+        # The load test of `stage fetch` finds the tokenizer too.
+        fetch_bundle(laptop, "models", hub.endpoint, "--no-offline-check")
+
+
+@pytest.fixture(scope="session")
+def rehearsed_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "rehearsed-bundle", _stage) / "bundle"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, rehearsed_bundle: Path) -> Cluster:
+    cluster = Cluster(tmp_path, rehearsed_bundle)
+    cluster.write(**SETTINGS)
+    return cluster
+
+
+SETTINGS: dict[str, Any] = {
+    "task": "causal-lm", "model": {"asset": "deep"}, "engine": {"name": "ddp"},
+    "dataset": {"asset": "reference"}, "precision": "auto", "steps": 8,
+}  # fmt: skip
+
+
+def nothing_stays(cluster: Cluster) -> bool:
+    return {path.name for path in cluster.folder.iterdir()} == {"tiny.yaml"}
+
+
+def refusal(cluster: Cluster, *arguments: str, code: int) -> str:
+    """The message of a rehearsal that fails; whatever failed, nothing of it stays."""
+    done = cluster.run("rehearse", "tiny.yaml", *arguments)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert "rehearsed:" not in done.stdout
+    assert nothing_stays(cluster)
+    return done.stderr
+
+
+def test_a_run_is_rehearsed_from_its_first_step_to_a_model_that_loads(cluster: Cluster) -> None:
+    done = cluster.run("rehearse", "tiny.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["passes"], found["findings"]) == (True, [])
+    stages = {stage["name"]: stage["words"] for stage in found["stages"]}
+    assert list(stages) == [
+        "check", "model", "data", "load", "step", "save", "resume", "evaluate", "export",
+        "load back",
+    ]  # fmt: skip
+    assert stages["model"] == "2 of 5 layers  (all widths as they are)"
+    assert "from step-1" in stages["resume"] and "GPT2LMHeadModel" in stages["load back"]
+    changes = {change["key"]: change["value"] for change in found["changes"]}
+    assert changes["precision"] == "fp32" and changes["steps"] == 2
+    assert nothing_stays(cluster)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_cannot_encode_ends_it_before_a_rank_starts(cluster: Cluster) -> None:
+    said = refusal(cluster, "--set", "model.asset=mute", code=1)
+    assert "rehearsal, data: " in said and "WordPiece error: Missing [UNK] token" in said
+    assert "Traceback" not in said
+
+
+def test_a_lora_target_that_does_not_exist_is_refused(cluster: Cluster) -> None:
+    said = refusal(cluster, "--set", "lora={targets: [q_projection]}", code=2)
+    assert "rehearsal, check: " in said and "no module `q_projection`" in said
+    assert "-> It has: c_attn" in said
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
+    said = refusal(cluster, "--output", "/proc/rehearsed/run", code=2)
+    assert "no file can be made in /proc" in said and "Choose an --output" in said
+
+
+def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
+    process = cluster.start("rehearse", "tiny.yaml")
+    wait_for(lambda: list(cluster.folder.glob("output/.tiny.rehearsal-*/run/logs/rank-1.pulse")))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 5 and "Interrupted" in said
+    assert nothing_stays(cluster)
+    assert not [
+        line
+        for line in commands()
+        if "rehearse.start_ranks" in line and str(cluster.folder) in line
+    ]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def commands() -> list[str]:
+    """The command lines of all processes."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
+            except OSError:
+                continue
+    return found
+
+
+def test_the_light_installation_says_what_to_install(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    runner = once(tmp_path_factory, "light", make_light) / "bin" / "runner"
+    command = [str(runner), "rehearse", "tiny.yaml", "--bundle", str(cluster.bundle)]
+    environment = {k: v for k, v in cluster.environment().items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=cluster.folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert "a rehearsal needs torch" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install" in done.stderr
+    assert nothing_stays(cluster)
+
+
+def limited(cluster: Cluster, *arguments: str) -> str:
+    """The message of a rehearsal under the shell's own limit of a file's size (ulimit -f)."""
+    size = 1_150_000
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = subprocess.run(
+        cluster.command("rehearse", "tiny.yaml", *arguments), cwd=cluster.folder,
+        preexec_fn=limit, env=cluster.environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 5, f"{done.stdout}\n{done.stderr}"
+    assert f"{cluster.output()}" in done.stderr and ".rehearsal" not in done.stderr
+    assert nothing_stays(cluster)
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_the_disk_does_not_take_ends_it_at_the_save(cluster: Cluster) -> None:
+    assert "error: rehearsal, save: " in limited(cluster)
+
+
+@pytest.mark.slow
+def test_a_model_that_the_disk_does_not_take_ends_it_at_the_export(cluster: Cluster) -> None:
+    """Checkpoints hold LoRA's matrices alone, and the exported model is whole."""
+    lora = ("--set", "lora={merge: true}", "--set", "model.asset=half")
+    assert "error: rehearsal, export: " in limited(cluster, *lora)
+
+
+NARROW = """\
+import runner.rehearse.rehearsal as rehearsal
+rehearsal.memory_here = lambda environ: 3
+rehearsal.memory_needed = lambda config, model: 2 if model.path.name == SMALL else 4
+from runner.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_model_too_wide_for_this_machine_is_rehearsed_narrow(
+    cluster: Cluster, fits: bool
+) -> None:
+    """The memory is set: this machine's cannot be changed. All else is real."""
+    code = NARROW.replace("SMALL", repr("narrow" if fits else ""))
+    command = [sys.executable, "-c", code, "rehearse", "tiny.yaml", "--bundle", str(cluster.bundle)]
+    done = subprocess.run(
+        command, cwd=cluster.folder, env=cluster.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == (0 if fits else 5), done.stderr
+    if fits:
+        assert "2 of 5 layers" in done.stdout and "width 32, random weights" in done.stdout
+    else:
+        assert "needs 4" in done.stderr and "salloc" in done.stderr
+    assert nothing_stays(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+def test_each_published_run_is_rehearsed_on_its_twin(
+    run: Path, tmp_path: Path, twins_bundle: Path
+) -> None:
+    text = run.read_text()
+    for asset, twin in TWINS.items():
+        text = re.sub(rf"asset: {asset}\b(?!-)", f"asset: {twin}", text)
+    text = re.sub(r"^sequence_length: .*", "sequence_length: 64", text, flags=re.MULTILINE)
+    (tmp_path / "tiny.yaml").write_text(text)
+    cluster = Cluster(tmp_path, twins_bundle)
+    done = cluster.run("rehearse", "tiny.yaml", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["stages"][-1]["name"] == "load back"
+    assert nothing_stays(cluster)

@@ -1,0 +1,68 @@
+"""`runner rehearse --job`: the nodes of a partition are tried, and `check` remembers the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.site.conftest import RUNNER, Site
+
+pytestmark = pytest.mark.site
+
+RUN = ("tiny.yaml", "--bundle", "bundle", "--set", "slurm.tasks_per_node=1")
+SMALL = ("--set", "batch.micro=4")
+
+
+def test_a_partition_is_offered_a_rehearsal_passes_it_and_is_remembered(
+    site: Site, bundle: Path
+) -> None:
+    output = ("--output", str(site.home / "output" / "rehearsed"))
+    offered = site.run(*RUNNER, "submit", *RUN, *SMALL, *output)
+    site.run("scancel", str(site.job_number(offered.stdout)))
+    assert "note: no job was rehearsed on partition" in offered.stdout
+    assert "-> runner rehearse tiny.yaml --bundle bundle" in offered.stdout
+
+    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *output, "--job", check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "n1: n1 reaches 1 of 1 nodes" in done.stdout
+    assert "n2: n2 reaches 1 of 1 nodes" in done.stdout
+    assert "over 2 ranks (gloo)" in done.stdout
+    (path,) = (site.home / ".local" / "state" / "airlift" / "rehearsals").iterdir()
+    kept = json.loads(path.read_text())
+    assert kept["passes"] and kept["nodes"] == ["n1", "n2"]
+    assert not list((site.home / "output").glob(".rehearsed.rehearsal-*"))
+
+    checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
+    assert f"rehearsed on partition {kept['partition']} at " in checked.stdout
+
+
+def test_what_a_node_does_not_have_is_named_with_the_node_and_warned_of_from_then_on(
+    site: Site, bundle: Path
+) -> None:
+    output = ("--output", str(site.home / "output" / "apart"))
+    wrong = ("--set", 'slurm.setup=["export GLOO_SOCKET_IFNAME=eth9"]', "--set", "slurm.nodes=2")
+    done = site.run(
+        *RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", "--json", check=False
+    )
+    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
+    found = json.loads(done.stdout)
+    faults = {one["message"]: one["remedy"] for one in found["rehearsed"]["findings"]}
+    (of_n1,) = (message for message in faults if message.startswith("n1: GLOO_SOCKET_IFNAME=eth9"))
+    assert "this node has no such interface; it has lo, " in of_n1
+    assert faults[of_n1].startswith("unset GLOO_SOCKET_IFNAME")
+    assert [one["message"][:3] for one in found["findings"]] == ["n1:", "n2:"]
+    checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
+    assert "warning: partition " in checked.stdout and "eth9" in checked.stdout
+
+
+def test_a_run_folder_that_the_nodes_do_not_see_is_said_to_be_that(
+    site: Site, bundle: Path
+) -> None:
+    """A folder in the login node's memory."""
+    output = "/dev/shm/nowhere/run"
+    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, "--output", output, "--job", check=False)
+    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
+    assert "nodes do not see /dev/shm/nowhere" in done.stderr
+    assert "Choose an --output on a disk that the nodes share" in done.stderr

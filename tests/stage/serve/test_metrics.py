@@ -1,0 +1,133 @@
+"""`metric:` assets: Spaces of `evaluate`, from a Hub into a bundle and back to the real library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.bundle import Bundle
+from tests.support.clients import answer_of, packages_folder, run_client
+from tests.support.servers.hubs import HUBS, INDEPENDENT, TestHub
+from tests.support.serving import fetched, serving_here
+from tests.support.staging import Laptop
+
+SPACE = "evaluate-metric/share_equal"
+MAIN = b"""
+import datasets
+import evaluate
+from .counting import equal
+
+class ShareEqual(evaluate.Metric):
+    def _info(self):
+        features = {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
+        return evaluate.MetricInfo(
+            description="", citation="", features=datasets.Features(features)
+        )
+
+    def _compute(self, predictions, references):
+        return {"share_equal": equal(predictions, references) / len(references)}
+"""
+FILES = {
+    "share_equal.py": MAIN,
+    "counting.py": b"def equal(a, b):\n    return sum(x == y for x, y in zip(a, b))\n",
+    "app.py": b"import gradio\n",
+    "requirements.txt": b"git+https://github.com/huggingface/evaluate@main\nscikit-learn\n",
+    "README.md": b"---\nlicense: apache-2.0\nsdk: gradio\n---\n# Share\n",
+}
+ASSET = "  share:\n    metric: share_equal\n"
+SCRIPT = """
+import json, evaluate
+metric = evaluate.load("share_equal")
+print(json.dumps(metric.compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0])))
+"""
+
+
+@pytest.fixture(scope="module", params=HUBS)
+def source(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestHub]:
+    if request.param == "independent" and not INDEPENDENT.is_file():
+        pytest.skip("the independent Hub is not beside the checkout")
+    with ExitStack() as stack:
+        hub = HUBS[request.param](tmp_path_factory.mktemp("hub"), stack)
+        hub.commit("spaces", SPACE, FILES)
+        yield hub
+
+
+def laptop_for(folder: Path, hub: TestHub, assets: str) -> Laptop:
+    laptop = Laptop(folder, hub)
+    laptop.write(f"format: 1\nname: tiny\nassets:\n{assets}")
+    return laptop
+
+
+def test_a_script_computes_its_metric_from_the_bundle(source: TestHub, tmp_path: Path) -> None:
+    bundle = fetched(tmp_path / "laptop", source, f"{ASSET}    allow_code: true\n")
+    asset = Bundle.open(bundle).lock.assets["share"]
+    names = {file.path.removeprefix("data/metrics/share/") for file in asset.files}
+    assert names == {"share_equal.py", "counting.py", "requirements.txt", "README.md"}
+    assert (asset.kind, asset.source.location, asset.licence) == ("metric", SPACE, "apache-2.0")
+    assert [code.commit for code in asset.code] == [asset.source.commit]
+    packages = str(packages_folder("evaluate==0.4.6"))
+    with serving_here(bundle) as served:
+        done = run_client(
+            sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
+        )
+        assert answer_of(done) == {"share_equal": 0.75}
+        assert served.said == []
+        asked = SCRIPT.replace("share_equal", "f1")
+        done = run_client(
+            sys.executable, asked, served.address, tmp_path / "node", PYTHONPATH=packages
+        )
+        assert done.returncode != 0
+    (said,) = served.said  # once, though evaluate looks in three places
+    assert said.startswith("asked for, not here: metric f1: not in this bundle; add to `assets:`")
+    assert "\n  f1:\n    metric: f1\n    allow_code: true" in said
+
+
+def test_code_without_permission_is_refused(source: TestHub, tmp_path: Path) -> None:
+    message = laptop_for(tmp_path, source, ASSET).refused(3)
+    assert f"share_equal.py of {SPACE}" in message and "`allow_code: true`" in message
+
+
+def test_a_lock_cannot_bring_code_that_the_manifest_does_not_allow(
+    source: TestHub, tmp_path: Path
+) -> None:
+    bundle = fetched(tmp_path, source, f"{ASSET}    allow_code: true\n")
+    lock = (tmp_path / "tiny.lock").read_text().replace('"allow_code": true,', "")
+    (tmp_path / "tiny.lock").write_text(lock)
+    laptop = laptop_for(tmp_path, source, ASSET)
+    done = laptop.fetch("again")
+    assert done.returncode == 3 and "which this manifest does not allow" in done.stderr
+    assert bundle.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"share_equal.py": b"from .far import x  # From: https://example.org/far.py\n"},
+            "downloads https://example.org/far.py each time it is loaded",
+        ),
+        ({"other.py": b"pass\n"}, "has no share_equal.py"),
+        ({"share_equal.py": b"def broken(:\n"}, "not Python"),
+    ],
+)
+def test_a_metric_that_would_not_load_on_the_cluster_is_refused_on_the_laptop(
+    tmp_path: Path, files: dict[str, bytes], words: str
+) -> None:
+    with ExitStack() as stack:
+        hub = HUBS["own"](tmp_path / "hub", stack)
+        hub.commit("spaces", SPACE, files)
+        laptop = laptop_for(tmp_path, hub, f"{ASSET}    allow_code: true\n")
+        assert words in laptop.refused(2)
+
+
+def test_an_unknown_metric_names_the_places_that_were_looked_in(
+    source: TestHub, tmp_path: Path
+) -> None:
+    message = laptop_for(tmp_path, source, "  x: {metric: share_equl}\n").refused(2)
+    assert "looked for evaluate-metric/share_equl, evaluate-comparison/share_equl" in message

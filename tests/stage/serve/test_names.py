@@ -1,0 +1,150 @@
+"""Names as scripts write them: without an owner, in another case, old ones. By a real client."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from stage.serve.names import entry
+from tests.support.clients import answer_of, run_client
+from tests.support.servers.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
+from tests.support.serving import Served, fetched, serving_here
+
+LARGE = "google-bert/bert-large-uncased"
+ASSETS = f"""\
+  large: {{model: {LARGE}, include: [config.json]}}
+  one: {{model: a/twin, include: [config.json]}}
+  other: {{model: b/twin, include: [config.json]}}
+  renamed: {{model: old-org/small, include: [config.json]}}
+  cased: {{model: Org/MixedCase, include: [config.json]}}
+"""
+
+
+def fill(hub: TestHub) -> None:
+    for name in (LARGE, "a/twin", "b/twin", "new-org/small", "Org/MixedCase"):
+        config = f'{{"model_type": "bert", "name": "{name}"}}'
+        hub.commit("models", name, {"config.json": config.encode()})
+    hub.configure("models", "old-org/small", moved_to="new-org/small")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        fill(hub)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, source: TestHub) -> Iterator[Served]:
+    bundle = fetched(tmp_path_factory.mktemp("laptop"), source, ASSETS)
+    with serving_here(bundle) as served:
+        yield served
+
+
+def without_following(endpoint: str, path: str) -> tuple[int, str | None, str | None, bytes]:
+    """Status, Location, Content-Type and body of an answer, as it comes."""
+    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return (
+        answer.status,
+        answer.headers["Location"],
+        answer.headers["Content-Type"],
+        answer.read(),
+    )
+
+
+def test_an_old_name_is_answered_as_the_hub_answers_it(
+    served: Served, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if not INDEPENDENT.is_file():
+        pytest.skip("the independent Hub is not beside the checkout")
+    with ExitStack() as stack:
+        hub = HUBS["independent"](tmp_path_factory.mktemp("independent"), stack)
+        fill(hub)
+        for path in (
+            "/api/models/old-org/small",
+            "/api/models/old-org/small/revision/main?expand=sha&expand=siblings",
+            "/api/models/old-org/small/tree/main?recursive=True",
+        ):
+            assert without_following(served.address, path) == without_following(hub.endpoint, path)
+        path = "/old-org/small/resolve/main/config.json"
+        assert without_following(served.address, path)[0] == 200  # there: 307 to a cache, no error
+        assert "resolve-cache" in str(without_following(hub.endpoint, path)[1])
+
+
+@pytest.mark.parametrize(
+    ("asked", "id"),
+    [
+        ("bert-large-uncased", LARGE),
+        ("Bert-Large-Uncased", LARGE),
+        ("GOOGLE-bert/bert-large-uncased", LARGE),
+        ("old-org/small", "new-org/small"),
+        ("small", "new-org/small"),
+        ("org/mixedcase", "Org/MixedCase"),
+        ("b/twin", "b/twin"),
+    ],
+)
+def test_a_client_finds_a_repository_by_the_name_in_its_script(
+    served: Served, tmp_path: Path, asked: str, id: str
+) -> None:
+    script = f"""
+import json
+from huggingface_hub import HfApi, hf_hub_download
+api = HfApi()
+config = json.load(open(hf_hub_download("{asked}", "config.json")))
+paths = [entry.path for entry in api.get_paths_info("{asked}", ["config.json"])]
+seen = [entry.path for entry in api.list_repo_tree("{asked}")]
+print(json.dumps([api.model_info("{asked}").id, config["name"], paths, "config.json" in seen]))
+"""
+    done = run_client(sys.executable, script, served.address, tmp_path)
+    assert answer_of(done) == [id, id, ["config.json"], True]
+    if asked != id and asked != "old-org/small":
+        assert any(text.startswith(f"{asked} is answered by {id}: ") for text in served.said)
+
+
+def test_a_name_that_two_repositories_have_is_refused_with_both(
+    served: Served, tmp_path: Path
+) -> None:
+    script = """
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import RepositoryNotFoundError
+try:
+    hf_hub_download("twin", "config.json")
+except RepositoryNotFoundError:
+    print("[]")
+"""
+    done = run_client(sys.executable, script, served.address, tmp_path)
+    assert answer_of(done) == []
+    expected = (
+        "asked for, not here: model twin: not in this bundle under this name, but a/twin and "
+        "b/twin: write one of these names"
+    )
+    assert expected in served.said
+
+
+def test_an_old_name_that_the_manifest_does_not_use_names_the_way_to_both(served: Served) -> None:
+    path = "/api/models/other-org/small"
+    assert without_following(served.address, path)[0] == 404
+    (said,) = (text for text in served.said if "other-org/small" in text)
+    assert "(new-org/small is: if that is the same repository under its new name, write" in said
+    assert said.endswith("  small:\n    model: other-org/small")
+
+
+def test_what_is_missing_is_yaml_to_paste() -> None:
+    text = entry("models", "acme/null", {"revision": "1.10"})
+    first, _, block = text.partition("\n")
+    assert first == "add to `assets:` in the manifest:"
+    found = yaml.safe_load("assets:\n" + block)["assets"]
+    assert found == {"null-1.10": {"model": "acme/null", "revision": "1.10"}}
+    found = yaml.safe_load(entry("spaces", "evaluate-metric/f1").partition("\n")[2])
+    assert found == {"f1": {"metric": "f1", "allow_code": True}}
+    assert "\n" not in entry("models", "a: {b}\x1b")

@@ -1,0 +1,216 @@
+"""`stage trace`: from a script nobody here changed, to a bundle in which it runs without a Hub."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage.bundle.bundle import Bundle
+from stage.trace.record import Address, Exchange, gather
+from tests.stage.serve.test_metrics import FILES, SPACE
+from tests.support.clients import answer_of, packages_folder, run_client
+from tests.support.servers.hubs import OwnHub, TestHub
+from tests.support.servers.web import Web
+from tests.support.servers.web import serve as serve_web
+from tests.support.serving import serving_here
+from tests.support.staging import dataset_files, model_files
+
+SCRIPT = """
+import json, sys, urllib.request
+import evaluate
+from datasets import load_dataset
+from huggingface_hub import file_exists, hf_hub_download, snapshot_download
+vocabulary = open(hf_hub_download("tiny-bert", "vocab.txt")).read().split()
+weights = hf_hub_download("acme/other", "model.safetensors", revision="v1.0")
+lines = load_dataset("acme/lines", "plain")
+metric = evaluate.load("share_equal")
+share = metric.compute(predictions=[1, 2], references=[1, 3])["share_equal"]
+assert not file_exists("acme/other", "none.json")
+print(json.dumps([len(vocabulary), {k: len(v) for k, v in lines.items()}, share]))
+"""
+FOUND = [5, {"train": 4000, "validation": 2000}, 0.5]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub.commit("models", "acme/tiny-bert", model_files(20_000))
+        hub.configure("models", "tiny-bert", moved_to="acme/tiny-bert")
+        hub.commit("models", "acme/other", model_files(10_000), tag="v1.0")
+        plain = dataset_files()["README.md"]
+        second = plain[plain.index(b"- config") :].replace(b"plain", b"fancy")
+        card = plain.removesuffix(b"---\n") + second  # two configs
+        fancy = {p.replace("plain", "fancy"): d for p, d in dataset_files().items() if "/" in p}
+        hub.commit("datasets", "acme/lines", {**dataset_files(), **fancy, "README.md": card})
+        hub.commit("spaces", SPACE, FILES)
+        yield hub
+
+
+def trace(
+    folder: Path, hub: TestHub, *command: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`stage trace`, as a user runs it, with a cache that has nothing to do with it."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    environment = {
+        **kept,
+        "HOME": str(folder),
+        "HF_HOME": str(folder / "hf"),
+        "PYTHONPATH": str(packages_folder("evaluate==0.4.6")),
+    }
+    argv = [sys.executable, "-m", "stage", "trace", "-o", "my.yaml", *options]
+    argv += ["--endpoint", hub.endpoint, "--", *command]
+    return subprocess.run(
+        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def stage(folder: Path, hub: TestHub, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
+    argv = [sys.executable, "-m", "stage", *arguments]
+    return subprocess.run(
+        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_traced_script_runs_from_the_bundle_without_the_hub(
+    source: TestHub, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = trace(tmp_path, source, sys.executable, "script.py", options=("--allow-code",))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assets: dict[str, dict[str, Any]] = yaml.safe_load(text)["assets"]
+    assert set(assets) == {"tiny-bert", "other", "lines", "share_equal"}, text
+    assert assets["tiny-bert"].keys() == {"tokenizer", "revision"}
+    assert assets["tiny-bert"]["tokenizer"] == "tiny-bert"
+    assert assets["other"] == {"model": "acme/other", "revision": "v1.0"}
+    assert assets["lines"]["config"] == "plain" and "splits" not in assets["lines"]
+    assert assets["share_equal"]["metric"] == "share_equal"
+    for name in ("tiny-bert", "lines", "share_equal"):
+        assert len(assets[name]["revision"]) == 40, text
+    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
+    assert fetched.returncode == 0, fetched.stderr
+    assert set(Bundle.open(tmp_path / "bundle").lock.assets) == set(assets)
+    packages = str(packages_folder("evaluate==0.4.6"))
+    with serving_here(tmp_path / "bundle") as served:
+        again = run_client(
+            sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
+        )
+        assert answer_of(again) == FOUND
+        assert not [text for text in served.said if "not here" in text]
+
+
+def test_code_that_the_script_ran_waits_for_permission(source: TestHub, tmp_path: Path) -> None:
+    code = 'import evaluate; evaluate.load("share_equal")'
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "# allow_code: true   # the script ran share_equal.py" in (tmp_path / "my.yaml").read_text()
+    )
+    refused = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle")
+    assert refused.returncode == 3 and "allow_code: true" in refused.stderr
+
+
+def test_plain_addresses_are_seen_and_of_https_the_host(source: TestHub, tmp_path: Path) -> None:
+    code = """
+import urllib.request, sys
+from huggingface_hub import hf_hub_download
+hf_hub_download("acme/other", "config.json")
+print(urllib.request.urlopen(sys.argv[1]).read().decode())
+try:
+    urllib.request.urlopen(sys.argv[1].replace("http:", "https:"))
+except OSError:
+    pass
+"""
+    with serve_web() as web:
+        url = far(web, "/words.txt", b"some words")
+        done = trace(tmp_path, source, sys.executable, "-c", code, url)
+    assert done.returncode == 0, done.stderr
+    assert "some words" in done.stdout
+    text = (tmp_path / "my.yaml").read_text()
+    assets = yaml.safe_load(text)["assets"]
+    assert assets["words.txt"] == {"url": url}, text
+    assert assets["other"]["tokenizer"] == "acme/other"
+    assert "# asked for over https, which hides all but the host: 127.1" in text
+
+
+def far(web: Web, path: str, data: bytes) -> str:
+    """An address that no rule about loopback exempts from the proxy."""
+    web.files[path] = data
+    return web.url(path).replace("127.0.0.1", "127.1")
+
+
+def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
+    source: TestHub, tmp_path: Path
+) -> None:
+    code = (
+        'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json"); '
+        'h("acme/none", "x")'
+    )
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 1 and "RepositoryNotFoundError" in done.stderr
+    assert "warning: " in done.stderr and "ended with 1" in done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assert "# It ended with 1" in text and "model acme/none: the Hub does not show it" in text
+    assert list(yaml.safe_load(text)["assets"]) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("no-such-program",), "no-such-program: no such program on PATH"),
+        (("true",), "asked the Hub for nothing"),
+    ],
+)
+def test_what_gives_no_manifest_says_why(
+    source: TestHub, tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
+    done = trace(tmp_path, source, *command)
+    assert done.returncode == 2 and words in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "my.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ("/api/models/gpt2", Address("models", "gpt2")),
+        ("/api/models/a/b", Address("models", "a/b")),
+        ("/api/datasets/a/b/revision/v1?x=y", Address("datasets", "a/b", "v1")),
+        (
+            "/api/datasets/a/b/tree/refs%2Fconvert%2Fparquet/c",
+            Address("datasets", "a/b", "refs/convert/parquet"),
+        ),
+        ("/gpt2/resolve/main/a/b.json", Address("models", "gpt2", "main", "a/b.json")),
+        ("/a/b/resolve/refs/pr/3/c", Address("models", "a/b", "refs/pr/3", "c")),
+        ("/spaces/o/m/resolve/main/m.py", Address("spaces", "o/m", "main", "m.py")),
+        ("/api/whoami-v2", None),
+        ("/api/models", None),
+        ("/", None),
+    ],
+)
+def test_an_address_names_a_repository(target: str, address: Address | None) -> None:
+    assert Address.parse(target) == address
+
+
+def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() -> None:
+    moved = "/api/models/openai-community/gpt2"
+    asked = gather(
+        [
+            Exchange("/openai-community/gpt2/resolve/main/a", 200, "c" * 40),
+            Exchange("/api/models/gpt2", 307, None, moved),
+            Exchange(moved, 200),
+            Exchange("/gpt2/resolve/main/b", 200, "c" * 40),
+        ]
+    )
+    (found,) = asked
+    assert found.name == "gpt2" and found.files == {"main": {"a", "b"}}
+    assert found.revisions == {"main": "c" * 40}

@@ -1,0 +1,152 @@
+"""The wheel and the sdist: built, installed in a clean environment, and used there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.package import for_package_page
+from stage.version import __version__
+from tests.support.light import make_requirements
+from tests.support.servers.hubs import OwnHub
+from tests.support.staging import MANIFEST, Laptop
+
+ROOT = Path(__file__).resolve().parents[1]
+ADDRESS = "https://host.example/acme/airlift"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "scripts.lib.package", "--url", f"{ADDRESS}.git"]
+    done = subprocess.run([*command, folder], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return built / f"airlift_hpc-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with the wheel, and the packages that pyproject.toml declares."""
+    folder = tmp_path_factory.mktemp("clean") / "environment"
+    make_requirements(folder)
+    install = [sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--offline", "-q"]
+    subprocess.run([*install, "--python", folder / "bin/python", wheel], check=True)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        made = Laptop(tmp_path_factory.mktemp("laptop"), hub)
+        made.publish(100_000)
+        made.write(MANIFEST)
+        yield made
+
+
+def run(laptop: Laptop, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=laptop.folder, env=laptop.environment(), capture_output=True, text=True
+    )
+
+
+def test_the_wheel_fetches_from_a_hub_and_verifies(installed: Path, laptop: Laptop) -> None:
+    fetched = run(
+        laptop, installed / "stage", "fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check"
+    )
+    assert fetched.returncode == 0, fetched.stderr
+    verified = run(laptop, installed / "stage", "verify", "bundle")
+    assert verified.returncode == 0 and "sound" in verified.stdout, verified.stderr
+    by_the_other_name = run(laptop, installed / "airlift", "stage", "show", "bundle")
+    assert by_the_other_name.stdout == run(laptop, installed / "stage", "show", "bundle").stdout
+
+
+@pytest.mark.parametrize("name", ["stage", "runner"])
+def test_a_command_has_three_ways_to_start(installed: Path, laptop: Laptop, name: str) -> None:
+    version = f"{name}, version {__version__}\n"
+    ways: tuple[tuple[str | Path, ...], ...] = (
+        (installed / name,), (installed / "airlift", name), (installed / "python", "-m", name),
+    )  # fmt: skip
+    for way in ways:
+        assert run(laptop, *way, "--version").stdout == version
+    told = run(laptop, installed / "airlift", name, "--help").stdout
+    assert told.startswith(f"Usage: airlift {name} ")
+
+
+@pytest.mark.parametrize("words", [(), ("stag",), ("--bundle",)])
+def test_airlift_alone_names_its_two_commands(
+    installed: Path, laptop: Laptop, words: tuple[str, ...]
+) -> None:
+    done = run(laptop, installed / "airlift", *words)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: no command")
+    assert "-> airlift stage, or airlift runner" in done.stderr
+
+
+def test_a_remedy_installs_this_wheel_again(installed: Path, laptop: Laptop, wheel: Path) -> None:
+    code = "from stage.installation import install_command; print(install_command('train'))"
+    done = run(laptop, installed / "python", "-c", code)
+    assert done.stdout == f"pip install '{wheel}[train]'\n", done.stderr
+
+
+def test_the_wheel_holds_both_packages_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = f"airlift_hpc-{__version__}.dist-info"
+    tracked = subprocess.check_output(["git", "ls-files", "stage", "runner"], cwd=ROOT, text=True)
+    wanted = {path for path in tracked.splitlines() if (ROOT / path).is_file()}
+    assert wanted - names == set()
+    assert f"{info}/licenses/LICENSE" in names
+    assert {name.split("/")[0] for name in names} == {"stage", "runner", info}
+
+
+def test_the_sdist_holds_what_the_wheel_was_built_from(built: Path) -> None:
+    with tarfile.open(built / f"airlift_hpc-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "stage/cli/__init__.py"} <= names
+
+
+def test_links_on_the_package_page_lead_to_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        page = archive.read(f"airlift_hpc-{__version__}.dist-info/METADATA").decode()
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert links and all(re.match("https?://|#", link) for link in links)
+    for link in links:
+        if link.startswith(ADDRESS):
+            name = link.removeprefix(ADDRESS).split("/", 3)[3]
+            assert (ROOT / name.partition("#")[0]).exists(), link
+    assert f"Project-URL: Changelog, {ADDRESS}/blob/v{__version__}/docs/CHANGELOG.md" in page
+    assert f"git clone {ADDRESS}" in page
+
+
+def test_without_an_address_the_package_page_has_no_dead_link() -> None:
+    page = for_package_page(README, "")
+    assert re.findall(r"\]\((?!https?://|#)", page) == []
+    assert "changelog" in page.lower()
+
+
+def test_the_changelog_begins_with_this_version_in_known_sections() -> None:
+    text = (ROOT / "docs/CHANGELOG.md").read_text(encoding="utf-8")
+    newest, older = re.split(r"^## \[", text, flags=re.MULTILINE)[1:]
+    assert newest.startswith(f"{__version__}] - ") and older.startswith("0.1.0] - ")
+    sections = re.findall(r"^### (.+)$", newest, re.MULTILINE)
+    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(sections) <= known and len(set(sections)) == len(sections)
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "docs/CITATION.cff").read_text("utf-8")
