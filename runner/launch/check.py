@@ -20,6 +20,7 @@ from runner.launch.submit import (
     ranks_on_node,
     request,
 )
+from runner.launch.surroundings import Attempt, start
 from runner.launch.train import Run
 from runner.preflight.findings import Finding, Findings, finding_of, joined
 from runner.preflight.places import check_own_name, check_places, hosts_file
@@ -34,6 +35,7 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         processes: the number of ranks to check for; None: as `slurm:` asks for.
     """
     config = run.config
+    attempt = start(run, environ) if processes is None else Attempt(run)
     ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     early = Findings()
     device = early.attempt(device_of_job, config, processes, environ)
@@ -43,11 +45,13 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         found.lines += notes_of_job(config, environ)
     found.others += python_of_job(run)
     with found.keeping():
-        found.lines.append(
-            check_request(request(config, run.bundle, run.folder.root, run.overrides))
-        )
+        line, warning = check_request(request(config, run.bundle, run.folder.root, run.overrides))
+        found.lines.append(line)
+        if warning:
+            found.others.append(Finding("warning", warning, "Or choose another slurm.partition."))
     if processes is None:
         found.others += surroundings(run, environ)
+    attempt.add_to(found)
     found.lines += [*run.held(environ), *run.finished()]
     return found
 

@@ -6,9 +6,12 @@ A launcher runs without torch.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,27 @@ def models_in_transformers(table: str) -> dict[str, str]:
     """
     classes = _table("transformers", "models/auto/modeling_auto.py", table)
     return {kind: name if isinstance(name, str) else name[0] for kind, name in classes.items()}
+
+
+def newer_than_installed(settings: Mapping[str, Any]) -> str:
+    """The transformers that wrote a config of a type which the installed one does not know.
+
+    Args:
+        settings: the config.json of a model.
+
+    Returns:
+        Its version; empty: the type is known, or the version is not newer, or nothing is installed.
+    """
+    written = str(settings.get("transformers_version", "")).partition(".dev")[0]
+    if not is_installed("transformers"):
+        return ""
+    try:
+        known = models_in_transformers("MODEL_MAPPING_NAMES")
+        installed = importlib.metadata.version("transformers")
+    except (LookupError, importlib.metadata.PackageNotFoundError):
+        return ""
+    theirs, ours = (tuple(map(int, re.findall(r"\d+", text)[:3])) for text in (written, installed))
+    return written if settings.get("model_type") not in known and theirs > ours else ""
 
 
 def _table(package: str, file: str, name: str) -> dict[str, Any]:

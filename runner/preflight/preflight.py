@@ -6,6 +6,7 @@ headers, configs, the tokenizer, and small texts.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -32,8 +33,6 @@ from runner.inputs import (
     Inputs,
     ModelInput,
     SplitInput,
-    index_problems,
-    safetensors_header,
     verification,
 )
 from runner.installed import is_installed, is_light, left_to_ranks
@@ -43,7 +42,11 @@ from runner.plan.memory import describe_state, state_needed
 from runner.plan.model_layers import check_fsdp, check_wrap, why_not_here
 from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
 from runner.plan.shapes import Device, ModelShape, shape_of, weight_shapes
-from runner.plan.transformers_tables import leave_torch_alone, model_types
+from runner.plan.transformers_tables import (
+    leave_torch_alone,
+    model_types,
+    newer_than_installed,
+)
 from runner.preflight.access import (
     check_quota,
     check_readable,
@@ -56,7 +59,7 @@ from runner.preflight.findings import Findings
 from runner.preflight.settings import check_accumulation, check_precision
 from runner.preflight.texts import check_texts
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary
-from runner.preflight.weights import check_weights, embedding_of
+from runner.preflight.weights import check_index, check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
 from runner.run_folder.history import earlier_settings, settings_of
 from runner.run_folder.layout import RunFolder
@@ -358,6 +361,13 @@ def _check_model_for_task(config: RunConfig, model: ModelInput) -> str | None:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
         other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
+        if written := newer_than_installed(model.settings):
+            raise UsageError(
+                f"{config.path}: transformers {importlib.metadata.version('transformers')} has no "
+                f"model of type `{kind}`; {model.path / 'config.json'} was written by transformers "
+                f"{written}.",
+                f"Ask for `transformers>={written}` in the environment, or use another model.",
+            )
         raise UsageError(
             f"{config.path}: transformers has no {config.task} model of type `{kind}` "
             f"({model.path / 'config.json'}).",
@@ -437,29 +447,6 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         return ""
     writers = (Writer.of(source, tokenizer) for source in config.sources)
     return "; ".join(dict.fromkeys(writer.description for writer in writers))
-
-
-def check_index(config: RunConfig, model: ModelInput) -> None:
-    """Checks that the shards of an index are here, with the weights that it names.
-
-    Raises:
-        UsageError: some are not.
-    """
-    name = "model.safetensors.index.json"
-    if name not in model.digests:
-        return
-    try:
-        weight_map = json.loads((model.path / name).read_bytes()).get("weight_map")
-    except (OSError, ValueError, AttributeError):
-        weight_map = None
-    tensors = {
-        n: safetensors_header(model.path / n) for n in model.digests if n.endswith(".safetensors")
-    }
-    if problems := index_problems(weight_map, tensors):
-        raise UsageError(
-            f"{config.path}: `{model.asset}`: {name} {'; '.join(problems[:3])}.",
-            "Fetch the whole model: an `include` or `exclude` in the manifest can leave files out.",
-        )
 
 
 def _check_first_weights(config: RunConfig, model: ModelInput) -> None:

@@ -1,4 +1,5 @@
-"""Compares the shapes in the safetensors headers with config.json, layer by layer. Pure.
+"""Compares the shapes in the safetensors headers with config.json, layer by layer. Pure, but for
+`check_index`.
 
 transformers draws a weight that is missing at random, with one line in a log, and ends a rank where
 a shape is another. Both are known here from the headers alone. What is legal stays silent: heads
@@ -7,13 +8,16 @@ that are missing, embeddings tied to the output, experts, layers that are shared
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError
+from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.preflight.findings import Finding
 
 Shapes = Mapping[str, Sequence[int]]
@@ -171,3 +175,26 @@ def _of_names(layers: Mapping[int, Mapping[str, Sequence[int]]]) -> list[str]:
                 f"({len(lost)} of its weights would be random)"
             ]
     return []
+
+
+def check_index(config: RunConfig, model: ModelInput) -> None:
+    """Checks that the shards of an index are here, with the weights that it names.
+
+    Raises:
+        UsageError: some are not.
+    """
+    name = "model.safetensors.index.json"
+    if name not in model.digests:
+        return
+    try:
+        weight_map = json.loads((model.path / name).read_bytes()).get("weight_map")
+    except (OSError, ValueError, AttributeError):
+        weight_map = None
+    tensors = {
+        n: safetensors_header(model.path / n) for n in model.digests if n.endswith(".safetensors")
+    }
+    if problems := index_problems(weight_map, tensors):
+        raise UsageError(
+            f"{config.path}: `{model.asset}`: {name} {'; '.join(problems[:3])}.",
+            "Fetch the whole model: an `include` or `exclude` in the manifest can leave files out.",
+        )

@@ -283,6 +283,32 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     )
 
 
+def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(
+    node: Cluster,
+) -> None:
+    """One line for what is known, by the first rank; what else the script does is not changed."""
+    (node.folder / "site").mkdir()
+    (node.folder / "site" / "sitecustomize.py").write_text("print('theirs is loaded')\n")
+    port = "import socket; socket.create_server(socket.create_server(('', 0)).getsockname())"
+    script = f"""
+python -c 'import mpi4py'
+echo -- ; python -c "{port}"
+echo -- ; RANK=1 python -c 'import mpi4py'
+echo -- ; python -c 'raise KeyError("x")'
+echo -- ; PYTHONPATH=$PYTHONPATH:site python -c 'raise RuntimeError("CUDA_HOME does not exist")'
+exit 7
+"""
+    (node.folder / "all.sh").write_text(f"exec 2>&1\n{script}")
+    done = run(node, "sh", "all.sh")
+    assert done.returncode == 7
+    mpi, port, second, other, theirs = done.stdout.split("--\n")
+    assert "No module named 'mpi4py'\nrunner exec: DeepSpeed looks for MPI only where" in mpi
+    assert "Address already in use\nrunner exec: another program on this node" in port
+    assert "No module named 'mpi4py'" in second and "runner exec" not in second
+    assert other.endswith("KeyError: 'x'\n")
+    assert theirs.count("theirs is loaded") == 1 and "finds no CUDA toolkit" in theirs
+
+
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
     (node.folder / "srun").write_text("#!/bin/sh\necho started\n")
@@ -291,6 +317,17 @@ def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "started" not in out
     assert "srun ... runner exec" in err and "Traceback" not in err
+
+
+def test_a_script_that_would_run_on_one_of_several_nodes_is_refused_with_the_right_line(
+    node: Cluster,
+) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    process = start(node, "torchrun", "train.py", offline=False, **slurm)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "this job has 2 nodes" in err
+    assert "srun --ntasks-per-node=1 runner exec --bundle B -- torchrun train.py" in err
+    assert "srun --nodes=1 --ntasks=1 runner exec" in err
 
 
 @pytest.mark.parametrize(
