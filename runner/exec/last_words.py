@@ -8,6 +8,8 @@ printed before; a `sitecustomize` of the environment is loaded as if this one we
 
 import os
 import sys
+from types import TracebackType
+from typing import Optional, Type
 
 _NO_INTERNET = "a compute node has no internet: "
 # A part of the error's text -> what helps. The first that is found counts.
@@ -97,7 +99,7 @@ ADVICE = (
 )
 
 
-def advice(error):
+def advice(error: Optional[BaseException]) -> str:
     """What helps against an error, or against one of its causes; empty: not known."""
     text, seen = "", 0
     while error is not None and seen < 20:
@@ -108,11 +110,13 @@ def advice(error):
     return next((line for words, line in ADVICE if words in text), "")
 
 
-def install():
+def install() -> None:
     """Adds the line to what an error prints that nobody catches; in the first rank alone."""
     before = sys.excepthook
 
-    def hook(kind, error, trace):
+    def hook(
+        kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    ) -> None:
         before(kind, error, trace)
         try:
             line = advice(error)
@@ -125,7 +129,7 @@ def install():
     sys.excepthook = hook
 
 
-def load_the_next():
+def load_the_next() -> None:
     """Loads the `sitecustomize` that this file hides, if there is one."""
     import importlib.machinery
     import importlib.util

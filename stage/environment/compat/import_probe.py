@@ -14,15 +14,16 @@ import json
 import os
 import re
 import sys
+from typing import Any, Dict, List, Optional
 
 
-def write(path, **answer):
+def write(path: str, **answer: Any) -> None:
     """Appends one line; it is in the file when this returns."""
     with open(path, "a") as file:
         file.write(json.dumps(answer) + "\n")
 
 
-def torch_on_disk():
+def torch_on_disk() -> Dict[str, Optional[str]]:
     """What torch/version.py says, without an import: `cuda` is None for a build without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
@@ -34,9 +35,9 @@ def torch_on_disk():
     return {name.strip("_"): None if value == "None" else value[1:-1] for name, value in found}
 
 
-def torch_facts(torch):
+def torch_facts(torch: Any) -> Dict[str, Any]:
     """The GPUs that this torch has code for, and whether it works with the numpy that is here."""
-    facts = {}
+    facts = {}  # type: Dict[str, Any]
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
     if flags is not None and torch.version.cuda:
         facts["architectures"] = (flags() or "").split()
@@ -51,14 +52,14 @@ def torch_facts(torch):
     return facts
 
 
-def cuda_libraries(package):
+def cuda_libraries(package: Any) -> List[str]:
     """The CUDA versions that bitsandbytes has a library for: `121` is 12.1."""
     names = os.listdir(os.path.dirname(package.__file__))
     found = (re.match(r"libbitsandbytes_cuda(\d+)(_\w+)?\.so$", name) for name in names)
     return sorted({match.group(1) for match in found if match})
 
 
-def try_import(name):
+def try_import(name: str) -> Any:
     """Imports `module` or `module:name`; returns the module."""
     module, _, attribute = name.partition(":")
     imported = importlib.import_module(module)
@@ -67,7 +68,7 @@ def try_import(name):
     return imported
 
 
-def main(path, names):
+def main(path: str, names: List[str]) -> None:
     """Imports all of `names`; a failure does not end it."""
     write(
         path,
@@ -87,7 +88,7 @@ def main(path, names):
         try:
             imported = try_import(name)
             version = str(getattr(imported, "__version__", ""))
-            facts = {"version": version}
+            facts = {"version": version}  # type: Dict[str, Any]
             if package == "torch":
                 facts.update(torch_facts(imported))
                 os.environ.setdefault(  # deepspeed looks for a GPU at its import

@@ -76,7 +76,8 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[list[Fault], list[str]]:
             "LANG": "C.UTF-8",
         }
         # -B: compiled files would become part of the environment. -I: nothing of this user.
-        command = [root / "bin" / "python", "-I", "-B", PROBE, answers, *wanted]
+        python = root / "bin" / "python"
+        command = [str(python), "-I", "-B", str(PROBE), str(answers), *wanted]
         code: int | None = None
         with errors.open("wb") as stderr:
             try:
