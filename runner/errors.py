@@ -13,17 +13,27 @@ from stage.cli.base import Group
 from stage.errors import (
     DamageError,
     IncompleteError,
+    Mistakes,
     PolicyError,
     StageError,
     UsageError,
     as_shown,
+    join_errors,
+    nearest_name,
     says_no_memory,
     shortage,
+    suggest,
 )
 from stage.installation import install_command
 from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
 from stage.util.sandbox import close_network, isolated
-from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines, read_value
+from stage.util.yaml_lines import (
+    Lines,
+    check_keys,
+    load_yaml_with_lines,
+    read_value,
+    reading_yaml,
+)
 
 __all__ = [
     "FULL_DISK",
@@ -32,6 +42,7 @@ __all__ = [
     "IncompleteError",
     "Lines",
     "LostPeerError",
+    "Mistakes",
     "NeverMetError",
     "PolicyError",
     "StageError",
@@ -45,10 +56,14 @@ __all__ = [
     "human_size",
     "install_command",
     "isolated",
+    "join_errors",
     "load_yaml_with_lines",
+    "nearest_name",
     "read_value",
+    "reading_yaml",
     "says_no_memory",
     "shortage",
+    "suggest",
     "sync_folder",
     "write_atomically",
 ]

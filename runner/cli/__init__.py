@@ -18,6 +18,7 @@ from runner.errors import (
     UsageError,
     __version__,
     as_shown,
+    human_count,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def main() -> None:
 @click.option(
     "--on",
     type=click.Choice(["node"]),
+    metavar="node",
     help="Instead check a node: its devices, their speed, its limits. A job of one minute.",
 )
 @click.option(
@@ -126,8 +128,8 @@ def check(
         click.echo(as_shown(str(finding)))
     found.raise_errors()
     warnings = sum(finding.level == "warning" for finding in found.others)
-    above = "the warning above" if warnings == 1 else f"the {warnings} warnings above"
-    click.echo(f"nothing found that would fail{f', except {above}' if warnings else ''}")
+    above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
+    click.echo(f"nothing found that would fail{above}")
 
 
 def _check_as_json(
@@ -148,7 +150,7 @@ def _check_as_json(
     try:
         found = examine(Run.load(run, bundle, output, overrides), processes, os.environ)
     except StageError as error:
-        found = Findings(errors=[error])
+        found = Findings(errors=list(error.parts or [error]))
     result = document(found, lines, run=str(run), bundle=str(bundle))
     click.echo(json.dumps(result, indent=1))
     return int(result["exit_code"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError, load_yaml_with_lines, read_value
+from runner.errors import StageError, UsageError, human_count, load_yaml_with_lines, read_value
 from runner.run_folder.checkpoints import read_state
 from runner.run_folder.layout import EXPORTED, RunFolder
 
@@ -208,7 +208,7 @@ def _metrics(path: Path, warnings: list[str]) -> Iterator[dict[str, Any]]:
     except OSError as error:
         warnings.append(f"{path.name} cannot be read: {error.strerror}")
     if unread:
-        warnings.append(f"{path.name}: {unread} lines are damaged and left out")
+        warnings.append(f"{path.name}: {human_count(unread, 'damaged line')} omitted")
 
 
 def _line(raw: bytes) -> dict[str, Any] | None:
