@@ -21,7 +21,7 @@ from runner.launch.submit import (
     ranks_on_node,
     request,
 )
-from runner.launch.surroundings import Attempt, start
+from runner.launch.surroundings import start
 from runner.launch.train import Run
 from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
 from runner.preflight.places import check_own_name, check_places, hosts_file
@@ -36,9 +36,9 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         processes: the number of ranks to check for; None: as `slurm:` asks for.
     """
     config = run.config
-    attempt = start(run, environ) if processes is None else Attempt(run)
-    ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     early = Findings()
+    attempt = early.attempt(start, run, environ) if processes is None else None
+    ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     device = early.attempt(device_of_job, config, processes, environ)
     found = run.examine(ranks, device, with_texts=True)
     found.errors[:0] = early.errors
@@ -52,7 +52,8 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
             found.others.append(Finding("warning", warning, "Or choose another slurm.partition."))
     if processes is None:
         found.others += surroundings(run, environ)
-    attempt.add_to(found)
+    if attempt is not None:
+        attempt.add_to(found)
     found.lines += [*run.held(environ), *run.finished()]
     return found
 

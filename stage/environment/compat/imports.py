@@ -290,14 +290,15 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:SHOWN]
 
 
-def runs_packages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+def importable(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Returns those of `wanted` (`module` or `module:name`) that an environment has.
 
     Args:
         names: of its packages, as pip or conda writes them.
     """
     have = {re.sub(r"[-_.]+", "_", name.lower()) for name in names}
-    have |= {"torch"} & ({"torch"} if "pytorch" in have else set())
+    if "pytorch" in have:
+        have.add("torch")
     return [module for module in wanted if module.partition(":")[0] in have]
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stage.environment.compat.imports import PROBE, Fault, faults, read_answers, runs_packages
+from stage.environment.compat.imports import PROBE, Fault, faults, importable, read_answers
 from stage.environment.spec.profile import MACHINES
 from stage.errors import UsageError
 from stage.util.progress import Reporter
@@ -41,7 +41,7 @@ def check_imports(
     Raises:
         UsageError: an import fails, for a reason that is the same on each machine.
     """
-    wanted = runs_packages(names, WANTED)
+    wanted = importable(names, WANTED)
     if not wanted:
         return
     shown = ", ".join(name.partition(":")[0] for name in wanted)
