@@ -52,11 +52,12 @@ def check_imports(
             f"and this machine is {sys.platform} {machine}"
         )
         return
-    found, unknown = _try(root, wanted)
+    found, unknown = _try(root.absolute(), wanted)
     for text in unknown:
         reporter.note(f"{asset}: not known here: {text}")
     if not found:
-        reporter.note(f"{asset}: {shown} can be imported, without network")
+        if not unknown:
+            reporter.note(f"{asset}: {shown} can be imported, without network")
         return
     listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in found)
     raise UsageError(

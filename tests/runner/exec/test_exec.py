@@ -289,7 +289,8 @@ def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words
     """One line for what is known, by the first rank; what else the script does is not changed."""
     (node.folder / "site").mkdir()
     (node.folder / "site" / "sitecustomize.py").write_text("print('theirs is loaded')\n")
-    port = "import socket; socket.create_server(socket.create_server(('', 0)).getsockname())"
+    port = "import socket; used = socket.create_server(('', 0)); "
+    port += "socket.socket().bind(used.getsockname())"
     script = f"""
 python -c 'import mpi4py'
 echo -- ; python -c "{port}"

@@ -33,7 +33,7 @@ def tried(root: Path, *names: str, platform: str = HERE) -> str:
     said = io.StringIO()
     with redirect_stderr(said):
         try:
-            check_imports("train-env", root, names, platform, Reporter())
+            check_imports("train-env", Path(os.path.relpath(root)), names, platform, Reporter())
         except UsageError as error:
             return f"refused: {error}"
     return said.getvalue()
@@ -142,7 +142,16 @@ def test_what_only_a_machine_with_a_driver_knows_is_a_note(root: Path) -> None:
     )
     said = tried(root, "deepspeed")
     assert "train-env: not known here: deepspeed needs libcuda.so.1" in said
-    assert "no GPU driver" in said
+    assert "no GPU driver" in said and "can be imported" not in said
+
+
+def test_a_python_that_does_not_start_here_is_a_note_and_no_promise(root: Path) -> None:
+    write_packages(root, torch=TORCH)
+    (root / "bin" / "python").unlink()
+    (root / "bin" / "python").write_text("#!/nowhere/musl\n")
+    (root / "bin" / "python").chmod(0o755)
+    said = tried(root, "torch")
+    assert "its Python does not start here" in said and "can be imported" not in said
 
 
 def test_a_bitsandbytes_without_a_library_for_torchs_cuda_is_refused(root: Path) -> None:
