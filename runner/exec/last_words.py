@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Optional, Type
 
 _NO_INTERNET = "a compute node has no internet: "
+_NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
+_SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
 # A part of the error's text -> what helps. The first that is found counts.
 ADVICE = (
     (
@@ -19,7 +21,7 @@ ADVICE = (
         "DeepSpeed looks for MPI only where RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
         "MASTER_PORT are not all set: start the script with torchrun, inside runner exec",
     ),
-    ("libmpi", "load the site's MPI module before runner exec, or leave mpi4py out"),
+    ("libmpi.so", "load the site's MPI module before runner exec, or leave mpi4py out"),
     (
         "EADDRINUSE",
         "another program on this node uses that port: torchrun --standalone, or a port of your "
@@ -80,22 +82,16 @@ ADVICE = (
         "Too many open files",
         "`ulimit -n $(ulimit -Hn)` before runner exec, or fewer workers",
     ),
-    (
-        "shared memory",
-        "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0",
-    ),
+    ("workers are out of shared memory", _SHM),
+    ("insufficient shared memory", _SHM),
     (
         "No locks available",
         "that folder's disk has no file locks: use one on the node's own disk, such as $TMPDIR",
     ),
-    ("[Errno 38]", "that folder's disk has no file locks: use one on the node's own disk"),
     ("RepositoryNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
     ("not a valid model identifier", "that name is not in the bundle: see `stage show BUNDLE`"),
     ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
     ("DatasetNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
-    ("gaierror", _NO_INTERNET + "stage the file with `url:`, and read it from the bundle"),
-    ("NameResolutionError", _NO_INTERNET + "stage the file, and read it from the bundle"),
-    ("Network is unreachable", _NO_INTERNET + "stage the file, and read it from the bundle"),
 )
 
 
@@ -105,8 +101,12 @@ def advice(error: Optional[BaseException]) -> str:
     while error is not None and seen < 20:
         text += "%s: %s\n" % (type(error).__name__, error)
         error, seen = error.__cause__ or error.__context__, seen + 1
-    if "wandb" in text and any(words in text for words in ("resol", "Network", "connect")):
-        return _NO_INTERNET + "export WANDB_MODE=offline"
+    # Ranks that do not reach each other must not be told about the internet.
+    if any(words in text for words in _NOT_REACHED) and ("http" in text.lower() or "urlo" in text):
+        helps = (
+            "export WANDB_MODE=offline" if "wandb" in text else "stage the file, and read it there"
+        )
+        return _NO_INTERNET + helps
     return next((line for words, line in ADVICE if words in text), "")
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
+from runner.exec.last_words import advice
 from runner.exec.run import environment
 from runner.exec.server_process import read_line, start_server
 from runner.inputs import HubRepository
@@ -308,6 +309,17 @@ exit 7
     assert "No module named 'mpi4py'" in second and "runner exec" not in second
     assert other.endswith("KeyError: 'x'\n")
     assert theirs.count("theirs is loaded") == 1 and "finds no CUDA toolkit" in theirs
+
+
+def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
+    lost = RuntimeError("[Gloo] connect: Network is unreachable, remote=[10.0.0.2]:29500")
+    assert advice(lost) == ""
+    download = OSError("<urlopen error [Errno -2] Name or service not known>")
+    assert "no internet" in advice(download)
+    assert advice(RuntimeError("out of resource: shared memory, Required: 1, limit: 0")) == ""
+    outer = KeyError("x")
+    outer.__cause__ = ModuleNotFoundError("No module named 'mpi4py'")
+    assert "torchrun" in advice(outer)
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
