@@ -88,6 +88,10 @@ ADVICE = (
         "No locks available",
         "that folder's disk has no file locks: use one on the node's own disk, such as $TMPDIR",
     ),
+    (
+        "NLTK Downloader",
+        _NO_INTERNET + "stage nltk_data with `path:`, and export NLTK_DATA=BUNDLE/data/files/ASSET",
+    ),
     ("RepositoryNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
     ("not a valid model identifier", "that name is not in the bundle: see `stage show BUNDLE`"),
     ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
@@ -103,10 +107,7 @@ def advice(error: Optional[BaseException]) -> str:
         error, seen = error.__cause__ or error.__context__, seen + 1
     # Ranks that do not reach each other must not be told about the internet.
     if any(words in text for words in _NOT_REACHED) and ("http" in text.lower() or "urlo" in text):
-        helps = (
-            "export WANDB_MODE=offline" if "wandb" in text else "stage the file, and read it there"
-        )
-        return _NO_INTERNET + helps
+        return _NO_INTERNET + "stage the file (`url:`), and read it from the bundle"
     return next((line for words, line in ADVICE if words in text), "")
 
 
