@@ -6,9 +6,11 @@ server. Nothing is written to the home folder.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -55,6 +57,54 @@ def disk_type(path: Path, mounts: str) -> str:
         if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best[0]):
             best = (at, fields[2])
     return best[1]
+
+
+def write_fault(folder: Path, size: int = 2**20) -> OSError | None:
+    """Writes a file without a name to a folder, to learn why a disk refuses; None: it does not."""
+    try:
+        with tempfile.TemporaryFile(prefix=".airlift-check-", dir=folder) as file:
+            file.write(os.urandom(size))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
+
+
+def what_is_used_up(folder: Path, error: OSError) -> tuple[str, str] | None:
+    """Says whether quota, inodes or space made a disk refuse, and what shows and frees it.
+
+    Args:
+        folder: on that disk.
+        error: of the disk. Libraries hide its number; then a file is written to learn it.
+
+    Returns:
+        The cause, unless the error's own message has it, and the remedy; None: none of these.
+    """
+    number = error.errno
+    if number is None:
+        fault = write_fault(folder)
+        number = fault.errno if fault else None
+    if number == errno.EDQUOT:
+        return (
+            "your quota is used up, of bytes or of files (the disk itself may have room)",
+            f"Free space or quota there: quota -s, or lfs quota -h -u $USER {folder}, shows which "
+            "(older runs, checkpoints)",
+        )
+    if number != errno.ENOSPC:
+        return None
+    try:
+        status = os.statvfs(folder)
+        no_inodes = bool(status.f_files and not status.f_favail)
+    except OSError:
+        no_inodes = False
+    if no_inodes:
+        return (
+            "no inode is left: not the space is used up but the number of files (df -i)",
+            "Free space or quota there: remove many small files (du --inodes -s * | sort -n)",
+        )
+    cause = "" if error.errno else "the disk is full"  # its own message says so
+    return cause, "Free space or quota there (older runs, checkpoints)"
 
 
 def job_folder(environ: Mapping[str, str]) -> Path:

@@ -25,6 +25,8 @@ from runner.errors import DamageError, StageError, UsageError
 from stage.bundle.bundle import Bundle, holds_bundle
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
+from stage.environment.compat import imports as imports  # for runner.launch.surroundings
+from stage.environment.compat.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
 from stage.verify.advice import remedy_for_damage, suggest_fixes

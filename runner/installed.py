@@ -8,7 +8,7 @@ refused, in one message.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -49,6 +49,19 @@ def to_train(config: RunConfig) -> list[str]:
     }
     always = ["torch", "transformers", "safetensors", *to_prepare(config)]
     return list(dict.fromkeys([*always, *(name for name, used in chosen.items() if used)]))
+
+
+def for_tokenizer(names: Iterable[str]) -> list[str]:
+    """Returns the packages that turn the files of a tokenizer into a fast one, if that is needed.
+
+    Args:
+        names: the files of the model.
+    """
+    names = set(names)
+    if "tokenizer.json" in names or "tekken.json" in names:
+        return []
+    found = ["sentencepiece"] if any(name.endswith(".model") for name in names) else []
+    return ["tiktoken"] if any(name.endswith(".tiktoken") for name in names) else found
 
 
 def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:

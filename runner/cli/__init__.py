@@ -263,7 +263,8 @@ def submit(
     for checked in runs or [loaded]:
         if sweep:
             click.echo(f"{checked.folder.root.name}:")
-        _check_request(checked, ranks)
+        # The runs of a sweep share one shell, which is tried once.
+        _check_request(checked, ranks, with_shell=checked is (runs or [loaded])[0])
         for line in checked.finished() if sweep else ():
             click.echo(line)
     check_not_finished(runs or [loaded])
@@ -274,20 +275,26 @@ def submit(
     click.echo(f"  log:    {log}")
 
 
-def _check_request(run: Run, ranks: int) -> None:
+def _check_request(run: Run, ranks: int, *, with_shell: bool) -> None:
     """Checks one run that will be submitted, and prints what is found.
+
+    Args:
+        with_shell: whether the job's shell and its Python are tried, too.
 
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
     from runner.launch.check import known_of_partition, python_of_job, surroundings
     from runner.launch.submit import device_of_job, notes_of_job
+    from runner.launch.surroundings import Attempt, start
     from runner.run_folder.run_lock import check_not_held
 
+    attempt = start(run, os.environ) if with_shell else Attempt(run)
     device = device_of_job(run.config, None, os.environ)
     found = run.examine(ranks, device, with_texts=True)
     with found.keeping():
         found.lines += notes_of_job(run.config)
+    attempt.add_to(found)
     found.raise_errors()
     known = known_of_partition(run, os.environ, offers=True)
     found.others += [*python_of_job(run), *surroundings(run, os.environ), *known.others]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from runner.errors import as_shown
+from runner.errors import UsageError, as_shown
 
 ASK_SLURM_EVERY_S = 20
 
@@ -78,7 +78,13 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     from runner.run_folder.status import status as look
 
     folder, job = find(run)
-    path = reading.log_of(History.read(folder), rank)
+    try:
+        path = reading.log_of(History.read(folder), rank)
+    except UsageError as error:
+        ended = look(folder, job).job if rank is None and folder.is_dir() else None
+        if ended is None:
+            raise
+        raise UsageError(f"{error.message} {ended.describe()}.", error.remedy) from None
     click.echo(as_shown(f"{path}:"), err=True)
     shown, position = reading.last_lines(path, lines)
     click.echo(as_shown("".join(f"{line.expandtabs()}\n" for line in shown)), nl=False)

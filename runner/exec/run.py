@@ -22,12 +22,14 @@ from typing import NoReturn
 
 from runner import offline
 from runner.disks import cache_variables, job_folder, local_folder, own_folder, read_mounts
-from runner.errors import StageError, UsageError
+from runner.errors import StageError, UsageError, write_atomically
+from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.server_process import read_line, stage_command, start_server
 from runner.inputs import check_known_damage, check_names_and_sizes, hub_repositories, running_tree
 from runner.isolation import note_for_script
 from runner.ranks.environment import variables_between_nodes
+from runner.ranks.schedulers import mpi_task
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(
@@ -55,7 +57,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
 
     Raises:
         UsageError: the program does not exist, the command would start processes on other nodes, or
-            another user owns the folder of the caches.
+            run on one of several; or another user owns the folder of the caches.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
         StageError: the server did not start; it has printed the reason.
     """
@@ -74,6 +76,9 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     address = _address(read_line(reader))
     between, notes = variables_between_nodes(environ)
     variables = environment(environ, address, folder, compiled) | between
+    customize = folder / "python" / "sitecustomize.py"
+    customize.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(customize, Path(last_words.__file__).read_bytes())
     in_prefix = Path(program).resolve().is_relative_to(Path(sys.prefix).resolve())
     if in_prefix and running_tree() is not None:
         # An environment from a bundle contains all packages that it needs.
@@ -97,9 +102,9 @@ def environment(
 
     Args:
         address: the URL of the server.
-        folder: the folder of this bundle's caches. If HF_DATASETS_CACHE is set, the datasets cache
-            is a folder in it instead: Arrow copies are as large as the data, and a node's own disk
-            may be small.
+        folder: the folder of this bundle's caches, and of `runner.exec.last_words`. If
+            HF_DATASETS_CACHE is set, the datasets cache is a folder in that instead: Arrow copies
+            are as large as the data, and a node's own disk may be small.
         compiled: the folder of compiler caches.
     """
     variables = {name: value for name, value in environ.items() if name not in REMOVED_VARIABLES}
@@ -121,6 +126,9 @@ def environment(
         "HF_EVALUATE_CACHE": environ.get("HF_EVALUATE_CACHE") or str(folder / "evaluate"),
         "HF_MODULES_CACHE": environ.get("HF_MODULES_CACHE") or str(folder / "modules"),
         "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(folder / "python"), environ.get("PYTHONPATH")))
+        ),
         # Otherwise `load_dataset("csv", ...)` first connects to a host on the internet.
         "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     }
@@ -144,13 +152,24 @@ def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:
     job = SlurmJobEnvironment.from_environ(environ)
+    if job is None or job.num_nodes == 1:
+        return
     name = Path(command[0]).name
-    if job is not None and job.num_nodes > 1 and name in MULTI_NODE_LAUNCHERS:
+    if name in MULTI_NODE_LAUNCHERS:
         raise UsageError(
             f"`{name}` starts processes on {job.num_nodes} nodes; the bundle would be served on "
             "this one alone.",
             f"The other way round, so that each node serves itself: {name} ... runner exec "
             "--bundle B -- python ...",
+        )
+    if job.step is None and mpi_task(environ) is None:
+        theirs = " ".join(command)
+        raise UsageError(
+            f"this job has {job.num_nodes} nodes, and outside srun `{name}` would run on this one "
+            "alone.",
+            "Start it on each node: srun --ntasks-per-node=1 runner exec --bundle B -- "
+            f"{theirs} (or with one task per GPU, if the script does not start its own). For one "
+            f"node only: srun --nodes=1 --ntasks=1 runner exec --bundle B -- {theirs}",
         )
 
 

@@ -22,6 +22,7 @@ from runner.launch.submit import (
     ranks_on_node,
     request,
 )
+from runner.launch.surroundings import start
 from runner.launch.train import Run
 from runner.plan.devices import torch_without_gpus
 from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
@@ -39,8 +40,9 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         processes: the number of ranks to check for; None: as `slurm:` asks for.
     """
     config = run.config
-    ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     early = Findings()
+    attempt = early.attempt(start, run, environ) if processes is None else None
+    ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     device = early.attempt(device_of_job, config, processes, environ)
     found = run.examine(ranks, device, with_texts=True)
     found.errors[:0] = early.errors
@@ -52,14 +54,17 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
     elif config.environment is None:
         found.attempt(check_tools, config)
     with found.keeping():
-        found.lines.append(
-            check_request(request(config, run.bundle, run.folder.root, run.overrides))
-        )
+        line, warning = check_request(request(config, run.bundle, run.folder.root, run.overrides))
+        found.lines.append(line)
+        if warning:
+            found.others.append(Finding("warning", warning, "Or choose another slurm.partition."))
     if processes is None:
         found.others += surroundings(run, environ)
         known = known_of_partition(run, environ)
         found.others += known.others
         found.lines += known.lines
+    if attempt is not None:
+        attempt.add_to(found)
     found.lines += [*run.held(environ), *run.finished()]
     return found
 

@@ -81,7 +81,7 @@ def decide(
             f"{root} is in memory ({local}), which the job needs; set {ROOT_VARIABLE} to use it",
         )
     # Path.exists() would raise where the folder is another user's.
-    there = os.path.exists(_prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110
+    there = os.path.exists(prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110
     free = _free(root)
     if not there and free is not None and free < environment.size:
         space = f"{human_size(free)} free of the {human_size(environment.size)} needed"
@@ -95,7 +95,7 @@ def decide(
     return Decision(root, f"{why}; {root} is a disk of the node's own ({local}){has_it}")
 
 
-def _prefix_below(root: Path, tree: str) -> Path:
+def prefix_below(root: Path, tree: str) -> Path:
     """The prefix to which node-local.sh unpacks an environment."""
     return root / f"airlift-{os.getuid()}" / tree[:16]
 

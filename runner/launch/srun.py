@@ -20,12 +20,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from runner.errors import IncompleteError, UsageError, human_count, say
+from runner.errors import (
+    IncompleteError,
+    NeverMetError,
+    UsageError,
+    human_count,
+    isolated,
+    say,
+)
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import print_hang, recorded_signals, report_lost_peer
 from runner.ranks import network
 from runner.ranks.environment import RANK_FLAG, SENTINEL, TORCH_VARIABLES
 from runner.ranks.heartbeat import ASK_FOR_STACKS
+from runner.ranks.node_test import Meeting, faults_in
 from runner.ranks.processes import die_with_parent
 from runner.ranks.reach import lost_by_watchdog
 from runner.ranks.rendezvous import (
@@ -52,6 +60,8 @@ MAX_REQUEUES = 32
 
 SCONTROL_TIMEOUT_S = 40
 LINES_KEPT = 2000
+NODE_TEST_S = 90.0
+"""How long the test of the nodes may last: a busy disk, slow to start Python, is no fault."""
 TRIES = 5
 """How often a busy Slurm controller is asked."""
 
@@ -127,6 +137,7 @@ def run_batch(
     run_folder: Path,
     environ: Mapping[str, str] | None = None,
     hang_after_s: float | None = None,
+    folders: Mapping[str, str] | None = None,
 ) -> int:
     """Runs `argv` as the ranks of this job and waits for them.
 
@@ -138,6 +149,7 @@ def run_batch(
     Args:
         argv: the command of a rank.
         hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
+        folders: what it is -> a folder that each node must have.
 
     Returns:
         0: done. 5: stopped, submit again. Else the exit code of the first rank that failed, if it
@@ -146,6 +158,7 @@ def run_batch(
     Raises:
         UsageError: this is not a job, the tasks do not divide among the nodes, rank 0 has no
             address, or srun cannot be started.
+        NeverMetError: as for `check_nodes`.
     """
     environ = os.environ if environ is None else environ
     job = SlurmJobEnvironment.from_environ(environ)
@@ -159,6 +172,8 @@ def run_batch(
         srun_environment(job, environ, port, master.address),
     )
     _describe(job, command, master, port)
+    if job.num_nodes > 1:
+        check_nodes(job, variables, Meeting(master.address, port, job.num_nodes - 1, folders or {}))
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)
     watch = HangDetector(run_folder / "logs", job.num_nodes * tasks_per_node(job), hang_after_s)
@@ -182,6 +197,63 @@ def run_batch(
     if first_end.startswith("Aborted") and (line := lost_by_watchdog(last_words)):
         return report_lost_peer(watch, line)
     return _exit_code(code, first_end)
+
+
+def node_test_command(job: SlurmJobEnvironment, meeting: Meeting) -> list[str]:
+    """Returns the srun command that tests each node once. Pure."""
+    return [
+        "srun",
+        f"--nodes={job.num_nodes}",
+        f"--ntasks={job.num_nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--gres=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        *isolated("runner.ranks.node_test", meeting.to_json()),
+    ]
+
+
+def check_nodes(job: SlurmJobEnvironment, variables: Mapping[str, str], meeting: Meeting) -> None:
+    """Lets each node of this job look at itself, and reach rank 0's node.
+
+    A test that cannot be made never ends a job: the ranks find out.
+
+    Args:
+        variables: the environment of the ranks.
+
+    Raises:
+        NeverMetError: the ranks could not work together; says what is wrong on which node.
+    """
+    began = time.monotonic()
+    ours = {name: value for name, value in variables.items() if name != RANK_FLAG}
+    try:
+        done = subprocess.run(
+            node_test_command(job, meeting),
+            env=ours,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=NODE_TEST_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"the nodes were not tested: {error}")
+        return
+    found, nodes = faults_in(done.stdout)
+    if found:
+        for fault in found:
+            say(f"{fault}\n  -> {fault.remedy}")
+        raise NeverMetError(
+            f"{'; '.join(dict.fromkeys(map(str, found)))}. The ranks were not started.",
+            f"{found[0].remedy} Running it again unchanged will not help.",
+        )
+    if len(nodes) < job.num_nodes:
+        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        say(f"only {len(nodes)} of {job.num_nodes} nodes answered the test: {words}")
+        return
+    say(f"{job.num_nodes} nodes reach each other (tested in {time.monotonic() - began:.0f} s)")
 
 
 def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, port: int) -> None:

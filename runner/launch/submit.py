@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig, SlurmConfig
-from runner.errors import IncompleteError, UsageError, human_count, write_atomically
+from runner.errors import IncompleteError, UsageError, human_count, say, write_atomically
 from runner.installed import is_light
 from runner.plan import devices
 from runner.plan.devices import NodeShape
 from runner.plan.shapes import Device
 from runner.ranks.environment import runner_command
+from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask
 from runner.slurm.job_array import Member
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
@@ -46,6 +47,9 @@ REMEDIES = {
     "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
 }
 """Parts of sbatch's error messages, in lower case -> the remedy."""
+
+_WAITS = ("down, drained or reserved", "required node not available", "requested nodes are busy")
+"""Parts of sbatch's messages, with --test-only, on a job that sbatch without it accepts."""
 
 _NO_ANSWER = ("unable to contact", "socket timed out", "connection refused")
 _ADVICE_ELSEWHERE = (
@@ -222,13 +226,15 @@ def submit(wanted: SbatchRequest) -> int:
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(wanted.script, script.encode())
-    _sbatch("--test-only", str(wanted.script))
+    if warning := _test(wanted.script, wanted):
+        say(f"warning: {warning}")
     output = _sbatch("--parsable", str(wanted.script)).stdout
     number = re.match(r"(\d+)", output)
     if not number:
         raise UsageError(
             f"sbatch printed no job number: {output.strip()!r}", "Look with `squeue --me`."
         )
+    write_atomically(RunFolder(wanted.run_folder).submitted, f"{number[1]}\n".encode())
     return int(number[1])
 
 
@@ -243,24 +249,58 @@ def try_script(script: Path) -> None:
     _sbatch("--test-only", str(script))
 
 
-def check(wanted: SbatchRequest) -> str:
-    """Lets Slurm check the job without submitting it, and describes the result in one line.
+def check(wanted: SbatchRequest) -> tuple[str, str]:
+    """Lets Slurm check the job without submitting it.
+
+    Returns:
+        One line on the result; and a warning about a job that will wait, or nothing.
 
     Raises:
         UsageError: Slurm would refuse the job, or leave it waiting forever.
     """
     if shutil.which("sbatch") is None:
-        return "Slurm request: not checked, there is no sbatch here"
+        return "Slurm request: not checked, there is no sbatch here", ""
     _check_time(wanted)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "submit.sbatch")
         script.write_text(sbatch_script(wanted), encoding="utf-8")
         try:
-            _sbatch("--test-only", str(script))
+            warning = _test(script, wanted)
         except NoClusterError as error:
-            return f"Slurm request: not checked: {error.message}"
+            return f"Slurm request: not checked: {error.message}", ""
     shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
-    return f"Slurm request: {shape}: sbatch --test-only accepts it"
+    accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
+    return f"Slurm request: {shape}: {accepts}", warning
+
+
+def _test(script: Path, wanted: SbatchRequest) -> str:
+    """Lets Slurm check a script.
+
+    Returns:
+        A warning about nodes that are down or drained: sbatch itself accepts such a job, which then
+        waits for them. Empty: there is none.
+
+    Raises:
+        UsageError: Slurm would refuse the job.
+    """
+    try:
+        _sbatch("--test-only", str(script))
+    except UsageError as error:
+        if any(words in error.message.lower() for words in _WAITS):
+            return (
+                f"{error.message.partition(': ')[2]}. sbatch accepts the job, and it waits until "
+                "they are back: `sinfo -R` says since when and why"
+            )
+        have = len(node_shapes(wanted.partition))
+        if 0 < have < wanted.nodes:
+            where = f"partition {wanted.partition}" if wanted.partition else "the partition"
+            raise UsageError(
+                error.message,
+                f"Lower slurm.nodes: it is {wanted.nodes}, and {where} has "
+                f"{human_count(have, 'node')}.",
+            ) from None
+        raise
+    return ""
 
 
 def _check_time(wanted: SbatchRequest) -> None:

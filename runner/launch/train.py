@@ -241,7 +241,8 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     if role == "batch":
         argv = [*run.config.slurm.container, *argv]
-        return run_batch(argv, run.folder.root, hang_after_s=hang_after_s)
+        folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}
+        return run_batch(argv, run.folder.root, hang_after_s=hang_after_s, folders=folders)
     return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
 
 

@@ -291,6 +291,12 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
             )
     gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
     per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+    if per_node and 0 < gpus < ranks and not _on_cpus(slurm):
+        raise UsageError(
+            f"slurm.tasks_per_node: {ranks} ranks on each node, and "
+            f"{human_count(gpus, 'GPU')} asked for there: two ranks cannot share one.",
+            f"Set slurm.tasks_per_node: {gpus} (or omit it), or slurm.gpus_per_node: {ranks}.",
+        )
     return [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
 
 
@@ -333,6 +339,29 @@ def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> De
     return _device(
         Gpu(" or ".join(gpu.name for gpu in known), best.memory, capability), host // num_local
     )
+
+
+def _on_cpus(slurm: SlurmConfig) -> bool:
+    """Whether `slurm.setup` hides all GPUs."""
+    given = [re.search(r"\bCUDA_VISIBLE_DEVICES=(\S*)", line) for line in slurm.setup]
+    values = [match[1].strip("'\"") for match in given if match]
+    return bool(values) and hides_all({"CUDA_VISIBLE_DEVICES": values[-1]})
+
+
+def asks_for_gpus(slurm: SlurmConfig) -> bool:
+    """Whether a job requests GPUs, by `gpus_per_node` or in `slurm.options`."""
+    return bool(max(slurm.gpus_per_node, *_counts_asked(slurm)) or _types_asked(slurm))
+
+
+def gpus_of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape]) -> list[Gpu]:
+    """Returns the kinds of GPU that a job could get; empty: not known. Pure.
+
+    Args:
+        nodes: the nodes of the partition.
+    """
+    named = _types_asked(slurm) or sorted({kind for node in nodes for kind in node.gpu_types})
+    gpus = [gpu_named(name) for name in named]
+    return [gpu for gpu in gpus if gpu is not None] if None not in gpus else []
 
 
 def _device(gpu: Gpu, host: int) -> Device:

@@ -6,6 +6,7 @@ A launcher runs without torch.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import sys

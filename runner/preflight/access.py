@@ -11,11 +11,10 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.disks import disk_type
+from runner.disks import disk_type, write_fault
 from runner.errors import (
     FULL_DISK,
     IncompleteError,
@@ -28,7 +27,6 @@ from runner.inputs import Inputs
 
 ENVIRONMENT_FILES = ("env.json", "bootstrap.sh", "node-local.sh", "image.tar.gz")
 NAMED = 3  # at most so many files are named in a message
-PROBE = 2**20  # bytes that are written: a quota that is used up refuses them
 FILES_OF_A_RUN = 500  # inodes of a run folder: logs, checkpoints of many ranks, the model
 QUOTA_TIMEOUT_S = 3.0
 _WITH_LFS = ("lustre",)
@@ -122,9 +120,11 @@ def check_writable(where: Path) -> None:
         # A file system without a fixed number of inodes (btrfs, many network disks) has 0 files.
         if status.f_files and status.f_favail < FILES_OF_A_RUN:
             raise no_inodes(where, status.f_favail)
-        _write_a_file(folder)
+        fault = write_fault(folder)
     except OSError as error:
-        raise _refusal(where, folder, error) from None
+        fault = error
+    if fault is not None:
+        raise _refusal(where, folder, fault)
 
 
 def no_inodes(where: Path, free: int) -> IncompleteError:
@@ -135,18 +135,6 @@ def no_inodes(where: Path, free: int) -> IncompleteError:
         "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
         "or choose another --output",
     )
-
-
-def _write_a_file(folder: Path) -> None:
-    """Makes a file without a name and writes to it; where that is not possible, one with a name.
-
-    Raises:
-        OSError: it is not possible.
-    """
-    with tempfile.TemporaryFile(prefix=".airlift-check-", dir=folder) as file:
-        file.write(os.urandom(PROBE))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _refusal(where: Path, folder: Path, error: OSError) -> StageError:

@@ -111,10 +111,10 @@ def wait_for_rank_0(
         time.sleep(TRY_EVERY_S)
 
 
-def try_to_connect(address: str, port: int) -> str:
+def try_to_connect(address: str, port: int, timeout_s: float = ANSWER_S) -> str:
     """Tries to connect. Returns the error as text; empty: connected."""
     try:
-        socket.create_connection((address, port), timeout=ANSWER_S).close()
+        socket.create_connection((address, port), timeout=timeout_s).close()
     except socket.gaierror:
         return "the name has no address there"
     except ConnectionRefusedError:

@@ -62,12 +62,13 @@ class History:
 
     @property
     def last_job(self) -> int | None:
-        """The number of the Slurm job that wrote here last; None if there was none."""
+        """The number of the Slurm job that wrote here last, or should; None if there was none."""
         slurm = self.facts.get("slurm")
         recorded = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
         jobs = list(self.jobs[-1:])
-        if isinstance(recorded, str) and re.fullmatch(r"\d{1,18}", recorded):
-            jobs.append(int(recorded))
+        for text in (recorded, _submitted(self.folder)):
+            if isinstance(text, str) and re.fullmatch(r"\d{1,18}", text):
+                jobs.append(int(text))
         return max(jobs, default=None)
 
     @property
@@ -113,6 +114,13 @@ class History:
             jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
             warnings=tuple(warnings),
         )
+
+
+def _submitted(folder: RunFolder) -> str:
+    try:
+        return folder.submitted.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _check_is_run_folder(folder: RunFolder) -> None:

@@ -66,6 +66,11 @@ class RunFolder:
         return self.root / "logs"
 
     @property
+    def submitted(self) -> Path:
+        """The number of the job that was submitted last; its log may never be written."""
+        return self.root / "submitted"
+
+    @property
     def checkpoints(self) -> Path:
         """`step-N` folders."""
         return self.root / "checkpoints"

@@ -187,6 +187,8 @@ def _state_at_rest(history: History) -> tuple[str, str]:
     if wanted is not None and done >= wanted and history.has_exported_its_last_step:
         return "finished", f"its model: {history.folder.model}"
     if not history.steps and not history.checkpoints:
+        if not any(history.folder.logs.glob("*")):
+            return "stopped", "it never began: there is no log"
         return "stopped", "it has not made a step; `runner logs` may say why"
     if history.steps and number(history.steps[-1], "loss") is None:
         return "stopped", (

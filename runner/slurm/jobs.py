@@ -67,6 +67,16 @@ ENDS = {
 """Slurm's states of an ended job (squeue(1), JOB STATE CODES) -> an explanation."""
 
 
+NO_LOG = "0:53"
+"""The exit code of a job whose log slurmd could not open: it raised the real-time signal 53."""
+
+_LAUNCH_FAILURES = {
+    "JobLaunchFailure": "it could not be started on a node (JobLaunchFailure)",
+    "BadConstraints": "no node has what it asks for (BadConstraints)",
+}
+"""Slurm's reasons for a job that ended before its script began -> an explanation."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A job as Slurm reports it. Times are Slurm's texts; empty if it reports none."""
@@ -79,6 +89,7 @@ class Job:
     left: str = ""
     starts: str = ""
     script: str = ""
+    exit_code: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -89,7 +100,8 @@ class Job:
         """One line for people."""
         if self.is_over:
             ran = f" (ran {self.elapsed})" if self.elapsed else ""
-            return f"job {self.id}: {self.state.lower()}, {ENDS[self.state]}{ran}"
+            why = self._why_not_started() or ENDS[self.state]
+            return f"job {self.id}: {self.state.lower()}, {why}{ran}"
         if self.state == "PENDING":
             known = REASONS.get(self.reason, REASONS.get(self.reason.split(",")[0], ""))
             why = f"Slurm says {self.reason or 'no reason'}"
@@ -99,6 +111,16 @@ class Job:
             return f"job {self.id}: pending: {why}{expected}"
         where = f" on {self.nodes}" if self.nodes else ""
         return f"job {self.id}: {self.state.lower()}{where}, for {self.elapsed}, {self.left} left"
+
+    def _why_not_started(self) -> str:
+        """Why a job ended before its script began; empty: it began, or this is not known."""
+        if self.exit_code == NO_LOG:
+            return (
+                f"on {self.nodes or 'its node'} Slurm could not open its log (exit code {NO_LOG}): "
+                "the run folder is not there, or may not be written; take an --output on a disk "
+                "that the nodes share"
+            )
+        return _LAUNCH_FAILURES.get(self.reason.partition(",")[0], "")
 
 
 def queued(job_id: int | None = None) -> list[Job] | None:
@@ -112,15 +134,36 @@ def queued(job_id: int | None = None) -> list[Job] | None:
 
 
 def ended(job_id: int) -> Job | None:
-    """A job that has ended, from the accounting; None without accounting, or if it is unknown."""
-    asked = ("--jobs", str(job_id), "--format=JobIDRaw,State,Elapsed,NodeList")
+    """A job that has ended, from the accounting; else what Slurm remembers of it for some minutes.
+
+    None: it knows nothing of it.
+    """
+    asked = ("--jobs", str(job_id), "--format=JobIDRaw,State,Elapsed,NodeList,ExitCode")
     shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked)
     for line in shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []:
         fields = line.split("|")
-        if len(fields) == 4 and fields[0] == str(job_id):
+        if len(fields) >= 4 and fields[0] == str(job_id):
             state = (fields[1].split() or ["UNKNOWN"])[0]  # of "CANCELLED by 1000"
-            return Job(job_id, state, nodes=fields[3], elapsed=fields[2])
-    return None
+            code = "".join(fields[4:5])
+            return Job(job_id, state, nodes=fields[3], elapsed=fields[2], exit_code=code)
+    return _remembered(job_id)
+
+
+def _remembered(job_id: int) -> Job | None:
+    """A job that has ended, as the controller remembers it; None: it has forgotten it."""
+    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
+    if shown is None or shown.returncode != 0:
+        return None
+    fields = dict(field.partition("=")[::2] for field in shown.stdout.split())
+    job = Job(
+        job_id,
+        fields.get("JobState", ""),
+        reason=fields.get("Reason", ""),
+        nodes=fields.get("NodeList", "").replace("(null)", ""),
+        elapsed=fields.get("RunTime", ""),
+        exit_code=fields.get("ExitCode", ""),
+    )
+    return job if job.is_over else None
 
 
 def step_name(host: str, pid: int) -> str:

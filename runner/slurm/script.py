@@ -128,12 +128,12 @@ def sbatch_script(request: SbatchRequest) -> str:
         "# Inherited if this was submitted inside another job: they would mislead srun and ranks.",
         'unset SLURM_EXPORT_ENV SLURM_PTY_PORT "${!SLURM_STEP@}"',
     ]
-    lines += [f"module load {_quoted(module)}" for module in request.modules]
-    lines += [
-        "# The environment of the submission: its ninja, compilers and python come first.",
-        f'export PATH={_quoted(request.bin_folder)}:"$PATH"',
-    ]
-    lines += [_one_line("slurm.setup", line) for line in request.setup]
+    for key, line in shell_lines(request):
+        if not key:
+            lines.append(
+                "# The environment of the submission: its ninja, compilers and python come first."
+            )
+        lines.append(line)
     lines += _choice_of_member(request)
     lines += [
         "",
@@ -143,6 +143,21 @@ def sbatch_script(request: SbatchRequest) -> str:
         + (' "$@"' if request.members else ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def shell_lines(request: SbatchRequest) -> list[tuple[str, str]]:
+    """Returns the lines before the command, each with its key in the run file; empty: ours.
+
+    `runner check` runs the same lines in a login shell (`runner.launch.surroundings`).
+
+    Raises:
+        UsageError: a line break in one of them.
+    """
+    return [
+        *(("slurm.modules", f"module load {_quoted(module)}") for module in request.modules),
+        ("", f'export PATH={_quoted(request.bin_folder)}:"$PATH"'),
+        *(("slurm.setup", _one_line("slurm.setup", line)) for line in request.setup),
+    ]
 
 
 def _choice_of_member(request: SbatchRequest) -> list[str]:

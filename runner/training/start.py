@@ -20,7 +20,8 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import open_prepared
 from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
-from runner.errors import FULL_DISK, IncompleteError, LostPeerError, StageError
+from runner.disks import what_is_used_up
+from runner.errors import IncompleteError, LostPeerError, StageError
 from runner.inputs import Inputs, running_tree, unreadable
 from runner.plan.plan import TrainingPlan, decide, num_steps
 from runner.plan.shapes import Device, shape_of
@@ -215,12 +216,13 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
         return unreadable(bundle, str(error).strip().splitlines()[0].rstrip("."))
     whole = next(iter(newest_first(folder.checkpoints)), None)
     safe = f"{whole} was written before and is whole" if whole else "no checkpoint had been written"
-    if error.errno in FULL_DISK:
-        remedy = "Free space or quota there (older runs, checkpoints)"
-    else:  # torch's disk errors have no number
-        remedy = "Correct that" if error.errno else "Look at space, quota and permissions there"
+    words, remedy = str(error.strerror or error), "Correct that"
+    if used_up := what_is_used_up(folder.root, error):
+        words, remedy = ": ".join(filter(None, (words, used_up[0]))), used_up[1]
+    elif not error.errno:  # torch's disk errors have no number
+        remedy = "Look at space, quota and permissions there"
     return IncompleteError(
-        f"{name or folder.root}: {error.strerror or error}, after step {step}; {safe}.",
+        f"{name or folder.root}: {words}, after step {step}; {safe}.",
         f"{remedy}, then run the same command again"
         + (f": it resumes from {whole.name}." if whole else "."),
     )

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from stage.download.downloader import Downloader
 from stage.environment.image.assemble import Assembly, assemble, check_holds_airlift
+from stage.environment.image.try_imports import check_imports
 from stage.environment.solve.advice import Target
 from stage.environment.solve.indexes import AuthenticatedUrl, PrivateAddresses
 from stage.environment.solve.lock import is_stale, lock_environment
@@ -200,13 +201,16 @@ def fetch_package(
 
 
 def make_environment(
-    asset: LockedAsset, folder: Path, out: Path, reporter: Reporter
+    asset: LockedAsset, folder: Path, out: Path, reporter: Reporter, *, try_imports: bool = True
 ) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
     """Makes the files that travel beside the packages, all of which are in `folder`.
 
+    Args:
+        try_imports: whether its large packages are imported once, behind the wall.
+
     Raises:
         UsageError: the wheel of an sdist is for one platform only; packages that cannot be one
-            environment.
+            environment, or that cannot be imported together.
         IncompleteError: a build, py-rattler or installer failed.
     """
     assert asset.environment is not None
@@ -219,7 +223,14 @@ def make_environment(
         for package in locked.pip
         if package.is_sdist
     }
-    done = assemble(asset.name, folder, locked, built, asset.environment.virtual_packages, out)
+
+    def check(root: Path) -> None:
+        if try_imports:
+            names = [package.name for package in locked.packages]
+            check_imports(asset.name, root, names, locked.platform, reporter)
+
+    virtual_packages = asset.environment.virtual_packages
+    done = assemble(asset.name, folder, locked, built, virtual_packages, out, check)
     _report(asset, locked, done, reporter)
     files = []
     for made in done.made:

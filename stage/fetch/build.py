@@ -65,6 +65,8 @@ def build_asset(
     sources: Sources,
     reporter: Reporter,
     pin: Callable[[LockedAsset], None],
+    *,
+    offline_check: bool = True,
 ) -> tuple[LockedAsset, Digests]:
     """Makes the converted files of an asset, and puts them in place.
 
@@ -72,6 +74,7 @@ def build_asset(
         pin: called with the asset as soon as its ingredients' digests are known, so that an
             interrupted run does not download them again; and, if they cannot be converted, with
             the asset without these digests, so that a corrected file at the same address is taken.
+        offline_check: whether the packages of an environment are imported.
 
     Returns:
         The asset with all its files; the digests of those made.
@@ -89,7 +92,9 @@ def build_asset(
 
         out.mkdir(parents=True)
         with reporter.at_work(f"make {asset.name}"):
-            made, files = make_environment(asset, root / asset.folder, out, reporter)
+            made, files = make_environment(
+                asset, root / asset.folder, out, reporter, try_imports=offline_check
+            )
     else:
         with reporter.bytes_bar(
             f"fetch {asset.name}", sum(i.size or 0 for i in asset.made_from)

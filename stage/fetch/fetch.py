@@ -361,7 +361,14 @@ class _Fetch:
 
         asset = self.lock.assets[name]
         made, digests = build_asset(
-            asset, self.root, self.folder, self.manifest, self.sources, self.reporter, pin
+            asset,
+            self.root,
+            self.folder,
+            self.manifest,
+            self.sources,
+            self.reporter,
+            pin,
+            offline_check=self.offline_check,
         )
         self.digests.update(digests)
         self.lock = self.lock.with_asset(made)

@@ -59,4 +59,4 @@ def test_a_waiting_and_a_cancelled_job_are_described(site: Site, bundle: Path) -
     site.run("scancel", str(number))
     site.wait_for_end(number)
     document = json.loads(site.run(*HERE, "status", str(output), "--json").stdout)
-    assert document["state"] == "stopped" and document["job"] is None
+    assert document["state"] == "stopped" and document["job"]["state"] == "CANCELLED"

@@ -152,7 +152,19 @@ def test_a_node_without_a_way_to_rank_0_says_so_and_not_to_run_it_again(named: N
         "no-way", f"export MASTER_ADDR={APART}", f"exec {named.train(output='no-way')}"
     )
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), said
-    assert re.search(rf"rank 1 on n2 cannot reach {APART}:\d+: no route, for 6\d s", said), said
+    assert re.search(rf"node n2: cannot reach {APART}:\d+: no route", said), said
+    assert "The ranks were not started" in said and "lost another rank" not in said
+
+
+@ON_ONE_KIND
+def test_an_interface_that_the_nodes_lack_is_named_before_the_ranks_start(
+    named: NamedSite,
+) -> None:
+    ended, said = named.job(
+        "ib7", "export NCCL_SOCKET_IFNAME=ib7", f"exec {named.train(output='ib7')}"
+    )
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), said
+    assert "node n2: NCCL_SOCKET_IFNAME=ib7: there is no interface ib7" in said, said
 
 
 @ON_ONE_KIND

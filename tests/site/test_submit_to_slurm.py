@@ -15,7 +15,7 @@ pytestmark = pytest.mark.site
     [
         ('partition="gpu"', "invalid partition specified: gpu", "sinfo -s"),
         ("gpus_per_node=9", "node configuration is not available", "slurm.gpus_per_node"),
-        ("nodes=3", "node configuration is not available", "sinfo"),
+        ("nodes=3", "node configuration is not available", "Lower slurm.nodes: it is 3"),
         ('options={"gres": "gpu:a800:1"}', "node configuration is not available", "sinfo"),
         ('options={"no-such-option": "1"}', "unrecognized option", "slurm.options"),
         (

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from runner.disks import write_fault
 from runner.errors import human_size, sync_folder
 from runner.run_folder.checkpoints import STATE, TrainingState
 from runner.training.components.process_group import Ranks
@@ -83,13 +84,13 @@ class AtomicCheckpoint:
         try:
             work()
         except OSError as error:
-            problem = error
+            problem = error if error.errno else self._numbered(str(error))
         except RuntimeError as error:
             # torch.save wraps a full disk: "[enforce fail at inline_container.cc:...]".
             if "inline_container" not in str(error) and "write" not in str(error):
                 raise
             free = human_size(shutil.disk_usage(self._final.parent).free)
-            problem = OSError(
+            problem = self._numbered(
                 f"the checkpoint cannot be written ({free} free): {str(error).splitlines()[0]}"
             )
         if self._ranks.any(problem is not None):
@@ -103,6 +104,11 @@ class AtomicCheckpoint:
             if may_pass:
                 raise PassingError(*problem.args) from problem
             raise problem
+
+    def _numbered(self, text: str) -> OSError:
+        """The error of a library that hides its number: learnt before the folder is removed."""
+        fault = write_fault(self.folder if self.folder.exists() else self._final.parent)
+        return OSError(fault.errno, text) if fault and fault.errno else OSError(text)
 
     def complete(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Writes the content, then makes it a checkpoint.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ def assemble(
     built: Mapping[str, Path],
     virtual_packages: Mapping[str, str],
     out: Path,
+    check: Callable[[Path], None],
 ) -> Assembly:
     """Writes all files.
 
@@ -97,6 +98,7 @@ def assemble(
         folder: the asset's folder, with the lock and all packages.
         built: path of an sdist in the asset -> the wheel built from it.
         out: an empty folder.
+        check: called with the folder of the finished environment, which it does not change.
 
     Raises:
         UsageError: the packages cannot be one environment.
@@ -121,6 +123,7 @@ def assemble(
         lock_sha256=sha256_of_bytes((folder / LOCK_NAME).read_bytes()),
     )
     image.pack(out / "root", out / IMAGE)
+    check(out / "root")
     shutil.rmtree(out / "root")
     for left in ("root.cache", "root.cache.aside"):
         shutil.rmtree(out / left, ignore_errors=True)

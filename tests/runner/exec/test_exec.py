@@ -18,6 +18,7 @@ import pytest
 
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
+from runner.exec.last_words import advice
 from runner.exec.run import environment
 from runner.exec.server_process import read_line, start_server
 from runner.inputs import HubRepository
@@ -296,6 +297,44 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert "  other:\n    model: acme/other\n" in done.stderr
 
 
+def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(
+    node: Cluster,
+) -> None:
+    """One line for what is known, by the first rank; what else the script does is not changed."""
+    (node.folder / "site").mkdir()
+    (node.folder / "site" / "sitecustomize.py").write_text("print('theirs is loaded')\n")
+    port = "import socket; used = socket.create_server(('', 0)); "
+    port += "socket.socket().bind(used.getsockname())"
+    script = f"""
+python -c 'import mpi4py'
+echo -- ; python -c "{port}"
+echo -- ; RANK=1 python -c 'import mpi4py'
+echo -- ; python -c 'raise KeyError("x")'
+echo -- ; PYTHONPATH=$PYTHONPATH:site python -c 'raise RuntimeError("CUDA_HOME does not exist")'
+exit 7
+"""
+    (node.folder / "all.sh").write_text(f"exec 2>&1\n{script}")
+    done = run(node, "sh", "all.sh")
+    assert done.returncode == 7
+    mpi, port, second, other, theirs = done.stdout.split("--\n")
+    assert "No module named 'mpi4py'\nrunner exec: DeepSpeed looks for MPI only where" in mpi
+    assert "Address already in use\nrunner exec: another program on this node" in port
+    assert "No module named 'mpi4py'" in second and "runner exec" not in second
+    assert other.endswith("KeyError: 'x'\n")
+    assert theirs.count("theirs is loaded") == 1 and "finds no CUDA toolkit" in theirs
+
+
+def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
+    lost = RuntimeError("[Gloo] connect: Network is unreachable, remote=[10.0.0.2]:29500")
+    assert advice(lost) == ""
+    download = OSError("<urlopen error [Errno -2] Name or service not known>")
+    assert "no internet" in advice(download)
+    assert advice(RuntimeError("out of resource: shared memory, Required: 1, limit: 0")) == ""
+    outer = KeyError("x")
+    outer.__cause__ = ModuleNotFoundError("No module named 'mpi4py'")
+    assert "torchrun" in advice(outer)
+
+
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
     (node.folder / "srun").write_text("#!/bin/sh\necho started\n")
@@ -304,6 +343,17 @@ def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "started" not in out
     assert "srun ... runner exec" in err and "Traceback" not in err
+
+
+def test_a_script_that_would_run_on_one_of_several_nodes_is_refused_with_the_right_line(
+    node: Cluster,
+) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    process = start(node, "torchrun", "train.py", offline=False, **slurm)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "this job has 2 nodes" in err
+    assert "srun --ntasks-per-node=1 runner exec --bundle B -- torchrun train.py" in err
+    assert "srun --nodes=1 --ntasks=1 runner exec" in err
 
 
 @pytest.mark.parametrize(

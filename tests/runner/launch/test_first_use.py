@@ -30,6 +30,7 @@ from stage.serve.names import why_missing
 from tests.runner.conftest import Cluster
 from tests.runner.folders import line, run_folder
 from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]
 
@@ -170,6 +171,32 @@ def test_a_full_disk_is_told_with_its_path_the_step_and_what_is_whole(tmp_path: 
     assert f"{tmp_path / 'metrics.jsonl'}: No space left on device, after step 57" in said
     assert "step-50 was written before and is whole" in said and "stage gc" not in said
     assert "stage gc" not in CommandGroup.free_space
+
+
+def test_a_save_that_fails_says_quota_inodes_or_space(tmp_path: Path) -> None:
+    """On real disks, but for the quota; torch hides the number of the error."""
+    folder = RunFolder(tmp_path)
+    quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(tmp_path / "model.pt"))
+    said = str(disk_error(quota, tmp_path / "bundle", folder, 3))
+    assert "your quota is used up, of bytes or of files" in said and "lfs quota" in said
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from pathlib import Path
+from runner.disks import what_is_used_up
+print(what_is_used_up(Path({str(tmp_path)!r}), OSError("file write failed")))
+"""
+    for options, words in (
+        ("size=512k", "the disk is full"),
+        ("size=64m,nr_inodes=1", "no inode is left"),
+        ("size=64m", "None"),
+    ):
+        mount = f'mount -t tmpfs -o {options} none {tmp_path} && exec "$@"'
+        done = subprocess.run(
+            [*alone("m"), "sh", "-c", mount, "sh", sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+        )
+        assert words in done.stdout, (options, done.stdout, done.stderr)
 
 
 def test_a_disk_too_full_for_the_reason_of_a_failure_does_not_hide_it(

@@ -91,3 +91,40 @@ def test_what_sbatch_says_becomes_what_to_do(
     assert refused.value.exit_code == exit_code
     assert said.partition("error: ")[2] in str(refused.value)
     assert remedy in refused.value.remedy
+
+
+def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """A partition of two nodes, and an sbatch that says something with --test-only."""
+    programs = {
+        "sbatch": f'[ "$1" = --test-only ] && {{ echo "{said}" >&2; exit 1; }}\necho 17',
+        "sinfo": "echo 'batch*|8|64000|(null)'; echo 'batch*|8|64000|(null)'",
+        "squeue": "exit 1",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_more_nodes_than_there_are_is_said_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_of(
+        tmp_path, monkeypatch, "allocation failure: Requested node configuration is not available"
+    )
+    with pytest.raises(UsageError) as refused:
+        submit.check(dataclasses.replace(CPU, nodes=9, partition=None, time=None))
+    assert refused.value.remedy == "Lower slurm.nodes: it is 9, and the partition has 2 nodes."
+
+
+def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "Required node not available (down, drained or reserved)"
+    cluster_of(tmp_path, monkeypatch, f"allocation failure: {words}")
+    wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
+    line, warning = submit.check(wanted)
+    assert "accepted, to wait" in line and words in warning and "sinfo -R" in warning
+    assert submit.submit(wanted) == 17
+    assert f"warning: allocation failure: {words}" in capsys.readouterr().err
+    assert (tmp_path / "run" / "submitted").read_text() == "17\n"

@@ -217,3 +217,26 @@ def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
 
 def test_slurms_own_words_for_the_end_of_a_job_are_all_known() -> None:
     assert jobs.Job(1, "COMPLETED").is_over and not jobs.Job(1, "COMPLETING").is_over
+
+
+def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    """Slurm starts nothing where it cannot open the log: no log says so."""
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "submit.sbatch").write_text("")
+    (folder / "submitted").write_text("17\n")
+    ended = "JobId=17 JobState=FAILED Reason=RaisedSignal:53(Real-time_signal_19) "
+    slurm(squeue="", scontrol=f"{ended}ExitCode=0:53 RunTime=00:00:01 NodeList=n2")
+    for said in (
+        shown("status", folder),
+        CliRunner().invoke(main, ["logs", str(folder)]).output,
+    ):
+        assert "job 17: failed, on n2 Slurm could not open its log (exit code 0:53)" in said
+        assert "the run folder is not there" in said
+    assert "never began" in shown("status", folder)
+    slurm(squeue="", sacct="17|FAILED|00:00:01|n2|0:53")
+    assert "could not open its log" in shown("status", folder)
+    slurm(squeue="17|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||0:00|1:00|N/A|x")
+    assert "nodes it needs are down, drained or reserved" in shown("status", folder)

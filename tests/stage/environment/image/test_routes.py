@@ -18,6 +18,7 @@ import stage
 from scripts.lib.conda import channel as conda_channel
 from stage.bundle.working_folder import WORKSHOP, WorkFolder
 from stage.environment.image import image
+from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.advice import Target
 from stage.environment.solve.conda import write_lookalike
 from stage.environment.solve.sdists import build_wheel
@@ -133,6 +134,34 @@ def test_a_patch_with_a_changed_image_makes_the_new_environment(
     assert done.returncode == 0, done.stderr
     assert tree_of(tmp_path / "env") == json.loads((laptop.asset / "env.json").read_text())["tree"]
     assert not (tmp_path / "env/bin/greet").exists() and (tmp_path / "env/bin/mpirun").exists()
+
+
+def test_packages_that_do_not_go_together_are_refused_where_the_environment_is_made(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """By its own Python, from the very files that travel; `--no-offline-check` takes them."""
+    laptop = new_laptop(
+        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
+    )
+    locked = read_packages(
+        (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
+    )
+    info = "deepspeed-9.0.dist-info"
+    wheel = tmp_path / "deepspeed-9.0-py3-none-any.whl"
+    files = {
+        "deepspeed/__init__.py": b"import click, hjson\n",
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: deepspeed\nVersion: 9.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    write_wheel(wheel, files, f"{info}/RECORD")
+    wheels = [Path(unquote(urlsplit(p.url).path)) for p in locked.pip]
+    laptop.lock(sorted(package.name for package in locked.conda), [*wheels, wheel])
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
+    assert done.returncode == 2, done.stderr
+    assert "small-env: packages of this environment do not go together" in done.stderr
+    assert "deepspeed needs `hjson`, which is not installed" in done.stderr
+    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--no-offline-check")
+    assert done.returncode == 0, done.stderr
 
 
 def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) -> None:

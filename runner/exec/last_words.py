@@ -1,0 +1,149 @@
+"""One line of ours after the traceback of a user's own script, where we know what helps.
+
+`runner exec` puts a copy of this file as `sitecustomize.py` into a folder on PYTHONPATH, so each
+Python of the script loads it (Library Reference, "site"). It imports nothing of airlift, and has
+the syntax of Python 3.6. It changes nothing but `sys.excepthook`, which prints first what it
+printed before; a `sitecustomize` of the environment is loaded as if this one were not there.
+"""
+
+import os
+import sys
+from types import TracebackType
+from typing import Optional, Type
+
+_NO_INTERNET = "a compute node has no internet: "
+_NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
+_SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
+# A part of the error's text -> what helps. The first that is found counts.
+ADVICE = (
+    (
+        "No module named 'mpi4py'",
+        "DeepSpeed looks for MPI only where RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+        "MASTER_PORT are not all set: start the script with torchrun, inside runner exec",
+    ),
+    ("libmpi.so", "load the site's MPI module before runner exec, or leave mpi4py out"),
+    (
+        "EADDRINUSE",
+        "another program on this node uses that port: torchrun --standalone, or a port of your "
+        "own: export MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 10000))",
+    ),
+    ("ddress already in use", "another program on this node uses that port: take another one"),
+    (
+        "expected, but not set",
+        "the script expects the variables of a launcher: start it with torchrun, inside runner "
+        "exec",
+    ),
+    (
+        "CUDA_HOME does not exist",
+        "DeepSpeed compiles here and finds no CUDA toolkit: `module load` the CUDA of your torch "
+        "(python -c 'import torch; print(torch.version.cuda)'), or use torch's own optimizer",
+    ),
+    (
+        "does not match the version torch was compiled with",
+        "load the module of the CUDA that torch has: python -c 'import torch; "
+        "print(torch.version.cuda)'",
+    ),
+    (
+        "inja is required",
+        "`ninja` is not on PATH: activate the environment that has it, before runner exec",
+    ),
+    ("ninja not being installed", "`ninja` is not on PATH: activate the environment that has it"),
+    (
+        "Error building extension",
+        "compiling failed: the compiler's own error is above; torch's own optimizer needs none",
+    ),
+    (
+        "Unable to JIT load",
+        "DeepSpeed cannot compile this here: `ds_report` says what is missing; torch's own "
+        "optimizer needs none",
+    ),
+    (
+        "train_batch_size is not equal",
+        'the ds_config.json is for another number of ranks: write "auto", or batch = micro x '
+        "accumulation x ranks",
+    ),
+    (
+        "Feature type 'List' not found",
+        "the data was written by datasets 4: ask for `datasets>=4` in the environment",
+    ),
+    (
+        "does not have a padding token",
+        "set one in the script: tokenizer.pad_token = tokenizer.eos_token",
+    ),
+    (
+        "requires Ampere",
+        "this GPU is older: leave out tf32 and bf16, and use fp16",
+    ),
+    (
+        "ancdata",
+        "too many open files: `ulimit -n $(ulimit -Hn)` before runner exec, or fewer workers",
+    ),
+    (
+        "Too many open files",
+        "`ulimit -n $(ulimit -Hn)` before runner exec, or fewer workers",
+    ),
+    ("workers are out of shared memory", _SHM),
+    ("insufficient shared memory", _SHM),
+    (
+        "No locks available",
+        "that folder's disk has no file locks: use one on the node's own disk, such as $TMPDIR",
+    ),
+    (
+        "NLTK Downloader",
+        _NO_INTERNET + "stage nltk_data with `path:`, and export NLTK_DATA=BUNDLE/data/files/ASSET",
+    ),
+    ("RepositoryNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
+    ("not a valid model identifier", "that name is not in the bundle: see `stage show BUNDLE`"),
+    ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
+    ("DatasetNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
+)
+
+
+def advice(error: Optional[BaseException]) -> str:
+    """What helps against an error, or against one of its causes; empty: not known."""
+    text, seen = "", 0
+    while error is not None and seen < 20:
+        text += "%s: %s\n" % (type(error).__name__, error)
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    # Ranks that do not reach each other must not be told about the internet.
+    if any(words in text for words in _NOT_REACHED) and ("http" in text.lower() or "urlo" in text):
+        return _NO_INTERNET + "stage the file (`url:`), and read it from the bundle"
+    return next((line for words, line in ADVICE if words in text), "")
+
+
+def install() -> None:
+    """Adds the line to what an error prints that nobody catches; in the first rank alone."""
+    before = sys.excepthook
+
+    def hook(
+        kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    ) -> None:
+        before(kind, error, trace)
+        try:
+            line = advice(error)
+        except Exception:
+            return
+        if line and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+            sys.stderr.write("runner exec: %s\n" % line)
+            sys.stderr.flush()
+
+    sys.excepthook = hook
+
+
+def load_the_next() -> None:
+    """Loads the `sitecustomize` that this file hides, if there is one."""
+    import importlib.machinery
+    import importlib.util
+
+    here = os.path.dirname(os.path.realpath(__file__))
+    others = [path for path in sys.path if os.path.realpath(path or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    install()
+    load_the_next()

@@ -1,0 +1,113 @@
+"""Imports the large packages of a finished environment once, behind the wall, on the laptop.
+
+A lock can be solvable and still hold two packages that do not go together: numpy 2 with an older
+torch, flash-attn or torchvision for another torch, a transformers that wants another tokenizers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from stage.environment.compat.imports import PROBE, Fault, faults, importable, read_answers
+from stage.environment.spec.profile import MACHINES
+from stage.errors import UsageError
+from stage.util.progress import Reporter
+from stage.util.sandbox import OFFLINE, close_network
+
+WANTED = (
+    "numpy", "torch", "torchvision", "torchaudio", "flash_attn", "xformers",
+    "transformers:PreTrainedModel", "deepspeed", "peft", "accelerate", "bitsandbytes", "datasets",
+)  # fmt: skip
+"""Packages whose versions depend on each other; those that an environment has are imported."""
+TIMEOUT_S = 600.0
+
+
+def check_imports(
+    asset: str, root: Path, names: Sequence[str], platform: str, reporter: Reporter
+) -> None:
+    """Imports packages by the Python of an environment, and reports what cannot work.
+
+    Args:
+        asset: its name.
+        root: its files, which are not changed.
+        names: of its packages, as in the lock.
+        platform: such as `linux-64`.
+
+    Raises:
+        UsageError: an import fails, for a reason that is the same on each machine.
+    """
+    wanted = importable(names, WANTED)
+    if not wanted:
+        return
+    shown = ", ".join(name.partition(":")[0] for name in wanted)
+    machine = os.uname().machine
+    if not sys.platform.startswith("linux") or MACHINES[platform] != machine:
+        reporter.note(
+            f"{asset}: not tried whether {shown} can be imported together: it is for {platform}, "
+            f"and this machine is {sys.platform} {machine}"
+        )
+        return
+    found, unknown = _try(root.absolute(), wanted)
+    for text in unknown:
+        reporter.note(f"{asset}: not known here: {text}")
+    if not found:
+        if not unknown:
+            reporter.note(f"{asset}: {shown} can be imported, without network")
+        return
+    listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in found)
+    raise UsageError(
+        f"{asset}: packages of this environment do not go together:\n{listed}",
+        "Change the environment file, then fetch again. To take it as it is: --no-offline-check",
+    )
+
+
+def _try(root: Path, wanted: Sequence[str]) -> tuple[list[Fault], list[str]]:
+    """The faults, and texts on what this machine cannot tell."""
+    with tempfile.TemporaryDirectory(prefix="airlift-imports-") as folder:
+        answers, errors = Path(folder, "answers"), Path(folder, "errors")
+        environ = {
+            **OFFLINE,
+            "PATH": f"{root / 'bin'}:/usr/bin:/bin",
+            "HOME": folder,
+            "LANG": "C.UTF-8",
+        }
+        # -B: compiled files would become part of the environment. -I: nothing of this user.
+        python = root / "bin" / "python"
+        command = [str(python), "-I", "-B", str(PROBE), str(answers), *wanted]
+        code: int | None = None
+        with errors.open("wb") as stderr:
+            try:
+                code = subprocess.run(
+                    command,
+                    env=environ,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    timeout=TIMEOUT_S,
+                    preexec_fn=_close_network,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                pass
+            except OSError as error:  # such as a musl Python here
+                return [], [f"its Python does not start here: {error.strerror}"]
+        text = answers.read_text(encoding="utf-8") if answers.exists() else ""
+        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    read = read_answers(text)
+    if not read.python:
+        return [], [f"its Python does not start here: {said[-1] if said else code}"]
+    found = faults(read, code)
+    unknown = [fault.message for fault in found if not fault.known_here]
+    if code is None:
+        unknown.append(f"`import {read.unfinished}` took more than {TIMEOUT_S:.0f} s")
+    return [fault for fault in found if fault.known_here], unknown
+
+
+def _close_network() -> None:
+    close_network()

@@ -1,0 +1,327 @@
+"""The job's own shell is tried before the queue: a real login shell, real Pythons, real faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.run_config import RunConfig
+from runner.inputs import resolve
+from runner.installed import for_tokenizer
+from runner.launch import surroundings
+from runner.launch.surroundings import start
+from runner.launch.train import Run
+from runner.preflight.findings import Findings
+from runner.run_folder.layout import RunFolder
+from tests.runner.conftest import Cluster
+from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.stage.environment.compat.packages import TORCH, write_packages
+
+__all__ = ["terminal"]
+
+NODES = "batch*|8|64000|{gres}"
+MODULES = """\
+module() {
+    case "$2" in
+    gcc-old) export LD_LIBRARY_PATH=/opt/gcc-old/lib64 ;;
+    cuda/12.4) export CUDA_HOME=/opt/cuda ;;
+    *) echo "Lmod has detected the following error: The following module(s) are unknown: $2" >&2
+       return 1 ;;
+    esac
+}
+conda() {
+    echo "CommandNotFoundError: Your shell has not been properly configured to use 'conda $1'." >&2
+    return 1
+}
+"""
+SAFE = "__version__ = '1'\n"
+
+
+@pytest.fixture
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A login node: sinfo that lists nodes, a login profile that makes `module`."""
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    home.mkdir()
+    programs.mkdir()
+    (home / ".bash_profile").write_text(MODULES)
+
+    def nodes(gres: str) -> None:
+        program = programs / "sinfo"
+        program.write_text(f"#!/bin/sh\necho '{NODES.format(gres=gres)}'\n")
+        program.chmod(0o755)
+
+    nodes("(null)")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
+    for name in ("CONDA_EXE", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return nodes
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with packages of a few lines; the job's Python is its."""
+    prefix = tmp_path / "env"
+    venv.create(prefix, with_pip=False, symlinks=True)
+    code = dict.fromkeys(("transformers", "safetensors", "numpy", "deepspeed"), SAFE)
+    write_packages(prefix, torch=TORCH, **code)
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
+    return prefix
+
+
+def tried(cluster: Cluster, **settings: Any) -> Findings:
+    slurm = settings.pop("slurm", {})
+    config = RunConfig.load(cluster.write(slurm=slurm, **settings))
+    run = Run(
+        config,
+        resolve(config, cluster.bundle),
+        RunFolder(cluster.folder / "output" / "tiny"),
+        cluster.bundle,
+        (),
+    )
+    found = Findings()
+    start(run, os.environ).add_to(found)
+    return found
+
+
+def said(found: Findings) -> str:
+    return "\n".join([*map(str, found.errors), *map(str, found.others)])
+
+
+def test_a_shell_that_works_is_one_line_and_no_finding(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    found = tried(cluster, slurm={"modules": ["cuda/12.4"], "setup": ["export A=1"]})
+    assert said(found) == ""
+    assert found.lines == [
+        f"the job's shell works here: 1 module and 1 line of setup; {python}/bin/python imports "
+        "torch, transformers, safetensors, numpy, deepspeed"
+    ]
+
+
+def test_without_a_cluster_nothing_is_started(
+    cluster: Cluster, login: Callable[[str], None], python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = tried(cluster, slurm={"setup": ["exit 3"]})
+    assert said(found) == "" and found.lines == []
+
+
+SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an unknown module": (
+        {"modules": ["cuda/12.4", "cuda/99"]},
+        ("slurm.modules: `module load cuda/99` fails", "are unknown: cuda/99", "module spider"),
+    ),
+    "conda without its hook": (
+        {"setup": ["conda activate train"]},
+        (
+            "slurm.setup: `conda activate train` fails",
+            "etc/profile.d/conda.sh', 'conda activate train']",
+        ),
+    ),
+    "an environment that is not there": (
+        {"setup": ["export A=1", ". /nowhere/activate"]},
+        ("`. /nowhere/activate` fails", "No such file or directory", "Correct the path"),
+    ),
+    "a script that leaves the shell": (
+        {"setup": ["echo no licence; exit 7"]},
+        ("`echo no licence; exit 7` fails", "no licence", "bash -lc"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SHELLS)
+def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
+    cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
+) -> None:
+    slurm, words = SHELLS[fault]
+    found = tried(cluster, slurm=slurm)
+    assert len(found.errors) == 1
+    assert all(word in said(found) for word in words), said(found)
+
+
+def test_a_cluster_whose_login_shell_has_no_module_is_told(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    (Path(os.environ["HOME"]) / ".bash_profile").write_text("")
+    text = said(tried(cluster, slurm={"modules": ["cuda/12.4"]}))
+    assert "module: command not found" in text and "has no `module`" in text
+
+
+def test_a_line_for_the_job_alone_is_printed_and_never_run(
+    cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
+) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    found = tried(
+        cluster,
+        slurm={"setup": [f"rm -r {keep}", "cp -r data $SLURM_TMPDIR/", "nvidia-smi", "false"]},
+    )
+    assert keep.is_dir()
+    assert any("not tried here, only in the job: rm -r" in line for line in found.lines)
+    assert found.errors == []  # `false` may be a consequence of them
+    assert [finding.level for finding in found.others] == ["warning"]
+
+
+def test_a_line_that_waits_does_not_hold_the_check(
+    cluster: Cluster,
+    login: Callable[[str], None],
+    python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(surroundings, "LIMIT_S", 1.0)
+    began = time.monotonic()
+    found = tried(cluster, slurm={"setup": ["sleep 60"]})
+    assert time.monotonic() - began < 10
+    assert found.errors == []
+    assert "did not end within 1 s here" in said(found)
+
+
+IMPORTS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
+    "a foreign C++ library": (
+        {
+            "deepspeed": 'raise ImportError("/opt/gcc-old/lib64/libstdc++.so.6: version '
+            "`GLIBCXX_3.4.30' not found (required by /env/x.so)\")"
+        },
+        {"modules": ["gcc-old"]},
+        (
+            "finds another C++ library first, /opt/gcc-old/lib64/libstdc++.so.6",
+            "LD_LIBRARY_PATH has /opt/gcc-old/lib64",
+            "export LD_LIBRARY_PATH=",
+        ),
+    ),
+    "a package that is not there": (
+        {"deepspeed": "import nowhere"},
+        {},
+        ("deepspeed needs `nowhere`", "Add `nowhere`"),
+    ),
+    "an import that ends in a signal": (
+        {"transformers": "import os; os.abort()"},
+        {},
+        ("`import transformers` ended Python with SIGABRT",),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", IMPORTS)
+def test_an_import_that_would_fail_in_the_ranks_is_found(
+    cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
+) -> None:
+    code, slurm, words = IMPORTS[fault]
+    write_packages(python, **code)
+    found = tried(cluster, slurm=slurm)
+    assert len(found.errors) == 1
+    assert all(word in said(found) for word in words), said(found)
+
+
+def test_a_package_that_is_missing_says_what_installs_it(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    shutil.rmtree(next(python.glob("lib/python*/site-packages/deepspeed")))
+    text = said(tried(cluster))
+    assert "in the job, deepspeed is not installed" in text and "train]" in text
+
+
+def test_a_torch_without_cuda_is_refused_where_gpus_are_asked_for(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    site = next(python.glob("lib/python*/site-packages/torch"))
+    (site / "version.py").write_text("__version__ = '2.6.0'\ncuda = None\nhip = None\n")
+    text = said(tried(cluster, slurm={"gpus_per_node": 2}, batch={"global": 8}))
+    assert "torch 2.6.0" in text and "build without CUDA" in text and "stage env lock" in text
+    on_cpu = {"gpus_per_node": 2, "setup": ["export CUDA_VISIBLE_DEVICES="]}
+    assert said(tried(cluster, slurm=on_cpu)) == ""
+    assert said(tried(cluster)) == ""
+
+
+@pytest.mark.parametrize(
+    ("gres", "level"),
+    [("gpu:v100:4", "error"), ("gpu:a100:4", ""), ("gpu:h800:4", ""), ("gpu:odd:4", "")],
+)
+def test_a_torch_without_code_for_the_partitions_gpus_is_refused(
+    cluster: Cluster, login: Callable[[str], None], python: Path, gres: str, level: str
+) -> None:
+    login(gres)
+    found = tried(cluster, slurm={"gpus_per_node": 4})
+    assert bool(found.errors) == (level == "error"), said(found)
+    if level:
+        assert "has no code for v100 (7.0), only for 5.0, 8.0, 9.0" in said(found)
+
+
+def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
+    cluster: Cluster,
+    login: Callable[[str], None],
+    python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OF_THIS_SHELL", "1")
+    setup = ['test -n "$OF_THIS_SHELL"']
+    assert said(tried(cluster, slurm={"setup": setup})) == ""
+    closed = tried(cluster, slurm={"setup": setup, "options": {"export": "NONE"}})
+    assert "OF_THIS_SHELL" in said(closed)
+
+
+def test_check_and_submit_say_all_of_it_with_the_other_findings(
+    terminal: Terminal, login: Callable[[str], None]
+) -> None:
+    terminal.cluster.write(slurm={"modules": ["cuda/99"]}, sequence_length=129)
+    for command in ("check", "submit"):
+        code, _, err = terminal.run(command, "tiny.yaml")
+        assert code == 2
+        assert "2 faults" in err and "`module load cuda/99` fails" in err
+        assert "sequence_length 129" in err
+    code, out, _ = terminal.run("check", "tiny.yaml", "--json")
+    messages = [finding["message"] for finding in json.loads(out)["findings"]]
+    assert code == 2 and any("module load cuda/99" in message for message in messages)
+
+
+def test_the_real_environment_imports_what_the_run_needs(
+    cluster: Cluster, login: Callable[[str], None]
+) -> None:
+    found = tried(cluster, lora={"rank": 2, "targets": ["query"]}, model={"asset": "tiny-bert"})
+    assert said(found) == ""
+    assert "imports torch, transformers, safetensors, numpy, deepspeed, peft" in found.lines[-1]
+
+
+def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
+    assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
+    assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
+    for fast in (["tokenizer.json", "tokenizer.model"], ["vocab.txt"], ["vocab.json"]):
+        assert for_tokenizer(fast) == []
+
+
+@pytest.mark.parametrize(
+    ("container", "setup", "warned"),
+    [
+        (["apptainer", "exec", "train.sif"], [], True),
+        (["/opt/bin/singularity", "exec", "--cleanenv", "train.sif"], [], True),
+        (["apptainer", "exec", "--nv", "train.sif"], [], False),
+        (["apptainer", "exec", "train.sif"], ["export APPTAINER_NV=1"], False),
+        (["srun-wrapper", "train.sif"], [], False),
+    ],
+)
+def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
+    cluster: Cluster,
+    login: Callable[[str], None],
+    python: Path,
+    container: list[str],
+    setup: list[str],
+    warned: bool,
+) -> None:
+    slurm = {"container": container, "setup": setup, "gpus_per_node": 2}
+    found = tried(cluster, slurm=slurm)
+    assert bool(found.others) == warned, said(found)
+    if warned:
+        assert "has no --nv" in said(found) and "exec, --nv," in said(found)
+    assert said(tried(cluster, slurm=slurm | {"gpus_per_node": 0})) == ""

@@ -1,0 +1,181 @@
+"""Packages that do not go together are found on the laptop: an environment's own Python tries."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import venv
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from stage.environment.compat.imports import PROBE, architectures, faults, read_answers
+from stage.environment.image.try_imports import check_imports
+from stage.errors import UsageError
+from stage.util.progress import Reporter
+from tests.stage.environment.compat.packages import TORCH, write_packages
+
+HERE = f"linux-{'64' if os.uname().machine == 'x86_64' else 'aarch64'}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The files of an environment: a real Python, without packages."""
+    venv.create(tmp_path / "root", with_pip=False, symlinks=True)
+    return tmp_path / "root"
+
+
+def tried(root: Path, *names: str, platform: str = HERE) -> str:
+    """What is printed; or the refusal."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        try:
+            check_imports("train-env", Path(os.path.relpath(root)), names, platform, Reporter())
+        except UsageError as error:
+            return f"refused: {error}"
+    return said.getvalue()
+
+
+def test_packages_that_go_together_pass_and_nothing_is_written(root: Path) -> None:
+    write_packages(root, torch=TORCH, transformers="PreTrainedModel = object\n")
+    before = sorted(root.rglob("*"))
+    said = tried(root, "pytorch", "transformers", "click")
+    assert said == "train-env: torch, transformers can be imported, without network\n"
+    assert sorted(root.rglob("*")) == before
+
+
+def test_an_environment_without_such_packages_is_not_started(root: Path) -> None:
+    (root / "bin" / "python").unlink()
+    assert tried(root, "click", "python") == ""
+
+
+def test_an_environment_for_another_machine_is_left_in_one_line(root: Path) -> None:
+    other = "linux-aarch64" if HERE == "linux-64" else "linux-64"
+    said = tried(root, "torch", platform=other)
+    assert len(said.splitlines()) == 1
+    assert "not tried whether torch can be imported together" in said and other in said
+
+
+def test_the_network_is_closed_and_variables_of_this_shell_do_not_count(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packages(
+        root,
+        datasets="import os, socket\n"
+        "assert 'PYTHONPATH' not in os.environ and 'LD_LIBRARY_PATH' not in os.environ\n"
+        "socket.socket(socket.AF_INET)\n",
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/old/lib64")
+    monkeypatch.setenv("PYTHONPATH", "/opt/site")
+    assert "PermissionError: [Errno 13] Permission denied" in tried(root, "datasets")
+
+
+BROKEN = {
+    "flash-attn for another torch": (
+        "flash_attn",
+        "raise ImportError('flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi')",
+        ("flash_attn was built for another version than torch 2.6.0", "Install the flash_attn"),
+    ),
+    "torchvision for another torch": (
+        "torchvision",
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        ("torchvision was built for another version than torch 2.6.0",),
+    ),
+    "a package that nobody asked for": (
+        "deepspeed",
+        "import hjson",
+        ("deepspeed needs `hjson`, which is not installed", "Add `hjson` to the environment"),
+    ),
+    "an older package than the other expects": (
+        "peft",
+        "from torch import nothing_of_that_name",
+        ("peft and torch 2.6.0 do not go together", "versions of peft and torch"),
+    ),
+    "another version is required": (
+        "datasets",
+        "raise ImportError('tokenizers>=0.21,<0.22 is required for a normal functioning of this "
+        "module, but found tokenizers==0.15.2.')",
+        ("datasets refuses a package that is installed", "Ask for 'tokenizers>=0.21,<0.22'"),
+    ),
+    "a library of CUDA": (
+        "xformers",
+        "raise ImportError('libcudart.so.12: cannot open shared object file: No such file')",
+        ("xformers needs libcudart.so.12", "torch here has CUDA 12.4"),
+    ),
+    "an import that kills Python": (
+        "deepspeed",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        ("`import deepspeed` ended Python with SIGSEGV",),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_pair_that_does_not_go_together_is_refused_with_cause_and_remedy(
+    root: Path, fault: str
+) -> None:
+    package, code, words = BROKEN[fault]
+    write_packages(root, torch=TORCH, **{package: code})
+    said = tried(root, "torch", package)
+    assert said.startswith("refused: train-env: packages of this environment do not go together")
+    assert all(word in said for word in words), said
+    assert "--no-offline-check" in said
+
+
+def test_a_torch_compiled_with_the_other_numpy_is_found_though_its_import_only_warns(
+    root: Path,
+) -> None:
+    broken = "def zeros(n):\n    class T:\n        def numpy(self):\n"
+    broken += "            raise RuntimeError('Numpy is not available')\n    return T()\n"
+    write_packages(root, torch=TORCH + broken, numpy="__version__ = '2.1.0'\n")
+    said = tried(root, "torch", "numpy")
+    assert "torch 2.6.0 was compiled with NumPy 1, and numpy 2.1.0 is installed" in said
+    assert "`numpy<2`" in said
+
+
+def test_what_only_a_machine_with_a_driver_knows_is_a_note(root: Path) -> None:
+    write_packages(
+        root, deepspeed="raise ImportError('libcuda.so.1: cannot open shared object file: No such')"
+    )
+    said = tried(root, "deepspeed")
+    assert "train-env: not known here: deepspeed needs libcuda.so.1" in said
+    assert "no GPU driver" in said and "can be imported" not in said
+
+
+def test_a_python_that_does_not_start_here_is_a_note_and_no_promise(root: Path) -> None:
+    write_packages(root, torch=TORCH)
+    (root / "bin" / "python").unlink()
+    (root / "bin" / "python").write_text("#!/nowhere/musl\n")
+    (root / "bin" / "python").chmod(0o755)
+    said = tried(root, "torch")
+    assert "its Python does not start here" in said and "can be imported" not in said
+
+
+def test_a_bitsandbytes_without_a_library_for_torchs_cuda_is_refused(root: Path) -> None:
+    write_packages(root, cuda="13.0", torch=TORCH, bitsandbytes="__version__ = '0.45'\n")
+    site = next(root.glob("lib/python*/site-packages/bitsandbytes"))
+    for cuda in ("118", "126"):
+        (site / f"libbitsandbytes_cuda{cuda}.so").touch()
+    said = tried(root, "torch", "bitsandbytes")
+    assert "bitsandbytes 0.45 has libraries for CUDA 11.8, 12.6" in said and "CUDA 13.0" in said
+
+
+def test_a_line_that_is_cut_off_does_not_hide_the_lines_before() -> None:
+    answers = read_answers('{"python": "/p", "version": "3.11.2", "prefix": "/"}\n{"begin": "to')
+    assert answers.version == (3, 11, 2) and faults(answers, 0) == []
+
+
+def test_flags_of_torch_are_read_as_compute_capabilities() -> None:
+    assert architectures(["sm_70", "sm_90a", "compute_120", "gfx90a"]) == ("7.0", "9.0", "12.0+PTX")
+
+
+def test_the_probe_runs_on_the_oldest_python_of_a_cluster() -> None:
+    """For machines without an old Python: vermin knows since when each construct exists."""
+    command = [sys.executable, "-c", "import sys; from vermin import main; sys.exit(main())"]
+    done = subprocess.run(
+        [*command, "-t=3.6-", "--no-tips", str(PROBE)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
