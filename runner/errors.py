@@ -17,8 +17,11 @@ from stage.errors import (
     StageError,
     UsageError,
     as_shown,
+    nearest_name,
     says_no_memory,
     shortage,
+    suggest,
+    suggest_path,
 )
 from stage.installation import install_command
 from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
@@ -46,9 +49,12 @@ __all__ = [
     "install_command",
     "isolated",
     "load_yaml_with_lines",
+    "nearest_name",
     "read_value",
     "says_no_memory",
     "shortage",
+    "suggest",
+    "suggest_path",
     "sync_folder",
     "write_atomically",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner.config.data import DatasetConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, suggest
 
 
 def is_text(kind: str) -> bool:
@@ -73,7 +73,11 @@ def check_columns(
             raise UsageError(
                 f"{where(named if key == 'format' else f'{key}: {column}')}: "
                 f"the split `{split}` of `{dataset.asset}` has no such column.",
-                f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+                suggest(
+                    column,
+                    columns,
+                    f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+                ),
             )
         if not fits(columns[column]):
             fitting = ", ".join(c for c, t in columns.items() if fits(t)) or "none"

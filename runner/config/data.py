@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from runner.config.fields import Where, dotted, setting
-from runner.errors import Lines, UsageError
+from runner.errors import Lines, UsageError, suggest
 
 Auto = Literal["auto"]
 
@@ -151,11 +151,13 @@ def _check_keys_of_task(
 
 
 def _check_limit(source: DatasetConfig, where: Where, lines: Lines) -> None:
-    if unknown := set(source.limit) - {"train", "validation"}:
-        raise UsageError(
-            f"{lines.place(*where, 'limit', *unknown)}: `{unknown.pop()}` cannot be limited",
-            "Valid keys: train, validation.",
-        )
+    splits = ("train", "validation")
+    for key in source.limit:
+        if key not in splits:
+            raise UsageError(
+                f"{lines.place(*where, 'limit', key)}: `{key}` cannot be limited",
+                suggest(key, splits, f"Valid keys: {', '.join(splits)}."),
+            )
     if low := [name for name, rows in source.limit.items() if rows < 1]:
         raise UsageError(f"{lines.place(*where, 'limit', low[0])}: at least 1 row")
 

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from runner.errors import Lines, UsageError, check_keys, read_value
+from runner.errors import Lines, UsageError, check_keys, read_value, suggest
 
 T = TypeVar("T")
 REQUIRED: Any = object()
@@ -226,6 +226,8 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
+    if isinstance(value, str):
+        like = suggest(value, _words(hint), like)
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}", like
     )
@@ -282,6 +284,15 @@ def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines
                 f"{lines.place(*where)}: `{dotted(where)}` must be {text} {bound}, "
                 f"found {_show(value)}"
             )
+
+
+def _words(hint: Any) -> list[str]:
+    """Returns the words that a hint allows as a value."""
+    words = ["true", "false"] if bool in _options(hint) else []
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            words += [choice for choice in typing.get_args(option) if isinstance(choice, str)]
+    return words
 
 
 def _describe(hint: Any) -> str:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from runner import offline
 from runner.disks import cache_variables, job_folder, local_folder, own_folder, read_mounts
-from runner.errors import StageError, UsageError
+from runner.errors import StageError, UsageError, suggest
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.server_process import read_line, stage_command, start_server
 from runner.inputs import check_known_damage, check_names_and_sizes, hub_repositories, running_tree
@@ -133,7 +133,11 @@ def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
     if found is None:
         raise UsageError(
             f"{command[0]}: no such program on PATH.",
-            "runner exec --bundle B -- python their_script.py ...",
+            suggest(
+                command[0],
+                ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash"),
+                "runner exec --bundle B -- python their_script.py ...",
+            ),
         )
     return found
 

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError, load_yaml_with_lines, read_value
+from runner.errors import (
+    StageError,
+    UsageError,
+    load_yaml_with_lines,
+    read_value,
+    suggest_path,
+)
 from runner.run_folder.checkpoints import read_state
 from runner.run_folder.layout import EXPORTED, RunFolder
 
@@ -118,7 +124,7 @@ class History:
 def _check_is_run_folder(folder: RunFolder) -> None:
     hint = "Give a folder that `runner train` wrote: output/<name>."
     if not folder.root.is_dir():
-        raise UsageError(f"{folder.root}: no such run folder.", hint)
+        raise UsageError(f"{folder.root}: no such run folder.", suggest_path(folder.root, hint))
     files = (folder.config, folder.metrics, folder.environment, folder.logs)
     if not any(path.exists() for path in files):
         inside = sorted(path.parent for path in folder.root.glob("*/config.yaml"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_name, suggest_path
 from runner.ranks.processes import is_alive
 from runner.run_folder.history import History, number
 from runner.run_folder.run_lock import RunLock, holder_of
@@ -104,7 +104,7 @@ def find(what: str) -> tuple[Path, int | None]:
     if not (what.isascii() and what.isdigit()):
         raise UsageError(
             f"{what}: no run folder, run file or job.",
-            "runner status output/<name>, or a job's number.",
+            _suggest_run(path, "runner status output/<name>, or a job's number."),
         )
     job_id = int(what)
     script = jobs.script_of(job_id)
@@ -121,6 +121,15 @@ def find(what: str) -> tuple[Path, int | None]:
             "Give the run folder.",
         )
     return Path(script).parent, job_id
+
+
+def _suggest_run(path: Path, remedy: str) -> str:
+    """A remedy for a RUN that does not exist: the nearest path, or the nearest run in `output/`."""
+    if path.parent == Path():
+        runs = {folder.name: str(folder) for folder in Path("output").glob("*") if folder.is_dir()}
+        if near := nearest_name(path.name, runs):
+            return f"Did you mean {runs[near]}? {remedy}"
+    return suggest_path(path, remedy)
 
 
 def status(run_folder: Path, job_id: int | None = None) -> Status:

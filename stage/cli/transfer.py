@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import json_option, quiet_option, say
-from stage.errors import DamageError, UsageError, as_shown
+from stage.cli.base import json_option, print_json, quiet_option, say
+from stage.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
     from stage.transfer.push import PushOutcome
@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
 )
 def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
-    """Write a manifest for the Hub repositories NAME... (org/name, or datasets/org/name).
+    """Write a manifest for the Hub repositories NAME...
 
-    The Hub is asked whether each is a model or a dataset, for its licence and its configs.
+    A NAME is org/name, or datasets/org/name. The Hub is asked whether each is a model or a dataset,
+    for its licence and its configs.
+
+    \b
+    Example:
+      stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext -o my.yaml
     """
     from stage.hub.library import check_hub_library
 
@@ -65,12 +70,8 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
-        click.echo(
-            as_shown(
-                f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}"
-            )
-        )
-    click.echo(as_shown(f"next: stage fetch {manifest} -o bundle --dry-run"))
+        say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
+    say(f"next: stage fetch {manifest} -o bundle --dry-run")
 
 
 @click.command()
@@ -83,15 +84,20 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     help="An OpenSSH private key, or the .pub of a key that is in your agent.",
 )
 def sign(bundle: Path, key: Path) -> None:
-    """Sign BUNDLE with an OpenSSH key: one signature, of the tag manifest, covers every byte.
+    """Sign BUNDLE with an OpenSSH key: one signature covers every byte.
 
-    The receiver checks it with: stage verify BUNDLE --signers ALLOWED_SIGNERS
+    The signature is of the tag manifest.
+
+    \b
+    Examples:
+      stage sign bundle --key ~/.ssh/id_ed25519
+      stage verify bundle --signers allowed_signers    # at the receiver
     """
     from stage.bundle.bundle import SIGNATURE
     from stage.verify.signature import sign as sign_bundle
 
     fingerprint = sign_bundle(bundle, key)
-    click.echo(as_shown(f"{bundle / SIGNATURE}: signed with {fingerprint}"))
+    say(f"{bundle / SIGNATURE}: signed with {fingerprint}")
 
 
 @click.command()
@@ -122,12 +128,17 @@ def push(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Send BUNDLE to DIR on HOST with rsync over ssh, and verify every byte there.
+    """Send BUNDLE to DIR on HOST with rsync, and verify every byte there.
 
     Run it again after an interruption: it resumes. HOST verifies with `stage` if it has it, else
     with python3 and the bundle's own stage-verify.py. If it has neither, push prints the command
     that checks the bytes with sha256sum, and exits 5. Without `HOST:`, DIR is a folder here (a
     disk).
+
+    \b
+    Examples:
+      stage push bundle me@cluster:bundle
+      stage push bundle /media/disk/bundle
     """
     from stage.transfer.push import push as push_bundle
     from stage.transfer.remote import PushTarget
@@ -153,12 +164,12 @@ def push(
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
         write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
     elif sound and not quiet:
         _print_push(outcome)
     if not sound:
         for finding in outcome.report["findings"]:
-            click.echo(as_shown(f"{finding['path']}: {finding['problem']}"), err=True)
+            say(f"{finding['path']}: {finding['problem']}", err=True)
         raise _damaged_there(outcome, bundle, report, ssh)
 
 
@@ -166,16 +177,10 @@ def _print_push(outcome: PushOutcome) -> None:
     from stage.util.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
-    click.echo(
-        as_shown(
-            f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}"
-        )
-    )
-    click.echo(f"bundle id {outcome.bundle_id}")
+    say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
+    say(f"bundle id {outcome.bundle_id}")
     there = f"on {outcome.target.host}: " if outcome.target.host else ""
-    click.echo(
-        as_shown(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
-    )
+    say(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
 
 
 def _damaged_there(
@@ -196,9 +201,13 @@ def _damaged_there(
 @quiet_option
 @json_option
 def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
-    """Remove files from the shared store that no bundle on this machine uses any more.
+    """Remove files from the store that no bundle here uses any more.
 
     The store is $AIRLIFT_STORE, by default a folder in your cache folder. Bundles are not touched.
+
+    \b
+    Example:
+      stage gc --dry-run
     """
     from stage.fetch.gc import collect
     from stage.fetch.store import store_from
@@ -211,7 +220,7 @@ def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
         )
     done = collect(store, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps(done.to_json(), indent=1))
+        print_json(done.to_json())
     elif not quiet:
         for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
             say(

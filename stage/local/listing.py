@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.convert.convert import chosen
-from stage.errors import PolicyError, StageError, UsageError, join_mistakes
+from stage.errors import PolicyError, StageError, UsageError, join_mistakes, suggest_path
 from stage.hub.model_files import check_matches, why_left
 from stage.local import private_files
 from stage.lock.model import LeftOut
@@ -139,7 +139,8 @@ def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
         ) from None
     if not base.exists():
         raise UsageError(
-            f"{place}: there is no {base}.", "Paths are relative to the manifest's folder."
+            f"{place}: there is no {base}.",
+            suggest_path(base, "Paths are relative to the manifest's folder."),
         )
     if not (base.is_file() or base.is_dir()):
         raise UsageError(

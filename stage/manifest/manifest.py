@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.errors import PolicyError, UsageError, join_mistakes
+from stage.errors import PolicyError, UsageError, join_mistakes, suggest_path
 from stage.manifest.entry import Entry
 from stage.manifest.requests import (
     CONVERSIONS,
@@ -83,6 +83,7 @@ class Manifest:
                 f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name})."
             )
         data, lines = load_yaml_with_lines(path)
+        _check_not_run_file(path, data)
         entry = Entry(data, lines)
         check_keys(data, ("format", "name", "assets", "policy"), (), lines)
         lines.check_format(data.get("format"), FORMAT)
@@ -119,6 +120,20 @@ _KEYS = {
 }
 
 
+def _check_not_run_file(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises for a run file, which `runner` reads.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "task" in data and "assets" not in data:
+        raise UsageError(
+            f"{path}: this is a run file, which `runner` reads; `stage` reads manifests.",
+            f"Give the manifest of its assets; or train from a bundle: "
+            f"runner check {shlex.quote(str(path))} --bundle BUNDLE",
+        )
+
+
 def _requests(path: Path, assets: Mapping[Any, Any], lines: Lines) -> dict[str, Request]:
     """The request of every asset.
 
@@ -148,7 +163,9 @@ def _missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> list[
         UsageError(
             f"{lines.place('assets', name, 'path')}: `{name}`: "
             f"there is no {path.parent / request.path}.",
-            "Paths are relative to the manifest's folder.",
+            suggest_path(
+                path.parent / request.path, "Paths are relative to the manifest's folder."
+            ),
         )
         for name, request in requests.items()
         if isinstance(request, PathRequest)

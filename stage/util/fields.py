@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from stage.errors import UsageError
+from stage.errors import UsageError, suggest
 from stage.installation import install_command
 from stage.util.digests import is_hex
 from stage.util.files import MAX_NUMBER
@@ -102,6 +102,8 @@ class Fields:
         """One of these values. The field may be absent."""
         value: Any = self.data.get(key)
         if value not in (None, *choices):
+            if isinstance(value, str):
+                remedy = suggest(value, choices, remedy or self.remedy)
             self.wrong(key, f"should be one of {', '.join(choices)}", remedy)
         return value  # type: ignore[no-any-return]
 
