@@ -9,7 +9,8 @@ import errno
 import sys
 
 from stage import __version__
-from stage.cli.base import Group
+from stage.cli.base import Choice, Group, json_option, print_json, quiet_option, silent
+from stage.cli.base import say as print_line
 from stage.errors import (
     DamageError,
     IncompleteError,
@@ -30,6 +31,7 @@ from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines, read_
 
 __all__ = [
     "FULL_DISK",
+    "Choice",
     "CommandGroup",
     "DamageError",
     "IncompleteError",
@@ -48,11 +50,16 @@ __all__ = [
     "human_size",
     "install_command",
     "isolated",
+    "json_option",
     "load_yaml_with_lines",
     "nearest_name",
+    "print_json",
+    "print_line",
+    "quiet_option",
     "read_value",
     "says_no_memory",
     "shortage",
+    "silent",
     "suggest",
     "suggest_path",
     "sync_folder",

@@ -48,7 +48,7 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         )
     if processes is None:
         found.others += surroundings(run, environ)
-    found.lines += [*run.held(environ), *run.finished()]
+    found.lines += run.held(environ)
     return found
 
 

@@ -129,29 +129,23 @@ class Run:
         ]
 
     def finished(self) -> list[str]:
-        """One line if this run has done all its steps; else empty."""
+        """What `check`, `submit` and `train` print if this run has done all its steps; else empty.
+
+        It is no error: a job that is started again has nothing left to do.
+        """
         line = describe_finished(self.folder, self.config)
-        return [f"{self.folder.root}: {line}"] if line else []
+        if line is None:
+            return []
+        return [
+            f"{self.folder.root}: {line}",
+            "  -> Ask for more steps or epochs to continue it; or start again with another name or "
+            "--output. To export the model again, remove model/ first.",
+        ]
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""
         text = f"{self.config.to_yaml()}{choices_as_comments(self.config.explain())}"
         self.folder.config.write_text(text, encoding="utf-8")
-
-
-def check_not_finished(runs: Sequence[Run]) -> None:
-    """Checks that some run has steps left.
-
-    Raises:
-        UsageError: all of them are finished.
-    """
-    lines = [line for run in runs for line in run.finished()]
-    if len(lines) == len(runs):
-        raise UsageError(
-            f"{'; '.join(lines)}.",
-            "Ask for more steps or epochs to continue it; or start again with another name or "
-            "--output. To export the model again, remove model/ first.",
-        )
 
 
 def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
@@ -184,10 +178,11 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     if dry_run:
         for line in run.held(environ):
             print(line)
-        print("dry run: nothing was started")
-        return 0
     if finished := run.finished():
         print("\n".join(finished))
+    if dry_run:
+        print("dry run: nothing was started")
+    if finished or dry_run:
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):

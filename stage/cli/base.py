@@ -110,7 +110,7 @@ class Group(click.Group):
 
     def _wants_json(self, words: Sequence[str]) -> bool:
         """Whether a command line has the option --json of its command."""
-        command: click.Command | None = self
+        command: click.Command = self
         for word in words:
             if word == "--":
                 return False
@@ -286,7 +286,7 @@ def _from_os_error(error: OSError, free_space: str) -> StageError:
     return IncompleteError(f"{what}.", f"{remedy}; then run the same command again: it resumes.")
 
 
-class Choice(click.Choice):
+class Choice(click.Choice):  # type: ignore[type-arg]  # click 8.0's is not generic
     """A choice whose error names the nearest value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -305,7 +305,7 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Only errors.")
 signers_option = click.option(
     "--signers",
     type=click.Path(path_type=Path),

@@ -21,7 +21,6 @@ from stage.cli.base import (
     say,
 )
 
-
 _SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create", "squash")}
 
 
