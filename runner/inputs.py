@@ -22,7 +22,7 @@ from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.errors import DamageError, StageError, UsageError, suggest
-from stage.bundle.bundle import Bundle
+from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan

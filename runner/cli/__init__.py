@@ -38,5 +38,5 @@ for command in (start.check, start.prepare, start.submit, start.train):
     main.add_command(command)
 for command in (watch.status, watch.logs, watch.report):
     main.add_command(command)
-for command in (tools.exec_, tools.bench):
+for command in (tools.init, tools.exec_, tools.bench):
     main.add_command(command)

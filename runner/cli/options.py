@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,11 +13,12 @@ from runner.errors import UsageError, print_line
 BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
 
 
-def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path:
-    """The bundle of --bundle, of AIRLIFT_BUNDLE, or ./bundle. Prints a choice that is not given.
+def _look_for_bundle(
+    context: click.Context, parameter: click.Parameter, given: Path | None
+) -> Path | None:
+    """The bundle of --bundle, of AIRLIFT_BUNDLE, or ./bundle; None: there is none.
 
-    Raises:
-        UsageError: there is no `./bundle`, or it is not the only bundle here.
+    It prints a choice that is not given on the command line.
     """
 
     def note(text: str) -> None:
@@ -28,30 +30,49 @@ def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path
         if source is not None and source.name == "ENVIRONMENT":
             note(f"bundle: {given} (as {BUNDLE_VARIABLE} says)")
         return given
-    if context.resilient_parsing:  # completion
-        return Path("bundle")
-    from runner.inputs import holds_bundle
-
-    found = sorted(path.name for path in Path().iterdir() if holds_bundle(path))
-    if found == ["bundle"]:
+    if not context.resilient_parsing and _bundles_here() == ["bundle"]:
         note("bundle: ./bundle (no --bundle; it is the only bundle here)")
         return Path("bundle")
-    here = f"the bundles here are {', '.join(found)}" if found else "there is no ./bundle here"
+    return None
+
+
+def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path:
+    """The same, where a bundle is needed.
+
+    Raises:
+        UsageError: none is given, and `./bundle` is not the only bundle here.
+    """
+    found = _look_for_bundle(context, parameter, given)
+    if found is not None or context.resilient_parsing:
+        return found or Path("bundle")
+    names = _bundles_here()
+    here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
     raise UsageError(
         f"{context.command_path}: no --bundle, and {here}.",
-        f"Give it: --bundle {found[0] if found else 'FOLDER'}; "
+        f"Give it: --bundle {names[0] if names else 'FOLDER'}; "
         f"or set it once: export {BUNDLE_VARIABLE}=FOLDER",
     )
 
 
-bundle_option = click.option(
-    "--bundle",
-    type=click.Path(path_type=Path),
-    envvar=BUNDLE_VARIABLE,
-    show_envvar=True,
-    callback=_find_bundle,
-    help="The bundle's folder, verified beforehand. Default: ./bundle, if it is the only one here.",
-)
+def _bundles_here() -> list[str]:
+    from runner.inputs import holds_bundle
+
+    return sorted(path.name for path in Path().iterdir() if holds_bundle(path))
+
+
+def _bundle_option(callback: Callable[..., Path | None], help: str) -> Callable[..., Any]:
+    return click.option(
+        "--bundle",
+        type=click.Path(path_type=Path),
+        envvar=BUNDLE_VARIABLE,
+        show_envvar=True,
+        callback=callback,
+        help=f"{help} Default: ./bundle, if it is the only one here.",
+    )
+
+
+bundle_option = _bundle_option(_find_bundle, "The bundle's folder, verified beforehand.")
+optional_bundle_option = _bundle_option(_look_for_bundle, "The bundle whose assets are used.")
 set_option = click.option(
     "--set",
     "overrides",

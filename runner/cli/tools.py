@@ -1,4 +1,4 @@
-"""The commands `exec` and `bench`: parse options and print."""
+"""The commands `init`, `exec` and `bench`: parse options and print."""
 
 from __future__ import annotations
 
@@ -9,8 +9,62 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import bundle_option, output_option, processes_option, set_option
-from runner.errors import json_option, print_json, print_line, quiet_option, silent
+from runner.cli.options import (
+    bundle_option,
+    optional_bundle_option,
+    output_option,
+    processes_option,
+    set_option,
+)
+from runner.errors import (
+    Choice,
+    UsageError,
+    json_option,
+    print_json,
+    print_line,
+    quiet_option,
+    silent,
+)
+
+TASKS = ("masked-lm", "causal-lm", "instruction", "image-classification")
+
+
+@click.command()
+@click.argument("task", type=Choice(TASKS), metavar="TASK")
+@optional_bundle_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The run file to write; never one that is there. Default: TASK.yaml.",
+)
+@quiet_option
+def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> None:
+    """Write a run file for TASK, with what is in the bundle.
+
+    TASK: masked-lm, causal-lm, instruction or image-classification. Without a bundle, the file
+    is the example for TASK.
+
+    \b
+    Example:
+      runner init masked-lm --bundle bundle -o runs/my.yaml
+    """
+    from runner.examples import new_run_file
+
+    path = output or Path(f"{task}.yaml")
+    text, said = new_run_file(task, path, bundle)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
+        ) from None
+    with silent(if_=quiet):
+        for line in said:
+            print_line(line)
+        print_line(f"next: runner check {path}" + (f" --bundle {bundle}" if bundle else ""))
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})

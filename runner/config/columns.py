@@ -47,6 +47,16 @@ _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
 }
 
 
+def fitting(key: str, columns: Mapping[str, str]) -> list[str]:
+    """Returns the columns of a split that can be the value of a key such as `text`.
+
+    Args:
+        columns: name -> Arrow type.
+    """
+    _, fits = _EXPECTED[key]
+    return [name for name, kind in columns.items() if fits(kind)]
+
+
 def check_columns(
     task: str,
     dataset: DatasetConfig,
@@ -80,11 +90,11 @@ def check_columns(
                 ),
             )
         if not fits(columns[column]):
-            fitting = ", ".join(c for c, t in columns.items() if fits(t)) or "none"
+            others = ", ".join(fitting(key, columns)) or "none"
             raise UsageError(
                 f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
                 f"{columns[column]}, not {expected}.",
-                f"Columns of {expected}: {fitting}." + _LABEL_HINT.get(key, ""),
+                f"Columns of {expected}: {others}." + _LABEL_HINT.get(key, ""),
             )
 
 
