@@ -183,6 +183,13 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
         ("show folder/bundel", "Did you mean folder/bundle?"),
         ("fetch manifset.yaml -o b", "Did you mean manifest.yaml?"),
         ("lock manifest.yaml --update promts", "Did you mean `prompts`?"),
+        ("lock typos.yaml", "Did you mean `csv`?"),
+        ("lock gone.yaml", "/prompts.txt?"),
+        ("lock run.yaml", "this is a run file, which `runner` reads"),
+        ("env lock environmet.yml --profile p.yml", "Did you mean environment.yml?"),
+        ("env create bundle a p --route imgae", "Did you mean `image`?"),
+        ("patch bundle --since old.lok -o p", "Did you mean old.lock?"),
+        ("verify bundle --signers singers", "Did you mean signers?"),
     ],
 )
 def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(
@@ -191,6 +198,15 @@ def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(
     (tmp_path / "folder/bundle").mkdir(parents=True)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "prompts.txt").write_text("one\n")
+    asset = "format: 1\nname: m\nassets:\n  prompts:\n    path: "
+    files = {
+        "typos.yaml": f"{asset}prompts.txt\n    convert: cvs\n",
+        "gone.yaml": f"{asset}promts.txt\n",
+        "run.yaml": "format: 1\ntask: masked-lm\nmodel: {asset: a}\n",
+        **dict.fromkeys(("environment.yml", "p.yml", "old.lock", "signers"), "x: 1\n"),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "manifest.yaml").write_text(
         "format: 1\nname: m\nassets:\n  prompts:\n    path: prompts.txt\n"
     )
@@ -314,6 +330,27 @@ def test_json_is_one_document_and_nothing_else(laptop: Path, options: list[str])
         and document["bytes"] == 7
         and document["dry_run"] == ("--dry-run" in options)
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("verify nowhere --json", 2, "no such folder"),
+        ("show b --json", 2, "no such folder"),
+        ("lock nofile.yaml --json", 2, "no such file"),
+        ("fetch m.yaml --json", 2, "--output"),
+        ("gc --json --dryrun", 2, "--dry-run"),
+        ("env check b --json", 2, "b"),
+    ],
+)
+def test_an_error_under_json_is_one_document_with_the_exit_code(
+    laptop: Path, command: str, code: int, said: str
+) -> None:
+    done = stage_here(*command.split(), cwd=laptop)
+    assert done.returncode == code and done.stderr.startswith("error: ")
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == code and said in document["error"]["message"]
+    assert set(document["error"]) == {"message", "remedy"}
 
 
 def test_a_dry_run_writes_nothing(laptop: Path) -> None:
