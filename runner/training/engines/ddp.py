@@ -35,7 +35,6 @@ class DDPEngine(NativeEngine):
             device_ids=[device.index] if on_gpu else None,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,  # RunningStatistics averages them, for every engine
-            init_sync=config.quantization is not None,  # `Weights` has done it for the others
         )
         super().__init__(module, wrapped, config, plan, device)
 
