@@ -6,7 +6,6 @@ Only this module and `inputs` import `stage`.
 from __future__ import annotations
 
 import errno
-import sys
 
 from stage import __version__
 from stage.cli.base import Choice, Group, json_option, print_json, quiet_option, silent
@@ -90,4 +89,4 @@ class NeverMetError(StageError):
 
 def say(text: str) -> None:
     """Prints a line on stderr."""
-    print(f"runner: {text}", file=sys.stderr, flush=True)
+    print_line(f"runner: {text}", err=True)

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from runner import inputs as inputs_module
@@ -28,6 +27,7 @@ from runner.errors import (
     IncompleteError,
     StageError,
     UsageError,
+    print_line,
 )
 from runner.inputs import Inputs
 from runner.installed import check_installed, to_prepare, to_train
@@ -173,7 +173,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     num_local = processes or 1
     _print_headline(run)
     device = _device(run, role, num_local, environ)
-    run.check(world_size(role, num_local, environ), print, device)
+    run.check(world_size(role, num_local, environ), print_line, device)
     _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
     if dry_run:
         for line in run.held(environ):
@@ -291,7 +291,7 @@ def check_and_prepare(run: Run) -> None:
 
 
 def _check_and_prepare(run: Run) -> None:
-    run.check(None, partial(print, flush=True))
+    run.check(None, print_line)
     length, is_done = _prepared(run)
     (prepare_all if is_done else _prepare_offline)(run, length)
 
@@ -408,7 +408,7 @@ def _check_as_launcher(
     _environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
-    run.check(place.world_size, print, device)
+    run.check(place.world_size, print_line, device)
     _explain(run, f" (one per line in {run.folder.config})" if prepares else "")
     if prepares:
         prepare_in_sandbox(run)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, nearest_name, suggest_path
+from runner.errors import UsageError, human_size, nearest_name, suggest_path
 from runner.ranks.processes import is_alive
 from runner.run_folder.history import History, is_run_folder, number
 from runner.run_folder.run_lock import RunLock, holder_of
@@ -29,12 +29,13 @@ RECENT_STEPS = 50
 
 SCRIPT = "submit.sbatch"
 
+# Key of a metrics line -> how it is shown; memory is shown in the unit of all sizes.
 _MEASURES = {
     "loss": "loss {:.4f}",
     "lr": "lr {:.2e}",
     "tokens_per_s": "{:.0f} tokens/s",
     "mfu": "MFU {:.1%}",
-    "memory_gib": "{:.1f} GiB",
+    "memory_gib": "",
 }
 
 
@@ -331,7 +332,7 @@ def _form(line: Mapping[str, Any], key: str, form: str) -> str:
     value = number(line, key)
     if value is None:
         return f"{key} is no number" if key in line and line[key] is None else ""
-    return form.format(value)
+    return form.format(value) if form else human_size(value * 2**30)
 
 
 def _ago(seconds: float) -> str:

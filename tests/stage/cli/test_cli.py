@@ -184,17 +184,18 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
         ("fetch manifset.yaml -o b", "Did you mean manifest.yaml?"),
         ("lock manifest.yaml --update promts", "Did you mean `prompts`?"),
         ("lock typos.yaml", "Did you mean `csv`?"),
-        ("lock gone.yaml", "/prompts.txt?"),
+        ("lock gone.yaml", "Did you mean prompts.txt?"),
         ("lock run.yaml", "this is a run file, which `runner` reads"),
         ("env lock environmet.yml --profile p.yml", "Did you mean environment.yml?"),
         ("env create bundle a p --route imgae", "Did you mean `image`?"),
-        ("patch bundle --since old.lok -o p", "Did you mean old.lock?"),
-        ("verify bundle --signers singers", "Did you mean signers?"),
+        ("patch sound --since old.lok -o p", "Did you mean old.lock?"),
+        ("verify sound --signers singers", "Did you mean signers?"),
     ],
 )
 def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(
-    tmp_path: Path, command: str, meant: str
+    tmp_path: Path, bundle: Path, command: str, meant: str
 ) -> None:
+    (tmp_path / "sound").symlink_to(bundle)
     (tmp_path / "folder/bundle").mkdir(parents=True)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "prompts.txt").write_text("one\n")
