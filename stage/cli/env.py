@@ -19,6 +19,7 @@ from stage.cli.base import (
     print_json,
     quiet_option,
     say,
+    silent,
 )
 
 _SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create", "squash")}
@@ -161,7 +162,8 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
     "here, to the same tree. conda: this cluster's conda or micromamba. venv: the wheels alone, on "
     "a Python of this cluster.",
 )
-def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
+@quiet_option
+def create(bundle: Path, asset: str, prefix: Path, route: str | None, quiet: bool) -> None:
     """Create the environment ASSET of BUNDLE at PREFIX, offline.
 
     It is there whole, or not at all. Where airlift is not installed, use the bundle's script.
@@ -173,8 +175,9 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
     """
     from stage.environment.image.create import create as create_environment
 
-    say(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
-    create_environment(bundle, asset, prefix, route or "image", say)
+    with silent(if_=quiet):
+        say(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
+        create_environment(bundle, asset, prefix, route or "image", say)
 
 
 @env.command()
@@ -182,7 +185,8 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
 @click.argument("asset")
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-def squash(bundle: Path, asset: str, prefix: Path, file: Path) -> None:
+@quiet_option
+def squash(bundle: Path, asset: str, prefix: Path, file: Path, quiet: bool) -> None:
     """Write the environment ASSET of BUNDLE to FILE, a squashfs image.
 
     It is one file instead of tens of thousands, for sites that mount such files. It works only
@@ -194,4 +198,5 @@ def squash(bundle: Path, asset: str, prefix: Path, file: Path) -> None:
     """
     from stage.environment.image.squashfs import squash as write_squashfs
 
-    write_squashfs(bundle, asset, prefix, file, say)
+    with silent(if_=quiet):
+        write_squashfs(bundle, asset, prefix, file, say)

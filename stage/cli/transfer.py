@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import json_option, print_json, quiet_option, say
+from stage.cli.base import json_option, print_json, quiet_option, say, silent
 from stage.errors import DamageError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     metavar="URL",
     help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
 )
-def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
+@quiet_option
+def init(names: tuple[str, ...], manifest: Path, endpoint: str | None, quiet: bool) -> None:
     """Write a manifest for the Hub repositories NAME...
 
     A NAME is org/name, or datasets/org/name. The Hub is asked whether each is a model or a dataset,
@@ -62,10 +63,12 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     check_writable(manifest.parent)
     for name in names:
         check_not_local(name)
-    with Reporter() as reporter:
+    with Reporter(quiet=quiet) as reporter:
         sources = Sources(endpoint, reporter)
         found = [sources.look_up(name) for name in names]
     write_manifest(manifest, manifest_text(manifest, found))
+    if quiet:
+        return
     for item in found:
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
@@ -83,7 +86,8 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     metavar="KEY",
     help="An OpenSSH private key, or the .pub of a key that is in your agent.",
 )
-def sign(bundle: Path, key: Path) -> None:
+@quiet_option
+def sign(bundle: Path, key: Path, quiet: bool) -> None:
     """Sign BUNDLE with an OpenSSH key: one signature covers every byte.
 
     The signature is of the tag manifest.
@@ -97,7 +101,8 @@ def sign(bundle: Path, key: Path) -> None:
     from stage.verify.signature import sign as sign_bundle
 
     fingerprint = sign_bundle(bundle, key)
-    say(f"{bundle / SIGNATURE}: signed with {fingerprint}")
+    with silent(if_=quiet):
+        say(f"{bundle / SIGNATURE}: signed with {fingerprint}")
 
 
 @click.command()
@@ -115,10 +120,8 @@ def sign(bundle: Path, key: Path) -> None:
     metavar="FILE",
     help="The file for findings at DIR. Default: BUNDLE.report.json, if there are any.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
-)
+@quiet_option
+@json_option
 def push(
     bundle: Path,
     target: str,
