@@ -45,7 +45,7 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None, quiet: bo
 
     \b
     Example:
-      stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext -o my.yaml
+      stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext
     """
     from stage.hub.library import check_hub_library
 

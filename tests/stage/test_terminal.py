@@ -62,7 +62,7 @@ def test_colours_say_what_is_wrong_sound_a_command_or_a_path() -> None:
     assert coloured(plain) == plain
 
 
-def on_terminal(*command: str, width: int = 50, **environ: str) -> str:
+def on_terminal(*command: str, width: int = 60, **environ: str) -> str:
     """What a terminal shows of a command: stdout and stderr."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
@@ -108,7 +108,7 @@ def test_a_terminal_gets_colours_and_lines_of_its_width() -> None:
     plain = re.sub(r"\033\[[\d;]*m", "", shown)
     assert "a-folder/with-a-long-name/that-is/not-there" in plain
     assert len(plain.splitlines()) > len(in_pipe(*MISTAKE).splitlines())
-    assert all(len(line) <= 50 for line in plain.splitlines())
+    assert all(len(line) <= 60 for line in plain.splitlines())
 
 
 @pytest.mark.parametrize(
