@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.cli.base import json_option, print_json, quiet_option, say, silent
-from stage.errors import DamageError, UsageError
+from stage.errors import DamageError, UsageError, suggest
 
 if TYPE_CHECKING:
     from stage.transfer.push import PushOutcome
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1)
 @click.option(
     "-o",
     "--output",
@@ -36,17 +36,30 @@ if TYPE_CHECKING:
     metavar="URL",
     help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
 )
+@click.option(
+    "--example",
+    metavar="NAME",
+    help="Write this example instead: bert-large-wikitext2, cifar10, gpt2-wikitext2, ...",
+)
 @quiet_option
-def init(names: tuple[str, ...], manifest: Path, endpoint: str | None, quiet: bool) -> None:
+def init(
+    names: tuple[str, ...], manifest: Path, endpoint: str | None, example: str | None, quiet: bool
+) -> None:
     """Write a manifest for the Hub repositories NAME...
 
     A NAME is org/name, or datasets/org/name. The Hub is asked whether each is a model or a dataset,
     for its licence and its configs.
 
     \b
-    Example:
+    Examples:
       stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext
+      stage init --example bert-large-wikitext2
     """
+    if bool(names) == (example is not None):
+        raise UsageError("Give NAME..., or --example NAME.", "stage init --help")
+    if example is not None:
+        _write_example(example, manifest, quiet)
+        return
     from stage.hub.library import check_hub_library
 
     check_hub_library()
@@ -75,6 +88,20 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None, quiet: bo
         )
         say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
     say(f"next: stage fetch {manifest} -o bundle --dry-run")
+
+
+def _write_example(name: str, manifest: Path, quiet: bool) -> None:
+    from stage.fetch.new_manifest import write_manifest
+
+    folder = Path(__file__).parents[1] / "examples"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise UsageError(
+            f"--example {name}: no such example.", suggest(name, known, f"All: {', '.join(known)}.")
+        )
+    write_manifest(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    with silent(if_=quiet):
+        say(f"next: stage fetch {manifest} -o bundle --dry-run")
 
 
 @click.command()

@@ -82,6 +82,21 @@ def test_every_example_is_in_its_package(package: str, folder: str) -> None:
     assert packed == shown and packed
 
 
+def test_stage_init_writes_an_example_manifest() -> None:
+    from stage.cli import main as stage
+
+    def run(name: str) -> Result:
+        return CliRunner().invoke(stage, ["init", "--example", name], prog_name="stage")
+
+    assert run("bert-large-wikitext2").exit_code == 0
+    assert (
+        Path("manifest.yaml").read_bytes()
+        == (ROOT / "manifests/bert-large-wikitext2.yaml").read_bytes()
+    )
+    assert "is there already" in run("cifar10").output
+    assert "Did you mean `cifar10`?" in run("cifar").output
+
+
 def test_the_environments_that_manifests_name_are_there() -> None:
     import re
 
