@@ -13,10 +13,12 @@ from stage.cli.base import say as print_line
 from stage.errors import (
     DamageError,
     IncompleteError,
+    Mistakes,
     PolicyError,
     StageError,
     UsageError,
     as_shown,
+    join_errors,
     nearest_name,
     says_no_memory,
     shortage,
@@ -26,7 +28,13 @@ from stage.errors import (
 from stage.installation import install_command
 from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
 from stage.util.sandbox import close_network, isolated
-from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines, read_value
+from stage.util.yaml_lines import (
+    Lines,
+    check_keys,
+    load_yaml_with_lines,
+    read_value,
+    reading_yaml,
+)
 
 __all__ = [
     "FULL_DISK",
@@ -36,6 +44,7 @@ __all__ = [
     "IncompleteError",
     "Lines",
     "LostPeerError",
+    "Mistakes",
     "NeverMetError",
     "PolicyError",
     "StageError",
@@ -49,6 +58,7 @@ __all__ = [
     "human_size",
     "install_command",
     "isolated",
+    "join_errors",
     "json_option",
     "load_yaml_with_lines",
     "nearest_name",
@@ -56,6 +66,7 @@ __all__ = [
     "print_line",
     "quiet_option",
     "read_value",
+    "reading_yaml",
     "says_no_memory",
     "shortage",
     "silent",

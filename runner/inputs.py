@@ -28,7 +28,7 @@ from stage.bundle.inspect import index_problems as index_problems  # for runner.
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
 from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
-from stage.verify.advice import suggest_fixes
+from stage.verify.advice import remedy_for_damage, suggest_fixes
 from stage.verify.receipt import find as find_receipt
 from stage.verify.receipt import find_damage, state_folder
 from stage.verify.report import BY_ID, VerificationReport
@@ -149,7 +149,11 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
-    bundle = Bundle.open(bundle_path)
+    try:
+        bundle = Bundle.open(bundle_path)
+    except DamageError:
+        check_known_damage(bundle_path, os.environ)  # names the command that repairs it
+        raise
     if config.bundle.id not in (None, bundle.id):
         raise DamageError(
             f"{config.path}: `bundle.id` asks for {config.bundle.id}; {bundle_path} is another "
@@ -228,7 +232,7 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
         raise unreadable(folder / "env.json", error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError):
         raise DamageError(
-            f"{folder / 'env.json'}: not what `stage fetch` wrote.", f"stage verify {bundle.root}"
+            f"{folder / 'env.json'}: not what `stage fetch` wrote.", remedy_for_damage(bundle.root)
         ) from None
 
 
@@ -301,10 +305,7 @@ def unreadable(path: Path, why: str) -> StageError:
             f"`namei -l {path}` shows which right is missing; its owner can add it: chmod a+rX",
         )
     bundle = next((folder for folder in (path, *path.parents) if holds_bundle(folder)), path.parent)
-    return DamageError(
-        f"{path}: cannot be read: {why}.",
-        f"stage verify {bundle} finds what is damaged, and says what fixes it.",
-    )
+    return DamageError(f"{path}: cannot be read: {why}.", remedy_for_damage(bundle))
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
@@ -355,7 +356,7 @@ def _settings(path: Path, bundle: Bundle, digests: Mapping[str, str]) -> dict[st
     if sha256(data).hexdigest() != digests[path.name]:
         raise DamageError(
             f"{path}: damaged: its bytes are not those that were fetched.",
-            f"stage verify {bundle.root}",
+            remedy_for_damage(bundle.root),
         )
     try:
         settings = json.loads(data)

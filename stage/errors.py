@@ -23,9 +23,13 @@ class StageError(Exception):
         message: what happened and where (file:line for YAML), one short paragraph.
         remedy: what to run or change next; empty only where the message already says it.
         exit_code: the process exit status.
+
+    Attributes:
+        parts: the errors that this one lists (`join_errors`); empty for a single fault.
     """
 
     exit_code = 2
+    parts: Sequence[StageError] = ()
 
     def __init__(self, message: str, remedy: str = "", exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -59,20 +63,6 @@ def as_shown(text: str) -> str:
     return "".join(ascii(c)[1:-1] if c != "\n" and is_control_character(c) else c for c in text)
 
 
-def join_mistakes(where: str, mistakes: Sequence[StageError]) -> StageError:
-    """One error that lists several mistakes. Its class is that of the first mistake.
-
-    Args:
-        where: the file they are in.
-        mistakes: at least one; a single one is returned unchanged.
-    """
-    first = mistakes[0]
-    if len(mistakes) == 1:
-        return first
-    lines = "\n".join(f"  {mistake.message} {mistake.remedy}" for mistake in mistakes)
-    return type(first)(f"{where}: {len(mistakes)} mistakes:\n{lines}", "Correct these lines.")
-
-
 class DamageError(StageError):
     """Bytes are not what they were when the bundle was made."""
 
@@ -101,6 +91,66 @@ class IncompleteError(StageError):
     """Could not finish (network, disk, interrupted). The same command, run again, resumes."""
 
     exit_code = 5
+
+
+def join_errors(errors: Sequence[StageError], what: str, where: str = "") -> StageError:
+    """One error that lists several, of the class of the most important one.
+
+    Damage is the most important: it can be the cause of the others. Else it is the first error.
+
+    Args:
+        errors: at least one; a single one is returned unchanged.
+        what: what they are, such as "mistakes".
+        where: the file they are in.
+    """
+    parts = [part for error in errors for part in error.parts or (error,)]
+    if len(parts) == 1:
+        return parts[0]
+    lines = [f"{where}: {len(parts)} {what}:" if where else f"{len(parts)} {what}:"]
+    for number, part in enumerate(parts, 1):
+        lines.append(f"  {number}. {part.message}")
+        lines += ["     -> " + part.remedy.replace("\n", "\n   ")] if part.remedy else []
+    most = next((part for part in parts if isinstance(part, DamageError)), parts[0])
+    joined = type(most)("\n".join(lines), exit_code=most.exit_code)
+    joined.parts = parts
+    return joined
+
+
+class Mistakes:
+    """Collects the mistakes of one file, so that all of them are reported together.
+
+    `with mistakes:` keeps a `UsageError` or `PolicyError` that its block raises; the code after the
+    block runs. `check` raises what was kept.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[StageError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, UsageError | PolicyError):
+            self.found += error.parts or (error,)
+            return True
+        return False
+
+    def check(self, where: str) -> None:
+        """Raises what was kept, in the order of the lines.
+
+        Args:
+            where: the file; the mistakes name their lines as "FILE:LINE: ...".
+
+        Raises:
+            UsageError, PolicyError: there are mistakes.
+        """
+
+        def line(mistake: StageError) -> int:
+            number = mistake.message.removeprefix(f"{where}:").partition(":")[0]
+            return int(number) if number.isdecimal() else 0
+
+        if self.found:
+            raise join_errors(sorted(self.found, key=line), "mistakes", where)
 
 
 NO_MEANS = frozenset(
@@ -195,6 +245,18 @@ def suggest_path(path: Path, remedy: str = "Check the path.") -> str:
     nearest = _nearest_path(path)
     question = f"Did you mean {nearest}?" if nearest is not None else ""
     return " ".join(part for part in (question, remedy) if part)
+
+
+def suggest_relative(written: str, path: Path, to: str) -> str:
+    """A remedy for a path in a file that does not exist: the nearest path that does.
+
+    Args:
+        written: as the file has it.
+        path: what it means on this machine.
+        to: what relative paths are relative to, such as "the manifest's folder".
+    """
+    is_relative = not written.startswith(("/", "~"))
+    return suggest_path(path, f"Paths are relative to {to}." if is_relative else "Check the path.")
 
 
 def _nearest_path(path: Path) -> Path | None:

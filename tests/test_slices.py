@@ -11,8 +11,9 @@ import pytest
 from scripts.lib.slices import SLICES
 
 TESTS = Path(__file__).resolve().parent
-# tests/gpu needs a device, so no slice has it.
-CONFTESTS = (path for path in TESTS.rglob("conftest.py") if path.parent.name != "gpu")
+# Fixtures that test files of several subjects share. Those of one subject, in the conftest of its
+# own folder, are left to the whole suite. tests/gpu needs a device, so no slice has it.
+CONFTESTS = (TESTS / folder / "conftest.py" for folder in (".", "runner", "site", "stage"))
 SHARED = (*CONFTESTS, *(TESTS / "support").glob("*.py"))
 
 

@@ -93,9 +93,9 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     )
     say(
         f"{', '.join(wanted.strategies)}: for each, micro batches 1, 2, 4, ... while "
-        f"they fit, {wanted.most} at most, then sizes in between; {wanted.steps} steps per trial "
-        f"on {human_count(ranks, 'rank')} started for it, {wanted.limit_s:.0f} s at most; "
-        f"trials and results in {folder}"
+        f"they fit, {wanted.most} at most, then sizes in between; "
+        f"{human_count(wanted.steps, 'step')} per trial on {human_count(ranks, 'rank')} "
+        f"started for it, {wanted.limit_s:.0f} s at most; trials and results in {folder}"
     )
     found: list[SearchResult] = []
     began = time.monotonic()

@@ -14,6 +14,7 @@ from runner.errors import (
     Choice,
     StageError,
     UsageError,
+    human_count,
     json_option,
     print_json,
     print_line,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--on",
     type=Choice(["node"]),
+    metavar="node",
     help="Instead check a node: its devices, their speed, its limits. A job of one minute.",
 )
 @quiet_option
@@ -99,8 +101,8 @@ def _check_run(run: Run, processes: int | None) -> None:
         print_line("\n".join(finished))
         return
     warnings = sum(finding.level == "warning" for finding in found.others)
-    above = "the warning above" if warnings == 1 else f"the {warnings} warnings above"
-    print_line(f"nothing found that would fail{f', except {above}' if warnings else ''}")
+    above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
+    print_line(f"nothing found that would fail{above}")
 
 
 def _check_as_json(
@@ -123,7 +125,7 @@ def _check_as_json(
         found = examine(loaded, processes, os.environ)
         found.lines += loaded.finished()
     except StageError as error:
-        found = Findings(errors=[error])
+        found = Findings(errors=list(error.parts or [error]))
     result = document(found, lines, run=str(run), bundle=str(bundle))
     print_json(result)
     return int(result["exit_code"])

@@ -117,23 +117,23 @@ def format_columns(text: str) -> list[str]:
 def check_datasets(
     task: str, sources: tuple[DatasetConfig, ...], lines: Lines, given: frozenset[str]
 ) -> None:
-    """Refuses datasets with keys that do not go together, or not with the task.
+    """Finds keys of datasets that do not go together, or not with the task.
+
+    The mistakes, with file:line, are kept in `lines.mistakes`.
 
     Args:
         task: as in the run file.
         sources: the datasets.
         lines: the run file's line numbers.
         given: dotted keys that the user set; in a list of datasets `datasets.0.text` and so on.
-
-    Raises:
-        UsageError: with file:line.
     """
     for number, source in enumerate(sources):
         where: Where = ("datasets", number) if "datasets" in given else ("dataset",)
         _check_keys_of_task(task, source, where, lines, given)
         _check_limit(source, where, lines)
         if task == "instruction":
-            _check_instruction(source, where, lines)
+            with lines.mistakes:
+                _check_instruction(source, where, lines)
 
 
 def _check_keys_of_task(
@@ -144,22 +144,26 @@ def _check_keys_of_task(
         is_default = getattr(source, key) == _DEFAULTS[key]
         if task not in tasks and dotted((*where, key)) in given and not is_default:
             others = f"Its keys here: {', '.join(k for k, of in KEYS.items() if task in of)}."
-            raise UsageError(
-                f"{lines.place(*where, key)}: `{key}` is not for task {task}, but for {tasks[0]}.",
-                others,
-            )
+            with lines.mistakes:
+                raise UsageError(
+                    f"{lines.place(*where, key)}: `{key}` is not for task {task}, "
+                    f"but for {tasks[0]}.",
+                    others,
+                )
 
 
 def _check_limit(source: DatasetConfig, where: Where, lines: Lines) -> None:
     splits = ("train", "validation")
-    for key in source.limit:
-        if key not in splits:
-            raise UsageError(
-                f"{lines.place(*where, 'limit', key)}: `{key}` cannot be limited",
-                suggest(key, splits, f"Valid keys: {', '.join(splits)}."),
-            )
-    if low := [name for name, rows in source.limit.items() if rows < 1]:
-        raise UsageError(f"{lines.place(*where, 'limit', low[0])}: at least 1 row")
+    for split, rows in source.limit.items():
+        place = lines.place(*where, "limit", split)
+        with lines.mistakes:
+            if split not in splits:
+                raise UsageError(
+                    f"{place}: `{split}` cannot be limited.",
+                    suggest(split, splits, f"Valid keys: {', '.join(splits)}."),
+                )
+            if rows < 1:
+                raise UsageError(f"{place}: `{split}` must be at least 1 row, found {rows}.")
 
 
 def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runner.errors import UsageError, suggest_path
+from runner.errors import Mistakes, UsageError, suggest, suggest_path
 
 PLAIN_KEYS = {
     "train_batch_size": "batch.global",
@@ -100,8 +100,8 @@ def load(path: Path, place: str) -> dict[str, Any]:
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise UsageError(f"{path}: `{twice[0]}` is written twice", "Keep one.")
+        if twice := dict.fromkeys(name for name in names if names.count(name) > 1):
+            raise UsageError(f"{path}: `{'`, `'.join(twice)}` is written twice.", "Keep one.")
         return dict(pairs)
 
     try:
@@ -156,9 +156,10 @@ def merge(
         UsageError: all contradictions at once, or a setting that this version does not support.
     """
     _check_sections(theirs, path)
+    mistakes = Mistakes()
     rest, notes, autos = dict(theirs), list[tuple[str, object, str]](), list[str]()
     found: FoundKeys = {}
-    _check_supported(rest, path)
+    _check_supported(rest, path, mistakes)
     for their_key, key in PLAIN_KEYS.items():
         value = _take(rest, their_key)
         if value == "auto":
@@ -168,13 +169,18 @@ def merge(
     _read_optimizer(rest, found, {*given, *autos}, path, notes)
     _read_offload(rest, found, autos, notes)
     _read_precision(rest, found, autos)
-    _read_schedule(rest, found, autos, notes)
-    accumulation = _read_accumulation(rest, path)
+    with mistakes:
+        _read_schedule(rest, found, autos, notes, path)
+    accumulation = None
+    with mistakes:
+        accumulation = _read_accumulation(rest, path)
     for reporter in REPORTERS:
         if rest.pop(reporter, None):
             notes.append((reporter, "left out", "it reports over the network"))
     rest = _without_auto(rest, "", notes)
-    _check_contradictions(found, path, given, place)
+    with mistakes:
+        _check_contradictions(found, path, given, place)
+    mistakes.check(str(path))
     return MergedConfig(
         values={k: value for k, (_, value) in found.items() if given.get(k, "auto") == "auto"},
         rest=rest,
@@ -193,30 +199,35 @@ def _check_contradictions(
         if key in given and given[key] not in ("auto", value)
     ]
     if clashes:
-        raise UsageError("; ".join(clashes), f'Make them equal, or write "auto" in {path}.')
+        raise UsageError(f"{'; '.join(clashes)}.", f'Make them equal, or write "auto" in {path}.')
 
 
 def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
+    mistakes = Mistakes()
     for section in SECTIONS:
         here: Any = theirs
         for key in section.split("."):
-            here = here.get(key) if here else None
-        if here is not None and not isinstance(here, dict):
-            raise UsageError(f"{path}: `{section}` must be {{...}}, found `{here}`")
+            here = here.get(key) if isinstance(here, dict) else None
+        with mistakes:
+            if here is not None and not isinstance(here, dict):
+                raise UsageError(f"{path}: `{section}` must be {{...}}, found `{here}`.")
+    mistakes.check(str(path))
 
 
-def _check_supported(theirs: Mapping[str, Any], path: Path) -> None:
+def _check_supported(theirs: Mapping[str, Any], path: Path, mistakes: Mistakes) -> None:
     kind = (theirs.get("optimizer") or {}).get("type", "AdamW")
-    if kind not in ("Adam", "AdamW", "auto"):
-        raise UsageError(
-            f"{path}: optimizer.type {kind} is not supported by this version", "Use AdamW."
-        )
+    with mistakes:
+        if kind not in ("Adam", "AdamW", "auto"):
+            raise UsageError(
+                f"{path}: optimizer.type {kind} is not supported by this version.", "Use AdamW."
+            )
     zero = theirs.get("zero_optimization") or {}
-    if zero.get("cpu_offload"):
-        raise UsageError(
-            f"{path}: zero_optimization.cpu_offload is an old key of DeepSpeed",
-            'Write "offload_optimizer": {"device": "cpu"} instead.',
-        )
+    with mistakes:
+        if zero.get("cpu_offload"):
+            raise UsageError(
+                f"{path}: zero_optimization.cpu_offload is an old key of DeepSpeed.",
+                'Write "offload_optimizer": {"device": "cpu"} instead.',
+            )
 
 
 def _take(tree: dict[str, Any], dotted: str) -> Any:
@@ -307,6 +318,7 @@ def _read_schedule(
     found: FoundKeys,
     autos: list[str],
     notes: list[tuple[str, object, str]],
+    path: Path,
 ) -> None:
     scheduler = rest.pop("scheduler", None)
     if not scheduler:
@@ -314,8 +326,8 @@ def _read_schedule(
     name, values = scheduler.get("type", "auto"), scheduler.get("params") or {}
     if name not in (*SCHEDULES, "auto"):
         raise UsageError(
-            f"scheduler.type {name} is not supported by this version",
-            f"Use one of {', '.join(SCHEDULES)}.",
+            f"{path}: scheduler.type {name} is not supported by this version.",
+            suggest(str(name), SCHEDULES, f"Use one of {', '.join(SCHEDULES)}."),
         )
     if name == "auto":
         autos.append("schedule.name")
@@ -360,7 +372,7 @@ def _read_accumulation(rest: dict[str, Any], path: Path) -> int | None:
     if not isinstance(accumulation, int) or isinstance(accumulation, bool) or accumulation < 1:
         raise UsageError(
             f"{path}: gradient_accumulation_steps must be a whole number from 1 on, "
-            f"found `{accumulation}`",
+            f"found `{accumulation}`.",
             'Correct it, or write "auto".',
         )
     return accumulation

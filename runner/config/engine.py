@@ -55,7 +55,9 @@ class EngineConfig:
 
 
 def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines) -> None:
-    """Refuses settings that the chosen engine does not support, and missing settings.
+    """Finds settings that the chosen engine does not support, and missing settings.
+
+    All mistakes but the last are kept in `lines.mistakes`.
 
     Raises:
         UsageError: with file:line.
@@ -63,19 +65,22 @@ def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines)
     for name, keys in KEYS_OF_ENGINES.items():
         for key, not_set in keys.items():
             value = getattr(engine, key)
-            if name != engine.name and value != not_set:
-                raise UsageError(
-                    f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; "
-                    f"the engine is {engine.name}",
-                    f"Remove it, or set engine.name: {name}.",
-                )
-    _check_offload(engine, lines)
-    _check_wrap(engine, lines)
+            with lines.mistakes:
+                if name != engine.name and value != not_set:
+                    raise UsageError(
+                        f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; "
+                        f"the engine is {engine.name}.",
+                        f"Remove it, or set engine.name: {name}.",
+                    )
+    with lines.mistakes:
+        _check_offload(engine, lines)
+    with lines.mistakes:
+        _check_wrap(engine, lines)
     able = OPTIMIZERS[optimizer.name]
     if engine.name not in able:
         raise UsageError(
             f"{lines.place('optimizer', 'name')}: {optimizer.name} does not work on weights that "
-            f"{engine.name} partitions",
+            f"{engine.name} partitions.",
             f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
         )
 
@@ -86,7 +91,7 @@ def _check_offload(engine: EngineConfig, lines: Lines) -> None:
     ):
         raise UsageError(
             f"{lines.place('engine', 'offload')}: "
-            f"{engine.name} does not do offload: {engine.offload}",
+            f"{engine.name} does not do offload: {engine.offload}.",
             "Set engine.name: deepspeed"
             + {"cpu": ", or fsdp.", "nvme": ", or engine.offload: none without nvme_path."}[
                 engine.offload
@@ -95,12 +100,12 @@ def _check_offload(engine: EngineConfig, lines: Lines) -> None:
     if (engine.offload == "nvme") != (engine.nvme_path is not None):
         raise UsageError(
             f"{lines.place('engine', 'offload')}: `offload: nvme` and `nvme_path` "
-            "(a folder on each node's own disk) go together",
+            "(a folder on each node's own disk) go together.",
             "Give both, or neither.",
         )
     if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
         raise UsageError(
-            f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing",
+            f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing.",
             "Set engine.zero: 1.",
         )
 
@@ -116,6 +121,6 @@ def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
     ):
         raise UsageError(
             f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
-            "of parameters",
+            "of parameters.",
             "{layer: GPT2Block}, or {min_params: 1000000}.",
         )

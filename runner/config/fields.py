@@ -1,8 +1,8 @@
 """Reads YAML mappings into frozen dataclasses.
 
-(mapping, line numbers, dataclass) -> (instance, keys that were given). `plain` does the reverse. A
-dataclass declares each key with `setting(default, why)`. So each default has its reason, which is
-printed at the start (`defaults`). Errors name file:line, the expected value and the found value.
+(mapping, line numbers, dataclass) -> `Read`. `plain` does the reverse. A dataclass declares each
+key with `setting(default, why)`. So each default has its reason, which is printed at the start
+(`defaults`). Errors name file:line, the expected value and the found value.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from runner.errors import Lines, UsageError, check_keys, read_value, suggest
+from runner.errors import Lines, UsageError, check_keys, nearest_name, read_value, suggest
 
 T = TypeVar("T")
 REQUIRED: Any = object()
@@ -73,8 +73,26 @@ def key_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("key") or field.name
 
 
-def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, frozenset[str]]:
-    """Reads one component of a run file.
+@dataclasses.dataclass(frozen=True)
+class Read(Generic[T]):
+    """One component of a run file, as it was read.
+
+    Attributes:
+        value: the component. Wrong and missing values are its defaults, or None: nobody may use it
+            before `lines.mistakes` is checked, except to find mistakes in what is not `wrong`.
+        given: the dotted keys that the file gave (all others are defaults).
+        wrong: the dotted keys whose values are not known, because of a mistake.
+    """
+
+    value: T
+    given: frozenset[str] = frozenset()
+    wrong: frozenset[str] = frozenset()
+
+
+def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
+    """Reads one component of a run file. Keeps all mistakes in `lines.mistakes`.
+
+    A mistake is an unknown or missing key, a value of the wrong type or one that is out of bounds.
 
     Args:
         cls: its dataclass.
@@ -82,56 +100,68 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> tuple[T, fro
         where: its key.
         lines: the file's line numbers.
 
-    Returns:
-        The instance, and the dotted keys that the file gave (all others are defaults).
-
     Raises:
-        UsageError: a key is unknown or missing, or a value has the wrong type or is out of bounds.
+        UsageError: it is no mapping.
     """
     if not isinstance(mapping, Mapping):
         raise UsageError(
             f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, "
-            f"found {mapping!r}"
+            f"found {_show(mapping)}."
         )
     fields = {
         key_of(field): field
         for field in dataclasses.fields(typing.cast(Any, cls))
         if field.metadata
     }
-    check_keys(mapping, fields, where, lines)
+    with lines.mistakes:
+        check_keys(mapping, fields, where, lines)
+    # A mistyped key was probably meant to be the nearest one.
+    meant = {nearest_name(str(key), fields) for key in mapping if key not in fields}
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     given: set[str] = set()
+    wrong = {dotted((*where, key)) for key in meant if key}
     for key, field in fields.items():
         here = (*where, key)
-        if key not in mapping:
-            if (
-                field.default is dataclasses.MISSING
-                and field.default_factory is dataclasses.MISSING
-            ):
+        if key in mapping:
+            found: Read[Any] = Read(None, wrong=frozenset({dotted(here)}))
+            with lines.mistakes:
+                found = _read_key(hints[field.name], mapping[key], field, here, lines)
+                values[field.name] = found.value
+            given |= found.given | {dotted(here)}
+            wrong |= found.wrong
+        elif _is_required(field) and key not in meant:
+            with lines.mistakes:
                 raise UsageError(
-                    f"{lines.place(*where)}: `{dotted(here)}` is missing", f"Add `{key}:`."
+                    f"{lines.place(*where)}: `{dotted(here)}` is missing.", f"Add `{key}:`."
                 )
-            continue
-        values[field.name], inner = _read_key(hints[field.name], mapping[key], field, here, lines)
-        given |= inner | {dotted(here)}
-    return cls(**values), frozenset(given)
+            wrong.add(dotted(here))
+    required = {field.name: None for field in fields.values() if _is_required(field)}
+    return Read(cls(**(required | values)), frozenset(given), frozenset(wrong))
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _read_key(
     hint: Any, value: Any, field: dataclasses.Field[Any], here: Where, lines: Lines
-) -> tuple[Any, frozenset[str]]:
+) -> Read[Any]:
     """Reads the value of a key: a component, a list of components, or a plain value."""
     component = _component(hint)
     if component and value is not None:
         return read(component, value, here, lines)
     listed = _listed_component(hint)
     if listed and isinstance(value, (list, tuple)):
-        items: list[tuple[Any, frozenset[str]]] = [
+        items: list[Read[Any]] = [
             read(listed, item, (*here, number), lines) for number, item in enumerate(value)
         ]
-        return tuple(item for item, _ in items), frozenset().union(*(keys for _, keys in items))
-    return _value(hint, value, field, here, lines), frozenset()
+        return Read(
+            tuple(item.value for item in items),
+            frozenset().union(*(item.given for item in items)),
+            frozenset().union(*(item.wrong for item in items)),
+        )
+    return Read(_value(hint, value, field, here, lines))
 
 
 def _field_named(component: Any, key: str) -> dataclasses.Field[Any]:
@@ -226,10 +256,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
-    if isinstance(value, str):
-        like = suggest(value, _words(hint), like)
     raise UsageError(
-        f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}", like
+        f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
+        suggest(value, _words(hint), like) if isinstance(value, str) else like,
     )
 
 
@@ -282,7 +311,7 @@ def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines
         if bound is not None and not all(holds(number, bound) for number in numbers):
             raise UsageError(
                 f"{lines.place(*where)}: `{dotted(where)}` must be {text} {bound}, "
-                f"found {_show(value)}"
+                f"found {_show(value)}."
             )
 
 

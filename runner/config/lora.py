@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from runner.config.fields import setting
 from runner.errors import Lines, UsageError
+
+if TYPE_CHECKING:
+    from runner.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,34 +63,21 @@ class QuantizationConfig:
         return 1.0 if self.bits == 8 else 0.5 + ((1 + 4 / 256) / 64 if self.double else 4 / 64)
 
 
-def check_lora(
-    lora: LoraConfig | None,
-    quantization: QuantizationConfig | None,
-    init: str,
-    engine: str,
-    zero: object,
-    offload: str,
-    lines: Lines,
-    given: Set[str],
-) -> None:
+def check_lora(config: RunConfig, lines: Lines) -> None:
     """Refuses settings that do not go together with `lora` or `quantization`.
 
     Args:
-        lora, quantization: the keys to check.
-        init: `model.init`.
-        engine: `engine.name`.
-        zero: `engine.zero`, after the user's ds_config.json is merged.
-        offload: `engine.offload`, after the user's ds_config.json is merged.
+        config: after the user's ds_config.json is merged.
         lines: the run file's line numbers.
-        given: dotted keys that the user set.
 
     Raises:
         UsageError: with file:line.
     """
-    if lora is not None and init == "scratch":
+    lora, quantization, engine = config.lora, config.quantization, config.engine
+    if lora is not None and config.model.init == "scratch":
         raise UsageError(
             f"{lines.place('lora')}: `lora` does not train the model's weights, "
-            "and `model.init: scratch` has learned nothing",
+            "and `model.init: scratch` has learned nothing.",
             "Remove `lora`, or set model.init: pretrained.",
         )
     if quantization is None:
@@ -97,13 +86,15 @@ def check_lora(
     if lora is None:
         raise UsageError(
             f"{place}: quantised weights cannot be trained: "
-            "an update is smaller than the steps between their values",
+            "an update is smaller than the steps between their values.",
             "Add `lora: {rank: 8}`: matrices beside them are trained. Or remove `quantization`.",
         )
-    if quantization.bits == 8 and (extra := given & {"quantization.type", "quantization.double"}):
+    if quantization.bits == 8 and (
+        extra := config.given & {"quantization.type", "quantization.double"}
+    ):
         key = min(extra).partition(".")[2]
         raise UsageError(
-            f"{lines.place('quantization', key)}: only 4 bits have a `{key}`",
+            f"{lines.place('quantization', key)}: only 4 bits have a `{key}`.",
             "Remove it, or set bits: 4.",
         )
     why = (
@@ -114,10 +105,12 @@ def check_lora(
         "Set engine: {name: ddp}, or {name: deepspeed, zero: 2}: "
         "quantised weights are small enough for each rank."
     )
-    if engine == "fsdp":
+    if engine.name == "fsdp":
         raise UsageError(
-            f"{place}: `quantization` does not go with engine.name: fsdp: {why}", remedy
+            f"{place}: `quantization` does not go with engine.name: fsdp: {why}.", remedy
         )
-    if zero == 3 or offload == "nvme":
-        what = "engine.zero: 3" if zero == 3 else "engine.offload: nvme, which is ZeRO stage 3"
-        raise UsageError(f"{place}: `quantization` does not go with {what}: {why}", remedy)
+    if engine.zero == 3 or engine.offload == "nvme":
+        what = (
+            "engine.zero: 3" if engine.zero == 3 else "engine.offload: nvme, which is ZeRO stage 3"
+        )
+        raise UsageError(f"{place}: `quantization` does not go with {what}: {why}.", remedy)

@@ -35,29 +35,30 @@ def override(
     Returns:
         The run file, and its line numbers with the command line for the keys that were set.
 
-    Raises:
-        UsageError: a text is not `key=value`.
+    A text that is not `key=value` is kept in `lines.mistakes`.
     """
     numbers = dict(lines.numbers)
     for text in overrides:
-        dotted, equals, value = text.partition("=")
-        keys = tuple(dotted.strip().split("."))
-        if not equals or not all(keys):
-            raise UsageError(
-                f"--set {text}: expected key=value", "For instance: --set batch.micro=4"
-            )
-        try:
-            parsed = read_value(value)
-        except ValueError:
-            raise UsageError(f"--set {text}: `{value}` is not a YAML value") from None
-        here = data
-        for depth, key in enumerate(keys[:-1], start=1):
-            if not isinstance(here.get(key), dict):
-                here[key] = {}
-                numbers[keys[:depth]] = 0
-            here = here[key]
-        here[keys[-1]] = parsed
-        numbers = {where: n for where, n in numbers.items() if where[: len(keys)] != keys} | {
-            keys: 0
-        }
-    return data, _LinesAndOptions(lines.path, numbers)
+        with lines.mistakes:
+            keys, parsed = _key_and_value(text)
+            here = data
+            for depth, key in enumerate(keys[:-1], start=1):
+                if not isinstance(here.get(key), dict):
+                    here[key] = {}
+                    numbers[keys[:depth]] = 0
+                here = here[key]
+            here[keys[-1]] = parsed
+            others = {where: n for where, n in numbers.items() if where[: len(keys)] != keys}
+            numbers = others | {keys: 0}
+    return data, _LinesAndOptions(lines.path, numbers, mistakes=lines.mistakes)
+
+
+def _key_and_value(text: str) -> tuple[tuple[str, ...], Any]:
+    dotted, equals, value = text.partition("=")
+    keys = tuple(dotted.strip().split("."))
+    if not equals or not all(keys):
+        raise UsageError(f"--set {text}: expected key=value.", "For instance: --set batch.micro=4")
+    try:
+        return keys, read_value(value)
+    except ValueError:
+        raise UsageError(f"--set {text}: `{value}` is not a YAML value.") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +28,7 @@ from runner.config.engine import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig,
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
-from runner.errors import (
-    Lines,
-    UsageError,
-    install_command,
-    load_yaml_with_lines,
-    suggest,
-    suggest_path,
-)
+from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
 Auto = Literal["auto"]
@@ -219,39 +212,21 @@ class RunConfig:
             overrides: `a.b=value` texts, as given with `--set`; each value is read as YAML.
 
         Raises:
-            UsageError: a value is wrong, with file:line; a setting is not supported by this
-            version;
-                or the user's ds_config.json contradicts the run file.
+            UsageError: all mistakes, with file:line: wrong values, settings that this version does
+                not support, and contradictions between the run file and the user's ds_config.json.
         """
-        data, lines = load_yaml_with_lines(path)
-        _check_not_manifest(path, data)
-        data, lines = override(data, lines, overrides)
-        if data.get("format", FORMAT) != FORMAT:
-            raise UsageError(
-                f"{lines.place('format')}: format {data['format']!r}; "
-                f"this version of airlift reads format {FORMAT}",
-                f"Use a newer airlift: update its source, then {install_command()}",
-            )
-        config, given = read(RunConfig, data, (), lines)
-        if config.name == "auto":
-            config = replace(config, name=Path(path).stem)
-        if config.steps is not None and "epochs" not in given:
-            config = replace(config, epochs=None)
-        config = _with_optimizers_own(replace(config, path=Path(path), given=given))
-        _check_together(config, lines)
-        config = _with_their_config(_with_first_weights(config, lines), lines)
-        engine = config.engine
-        check_lora(
-            config.lora,
-            config.quantization,
-            config.model.init,
-            engine.name,
-            engine.zero,
-            engine.offload,
-            lines,
-            given,
-        )
-        return config
+        with reading_yaml(path) as (data, in_file):
+            _check_not_manifest(path, data)
+            data, lines = override(data, in_file, overrides)
+            if type(data.get("format")) is int:  # else `read` finds the mistake
+                lines.check_format(data["format"], FORMAT)
+            found = read(RunConfig, data, (), lines)
+            config = replace(found.value, path=Path(path), given=found.given)
+            if config.name == "auto":
+                config = replace(config, name=Path(path).stem)
+            if config.steps is not None and "epochs" not in found.given:
+                config = replace(config, epochs=None)
+            return _checked(_with_optimizers_own(config), found.wrong, lines)
 
     def explain(self) -> list[Choice]:
         """Returns every default in use with its reason, in the file's order; then `notes`."""
@@ -306,29 +281,61 @@ def _check_not_manifest(path: Path, data: Mapping[str, Any]) -> None:
         )
 
 
-def _check_together(config: RunConfig, lines: Lines) -> None:
-    """Refuses values that do not go together, and values that their type alone does not exclude."""
+def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfig:
+    """Checks values against each other and merges the user's ds_config.json.
+
+    Args:
+        wrong: dotted keys whose values are not known. What depends on them is not checked.
+    """
+    unknown = {key.partition(".")[0] for key in wrong}
+    doubtful = set[str]()
+    for keys, check in _CHECKS:
+        before = len(lines.mistakes.found)
+        if unknown.isdisjoint(keys):
+            with lines.mistakes:
+                check(config, lines)
+        if len(lines.mistakes.found) > before:
+            doubtful.update(keys)
+    unknown |= doubtful
+    if "model" not in unknown:
+        with lines.mistakes:
+            config = _with_first_weights(config, lines)
+    merged = {key.partition(".")[0] for key in config_deepspeed.RUN_FILE_KEYS}
+    if unknown.isdisjoint(merged):
+        unknown |= merged  # until the merge succeeds
+        with lines.mistakes:
+            config = _with_their_config(config, lines)
+            unknown -= merged
+    if unknown.isdisjoint(("engine", "lora", "model", "quantization")):
+        with lines.mistakes:
+            check_lora(config, lines)
+    return config
+
+
+def _check_names(config: RunConfig, lines: Lines) -> None:
     if not re.fullmatch(r"[\w][\w.+-]*", config.name):
         raise UsageError(
             f"{lines.place('name')}: `{config.name}` becomes a folder's name: "
-            "letters, digits, `.`, `_`, `-`, `+`"
+            "letters, digits, `.`, `_`, `-`, `+`."
         )
+
+
+def _check_bundle_id(config: RunConfig, lines: Lines) -> None:
     if config.bundle.id is not None and not re.fullmatch(r"[0-9a-f]{64}", config.bundle.id):
         raise UsageError(
             f"{lines.place('bundle', 'id')}: `{config.bundle.id}` is not a bundle id, "
             "64 hex digits.",
             "`stage show BUNDLE` prints it.",
         )
-    _check_length(config, lines)
-    _check_data(config, lines)
-    _check_schedule(config, lines)
+
+
+def _check_interval(config: RunConfig, lines: Lines) -> None:
     if isinstance(config.checkpoint.every, str) and not config.checkpoint.seconds:
         raise UsageError(
             f"{lines.place('checkpoint', 'every')}: `{config.checkpoint.every}` "
-            "is neither steps nor a time",
+            "is neither steps nor a time.",
             "For instance: every: 500, or every: 10 min",
         )
-    check_engine(config.engine, config.optimizer, lines)
 
 
 def _check_length(config: RunConfig, lines: Lines) -> None:
@@ -338,38 +345,60 @@ def _check_length(config: RunConfig, lines: Lines) -> None:
         and config.steps is not None
     ):
         raise UsageError(
-            f"{lines.place('steps')}: `epochs` and `steps` are both given", "Keep one of them."
+            f"{lines.place('steps')}: `epochs` and `steps` are both given.", "Keep one of them."
         )
     if config.epochs is None and config.steps is None:
         raise UsageError(
-            f"{lines.place('epochs')}: neither `epochs` nor `steps`", "Give one of them."
+            f"{lines.place('epochs')}: neither `epochs` nor `steps` is given.", "Give one of them."
         )
 
 
-def _check_data(config: RunConfig, lines: Lines) -> None:
+def _check_one_source(config: RunConfig, lines: Lines) -> None:
     if bool(config.dataset) == bool(config.datasets):
         what = (
             "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
         )
         raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+
+
+def _check_data(config: RunConfig, lines: Lines) -> None:
     if config.task == "image-classification" and config.sequence_length != "auto":
-        raise UsageError(
-            f"{lines.place('sequence_length')}: images have no sequence_length.", "Leave it out."
-        )
+        with lines.mistakes:
+            raise UsageError(
+                f"{lines.place('sequence_length')}: images have no sequence_length.", "Omit it."
+            )
     check_datasets(config.task, config.sources, lines, config.given)
 
 
 def _check_schedule(config: RunConfig, lines: Lines) -> None:
-    for key, part in (("warmup", config.schedule.warmup), ("decay", config.schedule.decay)):
-        if part > 1 and part != int(part):
-            raise UsageError(
-                f"{lines.place('schedule', key)}: {part} is neither a share below 1 nor whole steps"
-            )
     schedule = config.schedule
+    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
+        with lines.mistakes:
+            if part > 1 and part != int(part):
+                raise UsageError(
+                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
+                    "nor whole steps."
+                )
     if schedule.name != "wsd" and "schedule.decay" in config.given and schedule.decay != 0.1:
         raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own"
+            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own."
         )
+
+
+# The keys whose values a check reads -> the check.
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
+    (("name",), _check_names),
+    (("bundle",), _check_bundle_id),
+    (("checkpoint",), _check_interval),
+    (("epochs", "steps"), _check_length),
+    (("dataset", "datasets"), _check_one_source),
+    (("task", "dataset", "datasets", "sequence_length"), _check_data),
+    (("schedule",), _check_schedule),
+    (
+        ("engine", "optimizer"),
+        lambda config, lines: check_engine(config.engine, config.optimizer, lines),
+    ),
+)
 
 
 def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
@@ -384,7 +413,7 @@ def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` "
-            f"nor `scratch` nor a folder with a model in it ({folder})",
+            f"nor `scratch` nor a folder with a model in it ({folder}).",
             suggest(config.model.init, ("pretrained", "scratch"))
             or suggest_path(
                 folder,

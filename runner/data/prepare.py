@@ -183,7 +183,7 @@ def _describe_tokens(facts: StoreFacts, size: str) -> str:
     left = f"{human_count(facts.empty_documents, 'row')} left out: empty"
     if facts.documents == "joined":
         left = f"{left}; " if facts.empty_documents else ""
-        left += f"the last {facts.dropped_tokens} tokens fill no sequence"
+        left += f"the last {human_count(facts.dropped_tokens, 'token')} would fill no sequence"
         what = f"{human_count(facts.num_sequences, 'sequence')} of {facts.sequence_length} tokens"
     else:
         is_instruction = facts.recipe.get("task") == "instruction"

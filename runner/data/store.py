@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import DamageError
 
@@ -88,29 +88,6 @@ class Rows(NamedTuple):
     documents: NDArray[np.int64]
     learned: NDArray[np.bool_]
     layout: str = "joined"
-
-
-class SampleStore(Protocol):
-    """Samples that a run reads by their number."""
-
-    @property
-    def facts(self) -> Any:
-        """The content of `store.json`."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> Any:
-        """Returns one sample."""
-        ...
-
-    def stack(self, rows: Sequence[Any]) -> Any:
-        """Returns samples as arrays of one batch."""
-        ...
-
-    def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Returns the number of tokens of each sample."""
-        ...
 
 
 class TokenStore:

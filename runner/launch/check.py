@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.disks import read_mounts
+from runner.errors import join_errors
 from runner.installed import note_for_job
 from runner.launch.submit import (
     check as check_request,
@@ -21,7 +22,7 @@ from runner.launch.submit import (
     request,
 )
 from runner.launch.train import Run
-from runner.preflight.findings import Finding, Findings, finding_of, joined
+from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
 from runner.preflight.places import check_own_name, check_places, hosts_file
 
 FORMAT = 1  # of the JSON document
@@ -82,7 +83,7 @@ def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[s
         lines: facts that were found before.
         facts: more keys, such as the run file's path.
     """
-    error = joined(found.errors) if found.errors else None
+    error = join_errors(found.errors, FAULTS) if found.errors else None
     return {
         "format": FORMAT,
         "passes": error is None,

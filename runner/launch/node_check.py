@@ -78,7 +78,7 @@ def _check_here(
     machine = measured("software")
     record = Record(folder, machine)
     kind = "cuda" if machine["devices"] else "cpu"
-    say(f"checking this node: {machine['devices'] or 'no'} GPUs, {machine['device']}")
+    say(f"checking this node: {human_count(machine['devices'], 'GPU')}, {machine['device']}")
 
     def devices_asked() -> dict[str, Any]:
         ranks = ranks_on_node(config.slurm)

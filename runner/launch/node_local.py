@@ -21,14 +21,13 @@ from typing import Literal
 
 from runner.disks import NETWORK_DISKS, disk_type
 from runner.errors import (
-    DamageError,
     IncompleteError,
     StageError,
     UsageError,
     human_count,
     human_size,
 )
-from runner.inputs import EnvironmentInput, running_tree
+from runner.inputs import EnvironmentInput, running_tree, unreadable
 from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
 
 ROOT_VARIABLE = "AIRLIFT_NODE_ROOT"
@@ -149,9 +148,7 @@ def preview(
     if wanted is not False:
         for name in (SCRIPT, "bootstrap.sh", "image.tar.gz"):
             if not (environment.path / name).is_file():
-                raise DamageError(
-                    f"{environment.path / name} is missing.", "stage verify the bundle."
-                )
+                raise unreadable(environment.path / name, "it is missing")
     files = human_count(environment.files, "file")
     return f"environment {environment.asset}: {where}; {files}, {human_size(environment.size)}"
 

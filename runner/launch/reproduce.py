@@ -95,9 +95,9 @@ def reproduce(
     inside_slurm = "SLURM_JOB_ID" in environ
     if planned != ranks:
         raise UsageError(
-            f"the run had {ranks} ranks, here are {planned}: "
+            f"the run had {human_count(ranks, 'rank')}, here are {planned}: "
             "sums in another order are other numbers.",
-            f"Use {ranks} ranks.",
+            f"Use {human_count(ranks, 'rank')}.",
         )
     say(f"reproducing {recorded} in {target}: {human_count(ranks, 'rank')}, {_how_long(then)}")
     code = train(
@@ -115,7 +115,7 @@ def reproduce(
 def _how_long(then: History) -> str:
     """Describes the run ahead: its steps, and the time that they took when they were recorded."""
     took = [seconds for line in then.steps if (seconds := number(line, "step_s")) is not None]
-    steps = f"{then.steps[-1]['step']} steps"
+    steps = human_count(then.steps[-1]["step"], "step")
     if not took:
         return steps
     return (

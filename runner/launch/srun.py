@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from runner.errors import IncompleteError, UsageError, say
+from runner.errors import IncompleteError, UsageError, human_count, say
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import print_hang, recorded_signals, report_lost_peer
 from runner.ranks import network
@@ -188,7 +188,7 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
     ranks = tasks_per_node(job)
     address = network.with_port(master.address or host_names(job.nodes)[0], port)
     say(
-        f"job {job.job_id}: {job.num_nodes} x {ranks} ranks on {job.nodes}; "
+        f"job {job.job_id}: {job.num_nodes} x {human_count(ranks, 'rank')} on {job.nodes}; "
         f"rank 0 listens on {address} ({master.reason})"
     )
     if master.ignored:
@@ -197,8 +197,9 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
         say(f"restart {job.restart_count} of this job")
     if job.gpus_on_node is not None and job.gpus_on_node > ranks:
         say(
-            f"each node has {job.gpus_on_node} GPUs but {ranks} ranks: "
-            f"{job.gpus_on_node - ranks} stay idle (ask for --ntasks-per-node={job.gpus_on_node})"
+            f"each node has {job.gpus_on_node} GPUs but {human_count(ranks, 'rank')}: "
+            f"{human_count(job.gpus_on_node - ranks, 'GPU')} unused "
+            f"(ask for --ntasks-per-node={job.gpus_on_node})"
         )
     say(" ".join(command))
 

@@ -187,10 +187,10 @@ def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[i
         # other three to other jobs.
         smallest = min(fitting, key=lambda shape: shape.cpus / shape.gpus)
         share = smallest.cpus * gpus // (smallest.gpus * ranks)
-        node = f"{smallest.cpus} CPUs and {smallest.gpus} GPUs"
+        node = f"{human_count(smallest.cpus, 'CPU')} and {human_count(smallest.gpus, 'GPU')}"
         return max(1, share), f"A rank's share: the smallest node has {node}."
     cpus = min(shape.cpus for shape in fitting)
-    return cpus // ranks, f"A rank's share: the smallest node has {cpus} CPUs."
+    return cpus // ranks, f"A rank's share: the smallest node has {human_count(cpus, 'CPU')}."
 
 
 def submit(wanted: SbatchRequest) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runner.config.engine import OPTIMIZERS
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size
-from runner.plan.shapes import Device, ModelShape
+from runner.plan.shapes import Device, ModelShape, human_parameters
 
 # Bytes per parameter of weights and gradients that every engine keeps for its own: DeepSpeed in 16
 # bits has 16-bit weights, sums of gradients in float32 and a float32 copy of the weights (ZeRO,
@@ -192,9 +192,9 @@ def describe_state(config: RunConfig, shape: ModelShape) -> str:
     """Describes the parts of a model's state."""
     each = sum(state_parts(config))
     if shape.num_trained is None:
-        return f"{each} bytes x {shape.num_parameters / 1e6:.1f} M parameters"
+        return f"{each} bytes x {human_parameters(shape.num_parameters)}"
     return (
-        f"{each} bytes x {shape.num_trained / 1e6:.2f} M parameters that are trained and "
+        f"{each} bytes x {human_parameters(shape.num_trained)} that are trained and "
         f"{human_size(int(frozen_bytes(config, shape)))} that are not"
     )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, UsageError
-from runner.inputs import ModelInput, safetensors_header
+from runner.errors import DamageError, UsageError, human_count
+from runner.inputs import ModelInput, safetensors_header, unreadable
 from runner.plan.transformers_tables import targets_in_peft
 
 Shapes = Mapping[str, Sequence[int]]
@@ -202,6 +202,13 @@ def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     )
 
 
+def human_parameters(count: int) -> str:
+    """`1,234 parameters`, `0.43 M parameters`, `22.7 M parameters`."""
+    if count < 10_000:
+        return human_count(count, "parameter")
+    return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f} M parameters"
+
+
 def default_targets(config: RunConfig, model_type: object) -> list[str]:
     """Returns peft's targets, if the run file names none; empty: peft has none for this model."""
     if config.lora is None or config.lora.targets:
@@ -225,11 +232,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         return safetensors_header(path)
     except DamageError as error:
-        raise UsageError(
-            f"{path.parent}/{error.message}", "Run `stage verify` on the bundle."
-        ) from None
+        problem = f"{path.parent}/{error.message}"
+        raise UsageError(problem, unreadable(path, "damaged").remedy) from None
     except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error.strerror or error}.",
-            "Run `stage verify` on the bundle.",
-        ) from None
+        raise unreadable(path, error.strerror or str(error)) from None

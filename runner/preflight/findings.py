@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from runner.errors import DamageError, StageError
+from runner.errors import StageError, join_errors
 
+FAULTS = "faults, each of which would end this run"
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,22 +50,6 @@ def finding_of(error: StageError) -> Finding:
     return Finding("error", error.message, error.remedy, error.exit_code)
 
 
-def joined(errors: Sequence[StageError]) -> StageError:
-    """Returns one error for several, of the class of the most important one.
-
-    Args:
-        errors: at least one; a single one is returned unchanged.
-    """
-    if len(errors) == 1:
-        return errors[0]
-    lines = [f"{len(errors)} faults, each of which would end this run:"]
-    for number, error in enumerate(errors, 1):
-        lines.append(f"  {number}. {error.message}")
-        lines += [f"     -> {error.remedy}"] if error.remedy else []
-    most = _most_important(errors)
-    return type(most)("\n".join(lines), exit_code=most.exit_code)
-
-
 @dataclass
 class Findings:
     """Collects what is found. An error ends one check only, not those after it.
@@ -91,8 +76,9 @@ class Findings:
         try:
             yield
         except StageError as error:
-            if str(error) not in map(str, self.errors):  # two checks can meet the same fault
-                self.errors.append(error)
+            for part in error.parts or (error,):
+                if str(part) not in map(str, self.errors):  # two checks can meet the same fault
+                    self.errors.append(part)
 
     def raise_errors(self) -> None:
         """Raises what was found: the error itself if it is the only one.
@@ -101,9 +87,4 @@ class Findings:
             StageError: there are errors.
         """
         if self.errors:
-            raise joined(self.errors)
-
-
-def _most_important(errors: Sequence[StageError]) -> StageError:
-    """Damage first: it can be the cause of the others. Then what was found first."""
-    return next((error for error in errors if isinstance(error, DamageError)), errors[0])
+            raise join_errors(self.errors, FAULTS)

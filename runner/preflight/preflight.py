@@ -42,7 +42,7 @@ from runner.plan.load_memory import describe_at_load
 from runner.plan.memory import describe_state, state_needed
 from runner.plan.model_layers import check_fsdp, check_wrap, why_not_here
 from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
-from runner.plan.shapes import Device, ModelShape, shape_of, weight_shapes
+from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
 from runner.plan.transformers_tables import leave_torch_alone, model_types
 from runner.preflight.access import (
     check_quota,
@@ -216,13 +216,14 @@ def _examine_run(
     found.attempt(check_quota, folder.root, needed, read_mounts())
     found.lines += [
         f"model {model.asset}: {model.settings.get('model_type')}, "
-        f"{shape.num_parameters / 1e6:.1f} M parameters, init {config.model.init}",
+        f"{human_parameters(shape.num_parameters)}, init {config.model.init}",
         *(_describe_dataset(config, data, length or 0) for data in inputs.datasets),
     ]
     if config.task != "image-classification" and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
     found.lines.append(
-        f"disk: up to {human_size(needed)} for {config.checkpoint.keep} checkpoints and the model"
+        f"disk: up to {human_size(needed)} for "
+        f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
     )
     found.lines += _describe_memory(config, shape, plan, device, world_size)
     found.lines += [resumed] if resumed else []
@@ -395,7 +396,7 @@ def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str
     train, of_train = _rows(data, "train", data.train)
     validation, of_validation = _rows(data, "validation", data.validation)
     return (
-        f"data {data.asset}/{data.config}: {train:,} rows to train on{of_train}, "
+        f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
         f"{validation:,} to validate{of_validation}{share}{each}"
     )
 

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runner.errors import __version__, as_shown
+from runner.errors import __version__, as_shown, human_count
 from runner.report.chart import DASHES, NUM_COLOURS, svg
 from runner.report.curves import Chart, charts
 from runner.report.style import CSS
@@ -210,7 +210,7 @@ def _settings(runs: Sequence[History], names: Sequence[str]) -> str:
         _table(names, differing, differs=True) if differing else "<p>All settings are the same.</p>"
     )
     return (
-        f"{shown}<details><summary>The {len(same)} other settings</summary>"
+        f"{shown}<details><summary>{human_count(len(same), 'other setting')}</summary>"
         f"{_table(names, same)}</details>"
     )
 

@@ -18,6 +18,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import (
     StageError,
     UsageError,
+    human_count,
     load_yaml_with_lines,
     read_value,
     suggest_path,
@@ -212,7 +213,7 @@ def _metrics(path: Path, warnings: list[str]) -> Iterator[dict[str, Any]]:
     except OSError as error:
         warnings.append(f"{path.name} cannot be read: {error.strerror}")
     if unread:
-        warnings.append(f"{path.name}: {unread} lines are damaged and left out")
+        warnings.append(f"{path.name}: {human_count(unread, 'damaged line')} omitted")
 
 
 def _line(raw: bytes) -> dict[str, Any] | None:

@@ -152,7 +152,8 @@ class Trainer:
             self.observer.say(f"  {note}")
         ranks = human_count(self.ranks.world_size, "rank")
         self.observer.say(
-            f"training {self.num_steps} steps of {self.plan.total} sequences on {ranks}"
+            f"training {human_count(self.num_steps, 'step')} of "
+            f"{human_count(self.plan.total, 'sequence')} on {ranks}"
         )
 
     def run(self) -> bool:
@@ -389,7 +390,7 @@ class Trainer:
         """
         if self.was_finished:
             self.observer.say(
-                f"finished already: {self.step} of {self.num_steps} steps; "
+                f"finished already: step {self.step} of {self.num_steps}; "
                 f"the model is in {self.folder.model}"
             )
             return

@@ -113,31 +113,22 @@ def start(
     shape = shape_of(config, inputs.model)
     measure = partial(footprint, model=inputs.model, shape=shape, world_size=ranks.world_size)
     plan = decide(config, shape, facts, ranks.world_size, measure)
-    check_agreement(
-        ranks.gather(RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device)))
-    )
+    digest = RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device))
+    check_agreement(ranks.gather(digest))
     companions = read_companions(inputs.model) if ranks.is_first else {}
-    command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
-    wanted = recipes(config, inputs, plan.sequence_length)
-    stores = {
-        role: Stores([open_prepared(recipe, folder.stores, command) for recipe in several])
-        for role, several in wanted.items()
-    }
-    weights = [recipe.dataset.weight for recipe in wanted["train"]]
-    order = Order(
-        [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)], config.seed
-    )
+    stores, order, key = _open_data(config, inputs, folder, plan.sequence_length)
     steps = num_steps(config, len(order), plan.total)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
     task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        write_json(
-            folder.environment, _facts(config, inputs, plan, facts, steps) | exported(folder)
-        )
-
+        record = _facts(config, inputs, plan, facts, steps)
+        write_json(folder.environment, record | exported(folder))
     observer = Observer(folder, steps, console, is_first=ranks.is_first)
+    clock = StepClock.of(
+        config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
+    )
     return Trainer(
         config=config,
         inputs=inputs,
@@ -147,7 +138,7 @@ def start(
         engine=engine,
         ranks=ranks,
         stores=stores,
-        data=data_key(wanted["train"]),
+        data=key,
         order=order,
         checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
         observer=observer,
@@ -156,11 +147,28 @@ def start(
         heartbeat=heartbeat,
         device=device,
         num_steps=steps,
-        clock=StepClock.of(
-            config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
-        ),
+        clock=clock,
         companions=companions,
     )
+
+
+def _open_data(
+    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int
+) -> tuple[dict[str, Stores], Order, str]:
+    """The prepared data by role, the order of the training samples, and the key of their recipes.
+
+    Args:
+        length: tokens per sequence.
+    """
+    command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
+    wanted = recipes(config, inputs, length)
+    stores = {
+        role: Stores([open_prepared(recipe, folder.stores, command) for recipe in several])
+        for role, several in wanted.items()
+    }
+    weights = [recipe.dataset.weight for recipe in wanted["train"]]
+    parts = [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)]
+    return stores, Order(parts, config.seed), data_key(wanted["train"])
 
 
 def _no_memory(

@@ -11,7 +11,7 @@ from typing import Any
 
 from stage.errors import NO_MEANS, DamageError, shortage
 from stage.lock.model import Column
-from stage.util.files import is_pointer
+from stage.util.files import human_count, is_pointer
 from stage.util.strict_json import loads
 
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors")
@@ -163,5 +163,6 @@ def index_problems(weight_map: Any, tensors: Mapping[str, Mapping[str, Any]]) ->
     problems = [f"names {file}, which is not here" for file in missing]
     lost = [f"{t} ({f})" for t, f in weight_map.items() if f in tensors and t not in tensors[f]]
     if lost:
-        problems.append(f"names {len(lost)} tensors that are not where it says: {lost[0]} first")
+        count = human_count(len(lost), "tensor")
+        problems.append(f"names the wrong file for {count}: {lost[0]} first")
     return problems

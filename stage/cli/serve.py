@@ -40,14 +40,13 @@ def serve(bundle: Path, host: str, port: int) -> None:
     from stage.serve import packages
     from stage.serve.catalogue import Catalogue
     from stage.serve.server import BundleServer
+    from stage.verify.advice import remedy_for_damage
     from stage.verify.verify import verify
 
     opened = Bundle.open(bundle)
     report = verify(bundle, "fast")
     if not report.ok:
-        raise DamageError(
-            f"{bundle}: {report.findings[0]}.", f"See all of it: stage verify {bundle}"
-        )
+        raise DamageError(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
     catalogue = Catalogue.of(opened)
     with BundleServer(catalogue, host, port, lambda text: say(text, err=True)) as server:
         say(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")

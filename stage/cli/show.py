@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,20 +61,7 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
             f"  made     by {how} from {human_count(len(asset.made_from), 'file')}, {size} "
             "(named in stage.lock)"
         )
-    if asset.base:
-        lines.append(f"  adapter  of {asset.base.repository} ({asset.base.revision})")
-    is_adapter = any(file.path == f"{asset.folder}/adapter_config.json" for file in asset.files)
-    if is_adapter and asset.request.get("base") is False:
-        lines.append("  adapter  its base model is left out (`base: false` in the manifest)")
-    if asset.base_of:
-        lines.append(f"  base of  {', '.join(asset.base_of)}")
-    for code in asset.code:
-        count = human_count(len(code.files), "file")
-        lines.append(
-            f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded"
-        )
-    if asset.aliases:
-        lines.append(f"  also     {', '.join(asset.aliases)}")
+    lines += _relation_lines(asset)
     by_hand = " (as the manifest says)" if "licence" in asset.request else ""
     lines.append(f"  licence  {asset.licence or 'none stated'}{by_hand}")
     if asset.environment is not None:
@@ -93,6 +81,22 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
             f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)"
         )
     return lines
+
+
+def _relation_lines(asset: LockedAsset) -> Iterator[str]:
+    """Lines on other repositories and assets that belong to an asset."""
+    if asset.base:
+        yield f"  adapter  of {asset.base.repository} ({asset.base.revision})"
+    is_adapter = any(file.path == f"{asset.folder}/adapter_config.json" for file in asset.files)
+    if is_adapter and asset.request.get("base") is False:
+        yield "  adapter  its base model is left out (`base: false` in the manifest)"
+    if asset.base_of:
+        yield f"  base of  {', '.join(asset.base_of)}"
+    for code in asset.code:
+        count = human_count(len(code.files), "file")
+        yield f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded"
+    if asset.aliases:
+        yield f"  also     {', '.join(asset.aliases)}"
 
 
 def _environment_lines(environment: LockedEnvironment) -> list[str]:

@@ -95,21 +95,10 @@ def verify(
     from stage.util.files import write_atomically
     from stage.util.progress import Reporter
 
-    if deep and (fast or merge or shard_text):
-        raise UsageError(
-            "--deep: loads sound files after every byte was read, so it goes without --fast, "
-            "--shard and --merge.",
-            "Leave one of them out.",
-        )
     shard = _shard(shard_text)
-    if merge and (shard or fast or signers or no_resume):
-        raise UsageError(
-            "--merge: takes reports, so it goes without --shard, --fast, --no-resume and "
-            "--signers.",
-            "stage verify BUNDLE --fast --signers FILE checks the signature.",
-        )
-    if not merge and len(paths) > 1:
-        raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
+    _check_options(
+        paths, fast=fast, deep=deep, shard=shard, merge=merge, signers=signers, no_resume=no_resume
+    )
     bundle_id = _bundle_id(id_text)
     if report is not None:
         report = _report_of(report, shard, None if merge else paths[0])
@@ -137,6 +126,33 @@ def verify(
         sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
+
+
+def _check_options(
+    paths: tuple[Path, ...],
+    *,
+    fast: bool,
+    deep: bool,
+    shard: Shard | None,
+    merge: bool,
+    signers: Path | None,
+    no_resume: bool,
+) -> None:
+    """Refuses options of `verify` that do not go together."""
+    if deep and (fast or merge or shard):
+        raise UsageError(
+            "--deep: loads sound files after every byte was read, so it goes without --fast, "
+            "--shard and --merge.",
+            "Omit one of them.",
+        )
+    if merge and (shard or fast or signers or no_resume):
+        raise UsageError(
+            "--merge: takes reports, so it goes without --shard, --fast, --no-resume and "
+            "--signers.",
+            "stage verify BUNDLE --fast --signers FILE checks the signature.",
+        )
+    if not merge and len(paths) > 1:
+        raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
 
 
 def _shard(text: str | None) -> Shard | None:

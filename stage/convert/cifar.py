@@ -58,7 +58,7 @@ def splits(
     missing = [name for name in (meta, *wanted["train"], *wanted["test"]) if name not in by_name]
     if missing:
         raise UsageError(
-            f"{what}: `convert: cifar`: {missing[0]} is not among the {len(files)} files.",
+            f"{what}: `convert: cifar`: {missing[0]} is not among the files.",
             "It reads the python version: cifar-10-python.tar.gz or cifar-100-python.tar.gz, "
             "with `unpack: true`.",
         )

@@ -172,8 +172,7 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
     ]
     if not found:
         raise UsageError(
-            f"{what}: `convert: {how}`: none of the {len(files)} files ends in "
-            f"{' or '.join(_SUFFIXES[how])}.",
+            f"{what}: `convert: {how}`: no file ends in {' or '.join(_SUFFIXES[how])}.",
             f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
         )
     return found

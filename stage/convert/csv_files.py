@@ -22,9 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from stage.convert.plain_text import NotReadable, check_quotes, check_start, check_text, open_bytes
+from stage.util.files import human_count, human_size
 
 CSV_BLOCK = 16 * 2**20  # bytes that are parsed at a time
 _HEADER = 1 << 20  # bytes in which the first line is searched
+_SHOWN_ROWS = 3
 
 # Cells that mean "no value" in columns of numbers and of true/false: those of pandas.read_csv
 # (pandas 2).
@@ -89,19 +91,33 @@ class CsvFile:
             true_values=_TRUE,
             false_values=_FALSE,
         )
-        with self._open(path, options) as reader:
+        with self._open(path, options, _WrongRows()) as reader:
             for batch in reader:
                 yield batch.select(schema.names)
 
     def texts(self, path: Path, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """The rows as text; cells that mean "no value" are null."""
+        """The rows as text; cells that mean "no value" are null.
+
+        Raises:
+            NotReadable: rows with more or fewer cells than the header; a row that is too long.
+        """
+        wrong = _WrongRows()
         options = csv.ConvertOptions(
             column_types={n: pa.string() for n in names},
             strings_can_be_null=True,
             null_values=_NULLS,
         )
-        with self._open(path, options) as reader:
-            yield from reader
+        try:
+            with self._open(path, options, wrong) as reader:
+                yield from reader
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error) and "block size" not in str(error):
+                raise
+            raise NotReadable(
+                f"a row is longer than {human_size(CSV_BLOCK)}.",
+                "Is a quote at its beginning never closed?",
+            ) from None
+        wrong.check()
 
     def names(self, path: Path) -> list[str]:
         """Checks a file, and returns the names of its columns.
@@ -114,16 +130,8 @@ class CsvFile:
         check_header(path, self.separator)
         if check_text(path):
             check_quotes(path, self._delimiter(path))
-        try:
-            with self._open(path, csv.ConvertOptions()) as reader:
-                names = list(reader.schema.names)
-        except pa.ArrowInvalid as error:
-            if "Expected 1 columns" not in str(error):
-                raise
-            raise NotReadable(
-                f"its first line is one column, and others are more: {error}",
-                "A CSV begins with a line of names. For plain text, a row per line: convert: text",
-            ) from None
+        with self._open(path, csv.ConvertOptions(), _WrongRows()) as reader:
+            names = list(reader.schema.names)
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"two columns are called {sorted(twice)[0]!r}.")
@@ -132,14 +140,54 @@ class CsvFile:
     def _delimiter(self, path: Path) -> str:
         return self.separator or ("\t" if ".tsv" in path.suffixes else ",")
 
-    def _open(self, path: Path, options: csv.ConvertOptions) -> csv.CSVStreamingReader:
+    def _open(
+        self, path: Path, options: csv.ConvertOptions, wrong: _WrongRows
+    ) -> csv.CSVStreamingReader:
         return csv.open_csv(
             pa.input_stream(str(path), compression="detect"),
             read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK),
             parse_options=csv.ParseOptions(
-                delimiter=self._delimiter(path), newlines_in_values=True
+                delimiter=self._delimiter(path),
+                newlines_in_values=True,
+                invalid_row_handler=wrong.take,
             ),
             convert_options=options,
+        )
+
+
+class _WrongRows:
+    """Collects the rows with another number of cells than the header."""
+
+    def __init__(self) -> None:
+        self._first: list[csv.InvalidRow] = []
+        self._count = 0
+
+    def take(self, row: csv.InvalidRow) -> str:
+        """Adds a row. The reader omits it."""
+        self._count += 1
+        if self._count <= _SHOWN_ROWS:
+            self._first.append(row)
+        return "skip"
+
+    def check(self) -> None:
+        """Raises if there are such rows.
+
+        Raises:
+            NotReadable: names the first rows.
+        """
+        if not self._first:
+            return
+        header = human_count(self._first[0].expected_columns, "cell")
+        rows = "; ".join(
+            f"row {row.number} has {row.actual_columns}: {row.text[:40]!r}" for row in self._first
+        )
+        more = self._count - len(self._first)
+        rows += f"; and {human_count(more, 'more row')}" if more else ""
+        raise NotReadable(
+            f"the header (row 1) has {header}, but {rows}.",
+            "A CSV begins with a line of names. For plain text, a row per line: convert: text"
+            if self._first[0].expected_columns == 1
+            else 'Correct these rows. A cell with a separator in it needs quotes: "a, b"',
         )
 
 
@@ -147,19 +195,25 @@ def check_header(path: Path, separator: str | None) -> None:
     """Checks the encoding and the separator by the beginning of a file.
 
     Raises:
-        NotReadable: it is UTF-16 or UTF-32, or its header has no comma but another separator.
+        NotReadable: it is UTF-16 or UTF-32, it is empty, or its header has no comma but another
+            separator.
     """
     check_start(path)
     header = _first_line(path)
+    if not header:
+        raise NotReadable(
+            "it is empty: a CSV begins with a line of names.", "Get it again, or omit it: exclude"
+        )
     if separator is None and "," not in header and ".tsv" not in path.suffixes:
         _check_separator(header)
 
 
 def _first_line(path: Path) -> str:
-    """The first line, with the names of the columns; at most 1 MiB of it."""
+    """The first line that is not blank, with the names of the columns; at most 1 MiB of it."""
     with open_bytes(path) as stream:
         head = stream.read(_HEADER)
-    return (head.decode("utf-8", "replace").removeprefix("\ufeff").splitlines() or [""])[0]
+    text = head.decode("utf-8", "replace").removeprefix("\ufeff").lstrip("\r\n")
+    return (text.splitlines() or [""])[0]
 
 
 def _check_separator(header: str) -> None:

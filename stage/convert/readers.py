@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from stage.convert.csv_files import CsvColumns, CsvFile, check_header
 from stage.convert.parquet_writer import first_unfit
 from stage.convert.plain_text import NotReadable, OtherEncoding, check_text, open_text
-from stage.errors import DamageError, UsageError
+from stage.errors import DamageError, Mistakes, UsageError
 from stage.util.files import human_size
 from stage.util.paths import printable
 
@@ -49,13 +49,14 @@ def common_schema(
         note: called with a line for each column of a CSV that begins with numbers and is text.
 
     Raises:
-        UsageError: there is none; names the file.
+        UsageError: there is none; names all files that cannot be read.
     """
     schema: pa.Schema | None = None
     csv_columns = CsvColumns(CsvFile(separator))
     first_with: dict[str, str] = {}  # column -> file
+    mistakes = Mistakes()
     for name, path in files:
-        with _Located(what, name):
+        with mistakes, _Located(what, name):
             if how == "csv":
                 csv_columns.look_at(path)
                 schema = found = csv_columns.schema()
@@ -64,6 +65,7 @@ def common_schema(
                 schema = pa.unify_schemas([schema or found, found], promote_options="permissive")
             for column in found.names:
                 first_with.setdefault(column, name)
+    mistakes.check(what)
     assert schema is not None
     for line in csv_columns.notes():
         note(line)

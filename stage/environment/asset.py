@@ -21,7 +21,7 @@ from stage.environment.solve.tools import lock_tools
 from stage.environment.spec.conda_lock import made_by_stage
 from stage.environment.spec.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
 from stage.environment.spec.profile import MACHINES, Profile
-from stage.errors import IncompleteError, UsageError, suggest_path
+from stage.errors import IncompleteError, UsageError, suggest_relative
 from stage.local.files import bring_local
 from stage.local.url import download_of
 from stage.lock.model import (
@@ -108,7 +108,7 @@ def _matching_lock(
         if not path.is_file():
             raise UsageError(
                 f"{manifest.place(asset, key)}: `{asset}`: there is no {path}.",
-                suggest_path(path, "Paths are relative to the manifest's folder."),
+                suggest_relative(getattr(request, key), path, "the manifest's folder"),
             )
     if lock.is_file() and not made_by_stage(lock):
         reporter.note(f"{what}: {lock} was made by another tool, and is used unchanged")

@@ -98,32 +98,41 @@ def build_asset(
         pinned = replace(asset, made_from=ingredients)
         if pinned != asset:
             pin(pinned)
-        reporter.detail(f"{asset.name}: made from {len(inputs)} fetched or local files")
-        try:
-            with reporter.at_work(f"make {asset.name}"):
-                made, files = _files(pinned, manifest, inputs, out, root, reporter)
-            _print_rows(made, files, manifest, reporter)
-        except StageError as error:
-            if not isinstance(error, IncompleteError):
-                pin(_without_learned_digests(pinned, manifest))
-            raise
+        made, files = _converted(pinned, manifest, inputs, out, root, reporter, pin)
     with reporter.bytes_bar(
         f"hash {asset.name}", sum(path.stat().st_size for _, path in files)
     ) as hashed:
         digests = {file.path: hash_file(path, progress=hashed) for file, path in files}
-    complete = replace(
-        made,
-        files=tuple(f for f in asset.files if not f.made_by)
-        + tuple(
-            replace(f, size=digests[f.path].size, sha256=digests[f.path].sha256) for f, _ in files
-        ),
-    )
+    known = [replace(f, size=digests[f.path].size, sha256=digests[f.path].sha256) for f, _ in files]
+    complete = replace(made, files=(*(f for f in asset.files if not f.made_by), *known))
     _check_as_locked(asset, complete, manifest)
     folder.mark_unfinished({file.path for file, _ in files})
     for file, path in files:
         _put(path, root / file.path)
     shutil.rmtree(workdir, ignore_errors=True)
     return complete, digests
+
+
+def _converted(
+    asset: LockedAsset,
+    manifest: Manifest,
+    inputs: dict[str, Path],
+    out: Path,
+    root: Path,
+    reporter: Reporter,
+    pin: Callable[[LockedAsset], None],
+) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
+    """The converted files of an asset, and the asset with them. `pin` is as for `build_asset`."""
+    reporter.detail(f"{asset.name}: made from {human_count(len(inputs), 'fetched or local file')}")
+    try:
+        with reporter.at_work(f"make {asset.name}"):
+            made, files = _files(asset, manifest, inputs, out, root, reporter)
+        _print_rows(made, files, manifest, reporter)
+    except StageError as error:
+        if not isinstance(error, IncompleteError):
+            pin(_without_learned_digests(asset, manifest))
+        raise
+    return made, files
 
 
 def _without_learned_digests(asset: LockedAsset, manifest: Manifest) -> LockedAsset:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import parquet_footer
 from stage.bundle.working_folder import WorkFolder, alone_in
-from stage.errors import DamageError
+from stage.errors import DamageError, Mistakes
 from stage.fetch.build import build_asset, check_may_make
 from stage.fetch.plan import FetchOutcome, check_space_for_local, need, plan, was_made
 from stage.fetch.prechecks import check_nesting
@@ -374,8 +374,11 @@ class _Fetch:
         self.folder.mark_unfinished({file.path for file in self.lock.files})
         to_fetch = self._copy_many([pair for pair in absent if not pair[1].made_by])
         self._each("fetch", to_fetch, self._bring)
+        mistakes = Mistakes()
         for name in to_make:
-            self._make(name)
+            with mistakes:
+                self._make(name)
+        mistakes.check(str(self.manifest.path))
         wanted = {file.path for file in self.lock.files}
         stale = [path for path in stale if path not in wanted]
         self.lock = completed(self.lock, self.digests, self.root)

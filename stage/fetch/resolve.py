@@ -112,15 +112,8 @@ def resolve(
     updates = set(updates)
     _check_updates(manifest, previous, updates, locked)
     stale = set(stale_assets(manifest, previous))
-    unanswered = (
-        sorted(stale | set(unanswered_bases(previous, manifest.requests))) if previous else []
-    )
-    if locked and (previous is None or unanswered):
-        problem = f"does not answer it: {', '.join(unanswered)}" if previous else "is not there"
-        raise UsageError(
-            f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
-            f"stage lock {manifest.path}",
-        )
+    if locked:
+        _check_answered(manifest, previous, stale)
     assets: dict[str, LockedAsset] = {}
     changed: list[str] = []
     for name, request in manifest.requests.items():
@@ -136,37 +129,72 @@ def resolve(
             _print_asset(assets[name], reporter)
             for missing in omitted_files(assets[name]).notes:
                 reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
+    resolved: set[str] = set()
 
     def resolve_base(name: str, request: ModelRequest, adapter: LockedAsset) -> LockedAsset:
-        what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
-        try:
-            asset = sources.resolve(name, request, manifest, what)
-        except (UsageError, PolicyError) as error:
-            raise type(error)(
-                error.message, f"{error.remedy} Or do without the base model: `base: false`."
-            ) from None
         resolved.add(name)
-        return asset
+        return _resolve_base(name, request, adapter, manifest, sources)
 
-    resolved: set[str] = set()
     bases = bases_of(assets, previous, updates, resolve_base, reporter.note)
     assets |= bases
     for name in sorted(resolved & bases.keys()):
         changed.append(name)
         _print_asset(assets[name], reporter)
-    lock = Lockfile(manifest.name, assets)
-    if previous:
-        lock = _as_written_before(_keep_known_digests(lock, previous), previous, updates)
-        if lock.format != previous.format:
-            reporter.note(
-                f"{manifest.lock_path}: was of format {previous.format}, becomes format "
-                f"{lock.format}: the bundle id covers the block lists of files above 64 MiB too, "
-                "so it is another one"
-            )
+    lock = _with_known(Lockfile(manifest.name, assets), previous, updates, manifest, reporter)
     check_names(lock, manifest)
     _check_licences(manifest, lock)
     _check_allowed(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def _check_answered(manifest: Manifest, previous: Lockfile | None, stale: set[str]) -> None:
+    """Raises for `--locked` where the lock does not answer the manifest.
+
+    Raises:
+        UsageError: names the assets.
+    """
+    problem = "is not there"
+    if previous is not None:
+        unanswered = sorted(stale | set(unanswered_bases(previous, manifest.requests)))
+        if not unanswered:
+            return
+        problem = f"does not answer it: {', '.join(unanswered)}"
+    raise UsageError(
+        f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
+        f"stage lock {manifest.path}",
+    )
+
+
+def _resolve_base(
+    name: str, request: ModelRequest, adapter: LockedAsset, manifest: Manifest, sources: Sources
+) -> LockedAsset:
+    what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
+    try:
+        return sources.resolve(name, request, manifest, what)
+    except (UsageError, PolicyError) as error:
+        raise type(error)(
+            error.message, f"{error.remedy} Or do without the base model: `base: false`."
+        ) from None
+
+
+def _with_known(
+    lock: Lockfile,
+    previous: Lockfile | None,
+    updates: set[str],
+    manifest: Manifest,
+    reporter: Reporter,
+) -> Lockfile:
+    """A lock with the digests that the previous one knows, in its form."""
+    if previous is None:
+        return lock
+    lock = _as_written_before(_keep_known_digests(lock, previous), previous, updates)
+    if lock.format != previous.format:
+        reporter.note(
+            f"{manifest.lock_path}: was of format {previous.format}, becomes format "
+            f"{lock.format}: the bundle id covers the block lists of files above 64 MiB too, "
+            "so it is another one"
+        )
+    return lock
 
 
 def check_names(lock: Lockfile, manifest: Manifest) -> None:

@@ -212,7 +212,8 @@ class Sources:
                 raise UsageError(
                     f"{manifest.place(asset.name)}: `{asset.name}`: {named} {how} since "
                     f"{manifest.lock_path.name} was written.",
-                    f"To take all files as they are now: {manifest.update_command(asset.name)}",
+                    f"To take the files of `{asset.name}` as they are now: "
+                    f"{manifest.update_command(asset.name)}",
                 )
 
     def bring(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, join_errors
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
 from stage.util.digests import Digest
 from stage.util.files import join_limited
@@ -96,7 +96,7 @@ def select_by_patterns(
         UsageError: an `include` pattern matches no file.
         PolicyError: the patterns ask for a pickle, or for code that is not allowed.
     """
-    check_matches(include, [file.path for file in files], f"its {len(files)} files", what)
+    check_matches(include, [file.path for file in files], "its files", what)
     taken, left_out = [], []
     for file in files:
         reason = why_left(file.path, () if is_document(file.path) else include, exclude)
@@ -355,14 +355,18 @@ def check_matches(include: Iterable[str], paths: Collection[str], whose: str, wh
         whose: describes the files in the message.
 
     Raises:
-        UsageError: a pattern matches no file.
+        UsageError: for all patterns that match no file.
     """
-    for pattern in include:
-        if not any(matches(path, pattern) for path in paths):
-            raise UsageError(
-                f"{what}: the pattern `{pattern[:80]}` matches none of {whose}.",
-                f"There are: {join_limited([printable(path) for path in sorted(paths)], _SHOWN)}",
-            )
+    there = join_limited([printable(path) for path in sorted(paths)], _SHOWN)
+    problems = [
+        UsageError(
+            f"{what}: the pattern `{pattern[:80]}` matches none of {whose}.", f"There are: {there}"
+        )
+        for pattern in include
+        if not any(matches(path, pattern) for path in paths)
+    ]
+    if problems:
+        raise join_errors(problems, "mistakes", what)
 
 
 def why_left(path: str, include: Sequence[str], exclude: Sequence[str]) -> str | None:

@@ -123,7 +123,7 @@ def _select(request: ModelRequest, hub: Hub, what: str, *, allow_pickle: bool) -
         pickles = {path for folder in folders for path in pickled_weights(taken, left_out, folder)}
     if not taken:
         raise UsageError(
-            f"{what}: none of the {len(files)} files of {repository.id} is left to take.",
+            f"{what}: no file of {repository.id} is left to take.",
             "Is it the right repository? A tokenizer has a tokenizer.json, vocab.txt, "
             "or the like at its top."
             if request.tokenizer_only

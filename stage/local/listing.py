@@ -19,11 +19,11 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.convert.convert import chosen
-from stage.errors import PolicyError, StageError, UsageError, join_mistakes, suggest_path
+from stage.errors import Mistakes, PolicyError, UsageError
 from stage.hub.model_files import check_matches, why_left
 from stage.local import private_files
 from stage.lock.model import LeftOut
-from stage.manifest.manifest import Manifest
+from stage.manifest.manifest import Manifest, check_path
 from stage.manifest.requests import PathRequest
 from stage.util.files import is_pointer, join_limited
 from stage.util.paths import printable
@@ -112,7 +112,7 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
                 "a bundle holds regular files only.",
                 f'Put the file itself there, or omit it: exclude: ["{path}"]',
             )
-    check_matches(request.include, walk.sizes, f"the {len(walk.sizes)} files in {base}", place)
+    check_matches(request.include, walk.sizes, f"the files in {base}", place)
     listing = _selected(base, walk, request, manifest, place)
     if not listing.sizes:
         raise UsageError(
@@ -131,17 +131,9 @@ def _unreadable(what: str, where: str) -> UsageError:
 
 
 def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
-    try:
-        base = local_base(request.path, manifest)
-    except RuntimeError:
-        raise UsageError(
-            f"{place}: there is no home folder for {request.path}.", "Write it out."
-        ) from None
+    base = check_path(request.path, manifest.path, place)
     if not base.exists():
-        raise UsageError(
-            f"{place}: there is no {base}.",
-            suggest_path(base, "Paths are relative to the manifest's folder."),
-        )
+        raise UsageError(f"{place}: {base} is a link to nothing.", "Name the file itself.")
     if not (base.is_file() or base.is_dir()):
         raise UsageError(
             f"{place}: {base} is neither a file nor a folder.", "Name a file or a folder."
@@ -329,19 +321,16 @@ def look(
             first mistake.
     """
     found: dict[str, Listing] = {}
-    mistakes: list[StageError] = []
+    mistakes = Mistakes()
     for name, request in manifest.requests.items():
         if not isinstance(request, PathRequest) or not (
             name in required or _is_there(request, manifest)
         ):
             continue
-        try:
+        with mistakes:
             found[name] = list_path(name, request, manifest)
-            _check_csv_headers(name, request, found[name], manifest)
-        except (UsageError, PolicyError) as mistake:
-            mistakes.append(mistake)
-    if mistakes:
-        raise join_mistakes(str(manifest.path), mistakes)
+            _check_csv_headers(name, request, found[name], manifest, mistakes)
+    mistakes.check(str(manifest.path))
     for name, listing in found.items():
         if listing.notes:
             note(
@@ -359,18 +348,14 @@ def _is_there(request: PathRequest, manifest: Manifest) -> bool:
 
 
 def _check_csv_headers(
-    name: str, request: PathRequest, listing: Listing, manifest: Manifest
+    name: str, request: PathRequest, listing: Listing, manifest: Manifest, mistakes: Mistakes
 ) -> None:
-    """Checks the separator of CSV files before anything is downloaded, which may take hours.
-
-    Raises:
-        UsageError: a file has another separator.
-    """
+    """Checks the separator of CSV files before anything is downloaded, which may take hours."""
     if request.convert != "csv":
         return
     from stage.convert.readers import check_csv
 
     for path in listing.sizes:
-        check_csv(
-            path, listing.file(path), f"{manifest.place(name, 'path')}: `{name}`", request.separator
-        )
+        with mistakes:
+            place = f"{manifest.place(name, 'path')}: `{name}`"
+            check_csv(path, listing.file(path), place, request.separator)

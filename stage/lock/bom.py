@@ -18,9 +18,10 @@ from stage.lock.model import Ingredient, LockedAsset, LockedFile, PackageEntry
 from stage.lock.write import Lockfile
 
 if TYPE_CHECKING:
-    from cyclonedx.model import HashType
+    from cyclonedx.model import HashType, Property
     from cyclonedx.model.component import Component
     from cyclonedx.model.license import License
+    from packageurl import PackageURL
 
 _WEIGHTS = (".safetensors",)
 _CONDA_ENDINGS = (".conda", ".tar.bz2")
@@ -52,18 +53,52 @@ def bom_text(lock: Lockfile) -> bytes:
 
 
 def _component(asset: LockedAsset) -> Component:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
     from cyclonedx.model.component import Component, ComponentType, Pedigree
+
+    cards = {f"{asset.folder}/{card}" for card in _CARDS}
+    # A file may be in two splits.
+    ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL
+        if asset.kind in ("model", "tokenizer")
+        else ComponentType.DATA,
+        name=asset.name,
+        version=asset.source.commit,
+        bom_ref=f"asset:{asset.name}",
+        licenses=_licences(asset.licence) if asset.licence else None,
+        purl=_purl(asset),
+        components=[
+            *(_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)),
+            *_packages(asset),
+        ],
+        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
+        if 0 < len(ancestors) <= _MANY
+        else None,
+        external_references=[
+            ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(file.path))
+            for file in asset.files
+            if file.path in cards
+        ],
+        properties=_properties(asset, _made_from(ancestors)),
+    )
+
+
+def _purl(asset: LockedAsset) -> PackageURL | None:
     from packageurl import PackageURL
 
     source = asset.source
-    cards = [
-        file.path
-        for file in asset.files
-        if file.path in {f"{asset.folder}/{card}" for card in _CARDS}
-    ]
-    # A file may be in two splits.
-    ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()
+    namespace, _, name = source.location.rpartition("/")
+    if source.type != "hub" or not name.strip():
+        return None
+    qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
+    return PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
+
+
+def _properties(asset: LockedAsset, made_from: str | None) -> list[Property]:
+    from cyclonedx.model import Property
+
+    source = asset.source
     facts = {
         "airlift:kind": asset.kind,
         "airlift:path": asset.folder,
@@ -76,37 +111,9 @@ def _component(asset: LockedAsset) -> Component:
         or None,
         "airlift:files": str(len(asset.files)),
         "airlift:bytes": str(asset.size),
-        "airlift:made-from": _made_from(ancestors),
+        "airlift:made-from": made_from,
     }
-    namespace, _, name = source.location.rpartition("/")
-    purl = None
-    if source.type == "hub" and name.strip():
-        qualifiers = {"repository_type": "dataset"} if asset.kind == "dataset" else None
-        purl = PackageURL("huggingface", namespace or None, name, source.commit, qualifiers)
-    return Component(
-        type=ComponentType.MACHINE_LEARNING_MODEL
-        if asset.kind in ("model", "tokenizer")
-        else ComponentType.DATA,
-        name=asset.name,
-        version=source.commit,
-        bom_ref=f"asset:{asset.name}",
-        licenses=_licences(asset.licence) if asset.licence else None,
-        purl=purl,
-        components=[
-            *(_weights(file) for file in asset.files if file.path.endswith(_WEIGHTS)),
-            *_packages(asset),
-        ],
-        pedigree=Pedigree(ancestors=[_ancestor(i, asset.name) for i in ancestors])
-        if 0 < len(ancestors) <= _MANY
-        else None,
-        external_references=[
-            ExternalReference(type=ExternalReferenceType.MODEL_CARD, url=XsUri(card))
-            for card in cards
-        ],
-        properties=[
-            Property(name=key, value=value) for key, value in facts.items() if value is not None
-        ],
-    )
+    return [Property(name=key, value=value) for key, value in facts.items() if value is not None]
 
 
 def _licences(licence: str) -> list[License]:

@@ -1,11 +1,12 @@
-"""The values that only a manifest has: repositories of the Hub, and separators of CSV files."""
+"""The values that only a manifest has: repositories, addresses, paths, separators of CSV files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from stage.util import paths as util_paths
-from stage.util.fields import YamlFields
+from stage.util.digests import is_hex
+from stage.util.fields import YamlFields, keeps_mistakes
 from stage.util.files import is_file
 
 _MAX_NAME = 96  # characters of a repository's name (huggingface_hub, utils/_validators.py)
@@ -14,6 +15,7 @@ _MAX_NAME = 96  # characters of a repository's name (huggingface_hub, utils/_val
 class Entry(YamlFields):
     """One mapping of a manifest; mistakes are reported with file:line."""
 
+    @keeps_mistakes(None)
     def separator(self, of: str | None = None) -> str | None:
         """The character between the cells of a CSV.
 
@@ -29,9 +31,61 @@ class Entry(YamlFields):
             self.wrong("separator", f"goes with `convert: {of}`")
         return value
 
+    @keeps_mistakes("")
+    def local_path(self) -> str:
+        """The file or folder of a `path:` entry."""
+        path = self.text("path")
+        self._check_not_ftp("path", path)
+        if path.startswith(("http://", "https://")):
+            self.fail(
+                "names a file or folder on this machine; this is an address",
+                "path",
+                remedy=f"Write `url: {path}`.",
+            )
+        return path
+
+    @keeps_mistakes("")
+    def address(self) -> str:
+        """The address of a `url:` entry."""
+        url = self.text("url")
+        self._check_not_ftp("url", url)
+        if url and not url.startswith(("http://", "https://")):
+            self.wrong("url", "should begin with https:// or http://")
+        if url and (problem := util_paths.problem_with_address(url)):
+            self.wrong("url", f"is not a valid address: {problem}")
+        return url
+
+    @keeps_mistakes(None)
+    def sha256(self) -> str | None:
+        """The sha256 of a `url:` entry, in lower case."""
+        value = self.text("sha256", default="").lower()
+        if value and not is_hex(value, 64):
+            self.wrong("sha256", "should be 64 hex digits")
+        return value or None
+
+    def _check_not_ftp(self, key: str, address: str) -> None:
+        """Raises for an ftp address. The message omits it, because it may hold a password.
+
+        Raises:
+            UsageError: it is one.
+        """
+        if not address.lower().startswith(("ftp://", "ftps://")):
+            return
+        _, slash, file = address.partition("://")[2].rpartition("/")
+        file = file if slash and file else "FILE"
+        self.fail(
+            "should not be an ftp address: those are not fetched",
+            key,
+            remedy=f"Download it by hand (curl -O ADDRESS), and name the file: path: {file}. "
+            "Or use its https address.",
+        )
+
+    @keeps_mistakes("")
     def repository(self, key: str) -> str:
         """A Hub repository id: `name` or `org/name`."""
         value = self.text(key)
+        if not value:
+            return value
         for prefix in ("https://huggingface.co/", "hf://"):
             if value.startswith(prefix):
                 bare = value.removeprefix(prefix).removeprefix("datasets/").strip("/")

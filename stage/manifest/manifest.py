@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.errors import PolicyError, UsageError, join_mistakes, suggest_path
+from stage.errors import PolicyError, UsageError, suggest_relative
 from stage.manifest.entry import Entry
 from stage.manifest.requests import (
     CONVERSIONS,
@@ -25,9 +25,8 @@ from stage.manifest.requests import (
     UrlRequest,
 )
 from stage.util import paths as util_paths
-from stage.util.digests import is_hex
 from stage.util.files import read_file
-from stage.util.yaml_lines import MAX_SIZE, Lines, Where, check_keys, load_yaml_with_lines
+from stage.util.yaml_lines import MAX_SIZE, Lines, Where, check_keys, reading_yaml
 
 FORMAT = 1
 
@@ -74,40 +73,27 @@ class Manifest:
         """Reads a manifest.
 
         Raises:
-            UsageError: with file:line, for each mistake in the manifest.
-            PolicyError: two assets would be one folder on some disks.
+            UsageError, PolicyError: all mistakes in the manifest, each with file:line.
         """
         path = Path(path)
         if path.suffix == ".lock":
             raise UsageError(
                 f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name})."
             )
-        data, lines = load_yaml_with_lines(path)
-        _check_not_run_file(path, data)
-        entry = Entry(data, lines)
-        check_keys(data, ("format", "name", "assets", "policy"), (), lines)
-        lines.check_format(data.get("format"), FORMAT)
-        assets = entry.mapping("assets")
-        if not assets:
-            raise UsageError(
-                f"{lines.place('assets')}: no assets.",
-                "Name at least one, as in the README's example.",
+        with reading_yaml(path) as (data, lines):
+            _check_not_run_file(path, data)
+            lines.check_format(data.get("format"), FORMAT)
+            entry = Entry(data, lines)
+            with lines.mistakes:
+                check_keys(data, ("format", "name", "assets", "policy"), (), lines)
+            return Manifest(
+                path=path,
+                text=read_file(path, MAX_SIZE),
+                name=entry.text("name", default=path.stem),
+                requests=_requests(path, entry, lines),
+                lines=lines,
+                licences=_licences(entry, lines),
             )
-        requests = _requests(path, assets, lines)
-        for first, second in util_paths.collisions(requests):
-            raise PolicyError(
-                f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be "
-                "one folder on a disk that ignores case or normalises Unicode.",
-                "Rename one of them.",
-            )
-        return Manifest(
-            path=path,
-            text=read_file(path, MAX_SIZE),
-            name=entry.text("name", default=path.stem),
-            requests=requests,
-            lines=lines,
-            licences=_licences(entry, lines),
-        )
 
 
 _KEYS = {
@@ -134,44 +120,62 @@ def _check_not_run_file(path: Path, data: Mapping[str, Any]) -> None:
         )
 
 
-def _requests(path: Path, assets: Mapping[Any, Any], lines: Lines) -> dict[str, Request]:
-    """The request of every asset.
-
-    Raises:
-        UsageError: there are mistakes; lists the first mistake of each asset.
-    """
+def _requests(path: Path, entry: Entry, lines: Lines) -> dict[str, Request]:
+    """The request of every asset. Keeps the mistakes."""
     requests: dict[str, Request] = {}
-    mistakes: list[UsageError] = []
+    assets = entry.mapping("assets")
     for name, value in assets.items():
-        try:
+        with lines.mistakes:
             requests[str(name)] = _request(str(name), value, lines)
-        except UsageError as mistake:
-            mistakes.append(mistake)
-    if mistakes:
-        raise join_mistakes(str(path), [*mistakes, *_missing(path, requests, lines)])
+    if not assets and not lines.mistakes.found:  # else the key may be mistyped
+        with lines.mistakes:
+            raise UsageError(
+                f"{lines.place('assets')}: no assets.",
+                "Name at least one, as in the README's example.",
+            )
+    for first, second in util_paths.collisions(requests):
+        with lines.mistakes:
+            raise PolicyError(
+                f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be "
+                "one folder on a disk that ignores case or normalises Unicode.",
+                "Rename one of them.",
+            )
+    if lines.mistakes.found and not path.with_suffix(".lock").exists():
+        _keep_missing(path, requests, lines)  # with a lock, the bundle may hold what is gone here
     return requests
 
 
-def _missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> list[UsageError]:
-    """Errors for missing local files, to report together with other mistakes.
+def _keep_missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> None:
+    """Keeps errors for missing local files, to report them together with other mistakes."""
+    for name, request in requests.items():
+        if isinstance(request, PathRequest) and request.path:
+            with lines.mistakes:
+                place = f"{lines.place('assets', name, 'path')}: `{name}`"
+                check_path(request.path, path, place)
 
-    Empty where there is a lock: the bundle may hold files that are gone here.
+
+def check_path(written: str, manifest: Path, place: str) -> Path:
+    """The file or folder that a manifest's `path:` means on this machine.
+
+    Args:
+        written: as the manifest has it; `~` means the home folder.
+        manifest: the manifest; relative paths are relative to its folder.
+        place: of the key, for messages.
+
+    Raises:
+        UsageError: there is no such file or folder.
     """
-    if path.with_suffix(".lock").exists():
-        return []
-    return [
-        UsageError(
-            f"{lines.place('assets', name, 'path')}: `{name}`: "
-            f"there is no {path.parent / request.path}.",
-            suggest_path(
-                path.parent / request.path, "Paths are relative to the manifest's folder."
-            ),
+    try:
+        found = manifest.parent / Path(written).expanduser()
+    except RuntimeError:
+        problem = f"{place}: there is no home folder for {written}."
+        raise UsageError(problem, "Write it out.") from None
+    if not os.path.lexists(found):
+        raise UsageError(
+            f"{place}: there is no {found}.",
+            suggest_relative(written, found, "the manifest's folder"),
         )
-        for name, request in requests.items()
-        if isinstance(request, PathRequest)
-        and not request.path.startswith("~")
-        and not os.path.lexists(path.parent / request.path)
-    ]
+    return found
 
 
 def _request(name: str, value: Any, lines: Lines) -> Request:
@@ -196,7 +200,8 @@ def _request(name: str, value: Any, lines: Lines) -> Request:
             f"{lines.place(*where)}: asset `{name}` {found}.",
             f"Give it one of: {', '.join(_KEYS)}.",
         )
-    check_keys(value, _KEYS[kinds[0]], where, lines)
+    with lines.mistakes:
+        check_keys(value, _KEYS[kinds[0]], where, lines)
     return _BUILDERS[kinds[0]](Entry(value, lines, where))
 
 
@@ -254,16 +259,8 @@ def _dataset(entry: Entry) -> DatasetRequest:
 
 
 def _path(entry: Entry) -> PathRequest:
-    path = entry.text("path")
-    _check_not_ftp(entry, "path", path)
-    if path.startswith(("http://", "https://")):
-        raise UsageError(
-            f"{entry.lines.place(*entry.where, 'path')}: `path` names a file or folder "
-            "on this machine; this is an address.",
-            f"Write `url: {path}`.",
-        )
     return PathRequest(
-        path=path,
+        path=entry.local_path(),
         include=entry.texts("include"),
         exclude=entry.texts("exclude"),
         convert=entry.choice("convert", CONVERSIONS),
@@ -273,39 +270,13 @@ def _path(entry: Entry) -> PathRequest:
 
 
 def _url(entry: Entry) -> UrlRequest:
-    url = entry.text("url")
-    _check_not_ftp(entry, "url", url)
-    if not url.startswith(("http://", "https://")):
-        entry.wrong("url", "should begin with https:// or http://")
-    if problem := util_paths.problem_with_address(url):
-        entry.wrong("url", f"is not a valid address: {problem}")
-    sha256 = entry.text("sha256", default="") or None
-    if sha256 is not None and not is_hex(sha256.lower(), 64):
-        entry.wrong("sha256", "should be 64 hex digits")
     return UrlRequest(
-        url=url,
-        sha256=sha256.lower() if sha256 else None,
+        url=entry.address(),
+        sha256=entry.sha256(),
         unpack=entry.flag("unpack"),
         convert=entry.choice("convert", CONVERSIONS),
         separator=entry.separator(of="csv"),
         licence=entry.optional("licence"),
-    )
-
-
-def _check_not_ftp(entry: Entry, key: str, address: str) -> None:
-    """Raises for an ftp address. The message omits it, because it may hold a password.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if not address.lower().startswith(("ftp://", "ftps://")):
-        return
-    _, slash, file = address.partition("://")[2].rpartition("/")
-    file = file if slash and file else "FILE"
-    raise UsageError(
-        f"{entry.lines.place(*entry.where, key)}: `{key}`: ftp addresses are not fetched.",
-        f"Download it by hand (curl -O ADDRESS), and name the file: path: {file}. "
-        "Or use its https address.",
     )
 
 
@@ -328,10 +299,13 @@ _BUILDERS: Mapping[str, Callable[[Entry], Request]] = {
 def _licences(entry: Entry, lines: Lines) -> tuple[str, ...] | None:
     if "policy" not in entry.data:
         return None
-    policy = _one_spelling(entry.mapping("policy"), "licenses", "licences", ("policy",), lines)
-    check_keys(policy, ("licences",), ("policy",), lines)
+    before = len(lines.mistakes.found)
+    policy = entry.mapping("policy")
+    with lines.mistakes:
+        policy = _one_spelling(policy, "licenses", "licences", ("policy",), lines)
+        check_keys(policy, ("licences",), ("policy",), lines)
     licences = Entry(policy, lines, ("policy",)).texts("licences")
-    if not licences:
+    if not licences and len(lines.mistakes.found) == before:
         raise UsageError(
             f"{lines.place('policy', 'licences')}: `policy` names no licence, "
             "so nothing could be fetched.",

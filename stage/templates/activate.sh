@@ -6,7 +6,7 @@
 if [ ! -f '@PREFIX@/activate' ] || {
   [ -n "${BASH_SOURCE-}" ] && [ -d "${BASH_SOURCE%/*}/.airlift" ] && [ ! "$BASH_SOURCE" -ef '@PREFIX@/activate' ]
 }; then
-  printf '%s\n' 'This environment was made for @PREFIX@, and cannot be moved. Create it anew where it shall be.' >&2
+  printf '%s\n' 'This environment was made for @PREFIX@, and cannot be moved. Create it again at the new place.' >&2
   false
 elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
   if [ -n "${AIRLIFT_PREFIX:-}" ] && command -v airlift_deactivate >/dev/null 2>&1; then airlift_deactivate; fi

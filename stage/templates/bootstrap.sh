@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the environment `@ASSET@` where it shall be:
+# Makes the environment `@ASSET@` at the prefix that you give:
 #
 #     sh bootstrap.sh PREFIX            unpack, relocate, prove; then it is there, or nothing is
 #     sh bootstrap.sh --check PREFIX    only say whether that would work, and whether it would run here
@@ -21,7 +21,7 @@ twins='@TWINS@' # files and folders whose names only case tells from others'
 newline='
 '
 
-stop_as() { # an exit code, of whoever has said why
+stop_as() { # an exit code; its reason was printed before
   ended=1
   exit "$1"
 }

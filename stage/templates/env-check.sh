@@ -63,7 +63,7 @@ older() {
 
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 
-# KiB in words.
+# KiB with a unit.
 amount() {
     if [ "$1" -lt 1048576 ]; then
         echo "$(($1 / 1024)) MiB"

@@ -43,11 +43,11 @@ limited() {
         wait "$command"
         : >"$answer.done"
     ) >/dev/null 2>&1 &
-    keeper=$!
+    watcher=$!
     waited=0
     while [ ! -e "$answer.done" ]; do
         if [ "$waited" -ge "$limit" ]; then
-            kill "$keeper" 2>/dev/null
+            kill "$watcher" 2>/dev/null
             return 1
         fi
         # Parts of a second are beyond POSIX; where sleep refuses them, a second it is.

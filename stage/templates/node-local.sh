@@ -4,7 +4,7 @@
 #     srun --ntasks-per-node=1 sh node-local.sh ROOT
 # ROOT is a folder on the node's own disk. The same environment has the same prefix on every node, ROOT/airlift-UID/TREE.
 #
-# Needs what bootstrap.sh needs. Whoever comes while another unpacks waits; a lock whose holder is gone is taken over.
+# Needs what bootstrap.sh needs. A job that comes while another unpacks waits; a lock whose holder is gone is taken over.
 # Whatever happens to the lock, an environment appears whole, by one rename, or not at all: the lock only saves work.
 # Environments that no job used for KEEP_DAYS are removed, earlier where the room is needed; never one in use.
 # Exit codes: 0 it is there; 1 the bundle is damaged, or not for this machine; 2 wrong usage; 5 no room, run it again.
@@ -107,7 +107,7 @@ remove_dead() {
 
 acquire() {
     started=$(now)
-    told=
+    printed=
     until mkdir "$lock" 2>/dev/null; do
         if is_whole; then return 1; fi
         if ! is_held "$lock"; then
@@ -115,8 +115,8 @@ acquire() {
             remove_dead "$lock" && say "took over from ${holder_pid:+process }${holder_pid:-a job} that ended while unpacking"
             continue
         fi
-        [ -n "$told" ] || say "waiting: ${holder_pid:+process }${holder_pid:-another job} unpacks it already"
-        told=1
+        [ -n "$printed" ] || say "waiting: ${holder_pid:+process }${holder_pid:-another job} unpacks it already"
+        printed=1
         [ $(($(now) - started)) -lt "$WAIT_S" ] || stop 5 "waited $WAIT_S s for ${holder_node:-?} ${holder_pid:-?} to unpack." \
             "See what it does: ps -fp ${holder_pid:-PID}. If it hangs, end it and run this again."
         sleep 1

@@ -7,8 +7,9 @@ name the line. Nothing is believed: each method checks the type of one value. A 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from stage.errors import UsageError, suggest
 from stage.installation import install_command
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from stage.util.yaml_lines import Lines, Where
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _EXPECTED: Mapping[type, str] = {
     str: "text",
@@ -102,9 +104,8 @@ class Fields:
         """One of these values. The field may be absent."""
         value: Any = self.data.get(key)
         if value not in (None, *choices):
-            if isinstance(value, str):
-                remedy = suggest(value, choices, remedy or self.remedy)
-            self.wrong(key, f"should be one of {', '.join(choices)}", remedy)
+            near = suggest(value, choices, remedy) if isinstance(value, str) else remedy
+            self.wrong(key, f"should be one of {', '.join(choices)}", near)
         return value  # type: ignore[no-any-return]
 
     def maybe_hex(self, key: str, digits: int = 64) -> str | None:
@@ -181,8 +182,28 @@ def read_document(
     return fields
 
 
+def keeps_mistakes(empty: Any) -> Callable[[F], F]:
+    """Makes a method of `YamlFields` keep its mistake in `lines.mistakes` and return `empty`.
+
+    So a reader that calls several methods finds the mistakes of all of them.
+    """
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def kept(self: YamlFields, *arguments: Any, **named: Any) -> Any:
+            with self.lines.mistakes:
+                return method(self, *arguments, **named)
+            return empty
+
+        return cast(F, kept)
+
+    return decorate
+
+
 class YamlFields(Fields):
     """One mapping of a YAML file. A key without a value is an error: it was meant to have one.
+
+    Methods keep a mistake in `lines.mistakes` and return an empty value. `fail` and `wrong` raise.
 
     Args:
         lines: the line of each key.
@@ -211,6 +232,7 @@ class YamlFields(Fields):
         """A value as the file has it."""
         return self.lines.shown(value, *self.where, *keys)
 
+    @keeps_mistakes("")
     def text(self, key: str, default: str | None = None) -> str:
         """Text.
 
@@ -226,8 +248,14 @@ class YamlFields(Fields):
 
     def optional(self, key: str) -> str | None:
         """Text, or None where the key is missing."""
-        return self.text(key) if key in self.data else None
+        return self.text(key) or None if key in self.data else None
 
+    @keeps_mistakes(None)
+    def choice(self, key: str, choices: Collection[str], remedy: str = "") -> str | None:
+        """One of these values. The field may be absent."""
+        return super().choice(key, choices, remedy)
+
+    @keeps_mistakes(())
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts. A single text means a list with that text."""
         value = self.data.get(key, [])
@@ -245,6 +273,7 @@ class YamlFields(Fields):
                 )
         return tuple(value)
 
+    @keeps_mistakes(False)
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         value = self.data.get(key, default)
@@ -252,6 +281,7 @@ class YamlFields(Fields):
             self.wrong(key, "should be true or false")
         return value
 
+    @keeps_mistakes({})
     def mapping(self, key: str) -> Mapping[str, Any]:
         """A mapping; empty where the key is missing."""
         value = self.data.get(key, {})

@@ -9,16 +9,17 @@ A card of the Hub (README.md) is YAML between two lines of `---` at the top, and
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from stage.errors import UsageError, suggest_path
+from stage.errors import Mistakes, UsageError, join_errors, suggest, suggest_path
+from stage.installation import install_command
 from stage.util.files import read_file
 
 MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
@@ -33,11 +34,13 @@ class Lines:
 
     Attributes:
         written: the text in the file of a value that was not read as text: `yes`, `1.10`, `~`.
+        mistakes: what is wrong in the file. `reading_yaml` raises them together.
     """
 
     path: Path
-    numbers: Mapping[Where, int] = field(default_factory=dict)
-    written: Mapping[Where, str] = field(default_factory=dict)
+    numbers: dict[Where, int] = field(default_factory=dict)
+    written: dict[Where, str] = field(default_factory=dict)
+    mistakes: Mistakes = field(default_factory=Mistakes, compare=False, repr=False)
 
     def of(self, *where: str | int) -> int | None:
         """The line of a key, or of the nearest enclosing key that has one."""
@@ -72,21 +75,27 @@ class Lines:
                 return _cut(repr(value))
 
     def check_format(self, found: object, format: int) -> None:
-        """Raises if the file has another format.
+        """Raises if the file has another format. A newer format is raised, and other mistakes kept.
 
         Args:
             found: the value of its key `format`; None: there is none.
 
         Raises:
-            UsageError: it is another.
+            UsageError: the format is newer than this version of airlift reads.
         """
         if type(found) is int and found == format:
             return
-        problem = "it is missing" if found is None else f"found {self.shown(found, 'format')}"
-        raise UsageError(
-            f"{self.place('format')}: `format` should be {format}, {problem}.",
-            f"Write `format: {format}`.",
-        )
+        place = self.place("format")
+        if type(found) is int and found > format:
+            raise UsageError(
+                f"{place}: format {found}; this version of airlift reads format {format}.",
+                f"Use a newer airlift: update its source, then {install_command()}",
+            )
+        problem = "is missing"
+        if found is not None:
+            problem = f"should be {format}, found {self.shown(found, 'format')}"
+        with self.mistakes:
+            raise UsageError(f"{place}: `format` {problem}.", f"Write `format: {format}`.")
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,9 +140,30 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
     """Reads a YAML mapping.
 
     Raises:
-        UsageError: no such file, too large, not UTF-8, not YAML, not a mapping, a key written
+        UsageError: no such file, too large, not UTF-8, not YAML, not a mapping, keys written
             twice, or an alias (`&a`/`*a`: a few lines of those can mean gigabytes).
     """
+    with reading_yaml(path) as loaded:
+        return loaded
+
+
+@contextmanager
+def reading_yaml(path: Path) -> Iterator[tuple[dict[str, Any], Lines]]:
+    """Reads a YAML mapping for the block that follows.
+
+    The block checks the values. It keeps mistakes by `with lines.mistakes:`, and may raise one. At
+    its end all mistakes are raised together; keys that are written twice are among them.
+
+    Raises:
+        UsageError, PolicyError: as for `load_yaml_with_lines`, or there are mistakes.
+    """
+    data, lines = _load(path)
+    with lines.mistakes:
+        yield data, lines
+    lines.mistakes.check(str(path))
+
+
+def _load(path: Path) -> tuple[dict[str, Any], Lines]:
     try:
         text = read_file(Path(path), MAX_SIZE).decode("utf-8-sig")
     except FileNotFoundError:
@@ -151,9 +181,8 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
     try:
         _check_aliases_and_depth(text, path)
         node = yaml.compose(text, Loader=_Loader)
-        numbers: dict[Where, int] = {}
-        written: dict[Where, str] = {}
-        data = None if node is None else _build(node, (), numbers, written, path)
+        lines = Lines(Path(path))
+        data = None if node is None else _build(node, (), lines)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
     except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
@@ -165,27 +194,29 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
         raise UsageError(
             f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`."
         )
-    return data, Lines(Path(path), numbers, written)
+    return data, lines
 
 
 def check_keys(
     mapping: Mapping[str, Any], valid: Iterable[str], where: Where, lines: Lines
 ) -> None:
-    """Raises for an unknown key; the message names the nearest valid one.
+    """Raises for unknown keys; the message names the nearest valid one.
 
     Raises:
-        UsageError: for the first unknown key.
+        UsageError: for all unknown keys.
     """
     valid = list(valid)
-    for key in mapping:
-        if key not in valid:
-            inside = f" in `{'.'.join(map(str, where))}`" if where else ""
-            nearest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
-            hint = f"Did you mean `{nearest[0]}`? " if nearest else ""
-            raise UsageError(
-                f"{lines.place(*where, key)}: unknown key `{key}`{inside}",
-                f"{hint}Valid keys: {', '.join(valid)}.",
-            )
+    inside = f" in `{'.'.join(map(str, where))}`" if where else ""
+    unknown = [
+        UsageError(
+            f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
+            suggest(str(key), valid, f"Valid keys: {', '.join(valid)}."),
+        )
+        for key in mapping
+        if key not in valid
+    ]
+    if unknown:
+        raise join_errors(unknown, "mistakes", str(lines.path))
 
 
 def _check_aliases_and_depth(text: str, path: Path) -> None:
@@ -205,10 +236,9 @@ def _check_aliases_and_depth(text: str, path: Path) -> None:
             )
 
 
-def _build(
-    node: yaml.Node, where: Where, numbers: dict[Where, int], written: dict[Where, str], path: Path
-) -> Any:
-    """A node as plain data. Fills `numbers` and `written`, as in `Lines`."""
+def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
+    """A node as plain data. Fills `lines`."""
+    path, numbers = lines.path, lines.numbers
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
@@ -219,18 +249,21 @@ def _build(
             here: Where = (*where, key_node.value)
             if key_node.value in result:
                 first = f"first on line {numbers[here]}"
-                raise UsageError(
-                    f"{path}:{line}: `{key_node.value}` is written twice ({first})", "Keep one."
-                )
+                with lines.mistakes:
+                    raise UsageError(
+                        f"{path}:{line}: `{key_node.value}` is written twice ({first}).",
+                        "Keep one.",
+                    )
+                continue
             numbers[here] = line
-            result[key_node.value] = _build(value_node, here, numbers, written, path)
+            result[key_node.value] = _build(value_node, here, lines)
         return result
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
             place: Where = (*where, index)
             numbers[place] = item.start_mark.line + 1
-            items.append(_build(item, place, numbers, written, path))
+            items.append(_build(item, place, lines))
         return items
     line = node.start_mark.line + 1
     try:
@@ -241,7 +274,7 @@ def _build(
         ) from None
     _check_lone_surrogates(value, path, line)
     if not isinstance(value, str):
-        written[where] = _cut(node.value)
+        lines.written[where] = _cut(node.value)
     return value
 
 

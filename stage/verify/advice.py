@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stage.bundle.bundle import FETCH_PARTIAL, PAYLOAD, TAG_MANIFEST
 from stage.util.paths import printable
+from stage.verify.receipt import find_damage, state_folder
 from stage.verify.report import BY_ID, BY_LISTS, Finding, VerificationReport, is_closed
 
 
@@ -91,11 +92,12 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
         chmod = f"chmod -R u+rX {shlex.quote(str(report.root))}"
         advice.append(f"No right to read: {chmod} (its owner can); then verify again.")
     if is_for_a_patch(report):
-        file = written or "FILE"
-        first = "" if written else f"stage verify {report.root} --report {file}; "
+        root, file = shlex.quote(str(report.root)), shlex.quote(str(written or "FILE"))
+        first = "" if written else f"stage verify {root} --report {file}; "
         advice.append(
             f"Carry only what is damaged: {first}where the bundle was made: "
-            f"stage patch BUNDLE --report {file} -o PATCH. Or copy again: rsync -c."
+            f"stage patch BUNDLE --report {file} -o PATCH; here: stage apply {root} PATCH. "
+            "Or copy again: rsync -c."
         )
     elif kinds == {"extra"}:
         advice.append(
@@ -106,6 +108,18 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
     if "extra" in kinds:
         advice.append("Extra files are not part of the bundle: move them out of the folder.")
     return advice
+
+
+def remedy_for_damage(root: Path) -> str:
+    """What repairs a damaged bundle, where one damaged file was met.
+
+    If a verification found damage before, its report is kept, and the commands name it. Else the
+    next command is `stage verify`.
+    """
+    known = find_damage(state_folder(os.environ), root)
+    if known is None:
+        return f"stage verify {shlex.quote(str(root))} names all damage, and what repairs it."
+    return " ".join(suggest_fixes(known.report, known.written))
 
 
 def describe_proof(report: VerificationReport, *, signed: bool) -> list[str]:

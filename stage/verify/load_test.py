@@ -29,12 +29,17 @@ from stage.errors import DamageError, shortage
 from stage.lock.model import LockedAsset
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
+from stage.util.files import human_count
 from stage.util.progress import Reporter
 from stage.util.sandbox import check_memory, child, close_network
 from stage.verify.report import Finding, VerificationReport
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _LOADED = ("model", "tokenizer", "dataset")
+_CONFIG = re.compile(  # what `from_pretrained` reads; another .json of plain files can be anything
+    r"(config|generation_config|adapter_config|model_index|preprocessor_config|processor_config"
+    r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|.*\.index\.json"
+)
 _TIMEOUT_S = 3600.0  # a child that hangs is a finding, not a night
 
 
@@ -78,8 +83,20 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
 
 
 def _is_loaded(asset: LockedAsset) -> bool:
-    """Of plain files only safetensors can be checked."""
-    return asset.kind in _LOADED or any(file.path.endswith(".safetensors") for file in asset.files)
+    """Of plain files only a model, safetensors and parquet files can be checked."""
+    return (
+        asset.kind in _LOADED
+        or _is_model(asset)
+        or any(file.path.endswith((".safetensors", ".parquet")) for file in asset.files)
+    )
+
+
+def _is_model(asset: LockedAsset) -> bool:
+    """Whether a run can train it: a folder of `path:` with a config.json can be trained too."""
+    config = f"{asset.folder}/config.json"
+    return asset.kind == "model" or (
+        asset.kind == "files" and any(file.path == config for file in asset.files)
+    )
 
 
 def _ended_early(how: str) -> Finding:
@@ -108,7 +125,10 @@ def check_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
 
 
 def _way_out(lock: Lockfile, report: LoadReport) -> str:
-    """Where the manifest's own patterns left a missing file out, no other revision helps."""
+    """Another revision does not help if the manifest omits a file, or the files are local."""
+    local = [f"{a.folder}/" for a in lock.assets.values() if a.source.type == "path"]
+    if all(f"{finding.path}/".startswith(tuple(local)) for finding in report.findings):
+        return "Correct the file at its source, then fetch again."
     left = {
         f"{asset.folder}/{left.path}": left.path
         for asset in lock.assets.values()
@@ -154,12 +174,13 @@ def _main() -> None:
     for asset in lock.assets.values():
         if asset.kind == "dataset":
             findings += _dataset(root, asset)
-        elif asset.kind in ("model", "tokenizer"):
+        elif asset.kind == "tokenizer" or _is_model(asset):
             findings += _model(root, asset, lock, unchecked)
         elif _is_loaded(asset):
-            findings += _plain_weights(root, asset)
+            findings += _plain_files(root, asset)
             unchecked.append(
-                f"{asset.name}: plain files: whether their weights are whole, and no more"
+                f"{asset.name}: plain files: whether weights and parquet files are whole, "
+                "and no more"
             )
     answer = {
         "findings": [(f.path, f.problem, f.expected, f.found) for f in findings],
@@ -187,7 +208,9 @@ def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
                     yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")
             if rows != split.rows:
                 yield _unloadable(
-                    split.shards[0], f"{split.rows} rows in {config}/{name}", f"{rows}"
+                    split.shards[0],
+                    f"{human_count(split.rows or 0, 'row')} in {config}/{name}",
+                    f"{rows}",
                 )
 
 
@@ -199,33 +222,40 @@ def _model(
         folder, _, name = file.path.rpartition("/")
         folders.setdefault(folder, []).append(name)
     texts: dict[str, Any] = {}
+    is_broken = False
     for folder, names in sorted(folders.items()):
         for name in sorted(n for n in names if n.endswith(".json")):
+            if asset.kind == "files" and not _CONFIG.fullmatch(name):
+                continue
             path = f"{folder}/{name}"
             try:
                 texts[path] = json.loads((root / path).read_text(encoding="utf-8"))
             except (ValueError, RecursionError) as error:
-                yield _unloadable(path, "JSON", f"something else: {error}")
+                is_broken = is_broken or folder == asset.folder
+                size = (root / path).stat().st_size
+                found = f"something else: {error}" if size else "an empty file"
+                yield _unloadable(path, "JSON", found)
             if name == "config.json" and not isinstance(texts.get(path, {}), dict):
                 yield _unloadable(path, "a mapping", type(texts[path]).__name__)
         yield from _weights(root, folder, names, texts)
     top = folders.get(asset.folder, [])
     yield from _top(asset, top, texts, lock, unchecked)
     if any(TOKENIZER.fullmatch(name) for name in top):
-        if any(name.endswith(".json") and f"{asset.folder}/{name}" not in texts for name in top):
-            return  # reported already
-        yield from _tokenizer(root, asset, unchecked)
+        if not is_broken:  # else it is reported already
+            yield from _tokenizer(root, asset, unchecked)
     elif asset.kind == "tokenizer":
         yield _unloadable(asset.folder, "a tokenizer's files", "none")
 
 
-def _plain_weights(root: Path, asset: LockedAsset) -> Iterator[Finding]:
+def _plain_files(root: Path, asset: LockedAsset) -> Iterator[Finding]:
     for file in asset.files:
-        if file.path.endswith(".safetensors"):
-            try:
+        try:
+            if file.path.endswith(".safetensors"):
                 safetensors_header(root / file.path)
-            except DamageError as error:
-                yield _unloadable(file.path, "a safetensors file", error.message)
+            elif file.path.endswith(".parquet"):
+                parquet_footer(root / file.path)
+        except DamageError as error:
+            yield _unloadable(file.path, "a sound file", error.message)
 
 
 def _weights(

@@ -80,7 +80,7 @@ def merge(reports: Sequence[tuple[Path, VerificationReport]]) -> VerificationRep
     if missing := [str(n) for n in islice((n for n in range(1, count + 1) if n not in seen), 11)]:
         shown = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
         raise UsageError(
-            f"{count - len(seen)} of {count} shards are missing: {shown}.",
+            f"shards are missing: {shown} ({count - len(seen)} of {count}).",
             f"stage verify BUNDLE --shard {missing[0]}/{count} --report FILE, then merge all.",
         )
     findings = _merged(finding for _, report in reports for finding in report.findings)

@@ -42,18 +42,7 @@ def check_tags(
     Returns:
         The sound ones, and the digests of the tag manifest; None in its place if there is none.
     """
-    texts: dict[str, bytes] = {}
-    for path, size in sizes.items():
-        if _is_tag_path(path) or path in layout.SEAL:
-            most = SMALL_TEXT if path in _SMALL else MAX_TEXT
-            if size > most:
-                found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {size}")
-                continue
-            try:
-                texts[path] = (root / path).read_bytes()
-            except OSError as error:
-                require_damage(error)
-                found.add(path, "unreadable", "a readable file", error.strerror or "an error")
+    texts = _read_tags(root, sizes, found)
     if layout.TAG_MANIFEST not in texts:
         if layout.TAG_MANIFEST not in found:
             found.add(
@@ -93,6 +82,24 @@ def check_tags(
         path: texts[path] for path in layout.TAG_FILES if path in texts and path not in recorded
     }
     return sound | unrecorded, recorded
+
+
+def _read_tags(root: Path, sizes: Mapping[str, int], found: FindingCollector) -> dict[str, bytes]:
+    """The tag files that can be read. `sizes` and `found` are as for `check_tags`."""
+    texts: dict[str, bytes] = {}
+    for path, size in sizes.items():
+        if not _is_tag_path(path) and path not in layout.SEAL:
+            continue
+        most = SMALL_TEXT if path in _SMALL else MAX_TEXT
+        if size > most:
+            found.add(path, "invalid", f"at most {most} bytes", f"a larger file, of {size}")
+            continue
+        try:
+            texts[path] = (root / path).read_bytes()
+        except OSError as error:
+            require_damage(error)
+            found.add(path, "unreadable", "a readable file", error.strerror or "an error")
+    return texts
 
 
 def _has_other_witness(path: str, texts: Mapping[str, bytes]) -> bool:

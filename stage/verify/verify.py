@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import check_is_bundle
-from stage.bundle.stamp import now_ns, unsure_ns
+from stage.bundle.stamp import Stamp, now_ns, unsure_ns
 from stage.errors import require_damage
 from stage.util.digests import BLOCKS_ABOVE, sha256_of_bytes
 from stage.util.files import read_file
@@ -89,9 +89,7 @@ def verify(
     for large_text in (layout.LOCK, layout.MANIFEST):
         tags.pop(large_text, None)
     _check_names(entries, expected, lock, recorded, found)
-    if (
-        level == "fast" or shard is not None
-    ):  # a size is known once a file is read; here not all are
+    if level == "fast" or shard is not None:  # else each file is read, and so its size is known
         _check_sizes(root, entries, expected, found)
     is_another = _is_another(lock, bundle_id, found)
     read, resumed = Readback(), Resumed()
@@ -100,12 +98,7 @@ def verify(
         work = units(_files(root, entries, expected, lists), shard)
         read, resumed = _read(root, work, jobs or cores(), seal, journal, progress)
         found.add_all(read.findings)
-    stamp = read.stamp.plus(resumed.stamp)
-    is_settled = (
-        level == "full"
-        and not found.findings
-        and stamp.is_older(began_ns, unsure_ns(root, stamp.newest))
-    )
+    is_sound = level == "full" and not found.findings
     return VerificationReport(
         root=root,
         level=level,
@@ -116,12 +109,20 @@ def verify(
         shard=shard,
         seal=seal,
         began=resumed.since or began,
-        stamp=stamp if is_settled else None,
+        stamp=_settled(root, read.stamp.plus(resumed.stamp), began_ns) if is_sound else None,
         proof=_proof(lock, bundle_id) if level == "full" else None,
         unproven=unproven(tags),
-        has_unknown_verifier=layout.VERIFIER in tags
-        and not layout.is_known_verifier(tags[layout.VERIFIER]),
+        has_unknown_verifier=_has_unknown_verifier(tags),
     )
+
+
+def _settled(root: Path, stamp: Stamp, began_ns: int) -> Stamp | None:
+    """The stamp, if all files were written before the verification began."""
+    return stamp if stamp.is_older(began_ns, unsure_ns(root, stamp.newest)) else None
+
+
+def _has_unknown_verifier(tags: Mapping[str, bytes]) -> bool:
+    return layout.VERIFIER in tags and not layout.is_known_verifier(tags[layout.VERIFIER])
 
 
 def _read(

@@ -23,7 +23,7 @@ from runner.inputs import resolve
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.support.once import once
-from tests.support.staging import laptop_python
+from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
 from tests.support.training.twins import stage_twins
 
@@ -77,19 +77,7 @@ def _stage_bundle(laptop: Path) -> None:
             )
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/numbers", _numbers())
-        stage = [
-            laptop_python(),
-            "-m",
-            "stage",
-            "fetch",
-            "tiny.yaml",
-            "-o",
-            "bundle",
-            "--endpoint",
-            hub.endpoint,
-        ]
-        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        fetch_bundle(laptop, "tiny", hub.endpoint)
 
 
 RUN = {

@@ -18,6 +18,7 @@ import pytest
 
 from scripts.lib.demo.repositories import dataset_files, model_folder
 from scripts.lib.hub.loopback_hub import LoopbackHub
+from tests.support.staging import fetch_bundle
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts" / "slurm-site"
@@ -181,20 +182,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model"))
         )
         hub.repositories.commit("datasets", "acme/reference", dataset_files())
-        stage = [
-            sys.executable,
-            "-m",
-            "stage",
-            "fetch",
-            "tiny.yaml",
-            "-o",
-            "bundle",
-            "--endpoint",
-            hub.endpoint,
-        ]
-        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return laptop / "bundle"
+        return fetch_bundle(laptop, "tiny", hub.endpoint)
 
 
 def carry(staged: Path, site: Site) -> Path:

@@ -115,6 +115,7 @@ def test_a_submitted_run_trains_on_two_nodes(named: NamedSite) -> None:
     assert "over eth0" in log, log
 
 
+@pytest.mark.parametrize("named", ["management"], indirect=True)
 def test_srun_in_a_script_of_the_users_own_prepares_once_and_trains_on_two_nodes(
     named: NamedSite,
 ) -> None:

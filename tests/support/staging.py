@@ -99,6 +99,16 @@ def laptop_python() -> str:
     return os.environ.get("AIRLIFT_LAPTOP_PYTHON", sys.executable)
 
 
+def fetch_bundle(laptop: Path, name: str, endpoint: str) -> Path:
+    """Runs `stage fetch NAME.yaml -o bundle` in a folder, as a user does."""
+    command = [laptop_python(), "-m", "stage", "fetch", f"{name}.yaml", "-o", "bundle"]
+    done = subprocess.run(
+        [*command, "--endpoint", endpoint], cwd=laptop, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return laptop / "bundle"
+
+
 @dataclass
 class Laptop:
     """A folder with `tiny.yaml` in it, and a Hub that has the repositories of that manifest.

@@ -77,36 +77,12 @@ def attach(
     Raises:
         UsageError: the model does not have a target, or has new weights that LoRA does not train.
     """
-    from peft import LoraConfig, get_peft_model
-    from transformers.pytorch_utils import Conv1D
+    from peft import get_peft_model
 
-    lora = config.lora
-    assert lora is not None
-    if lost := [name for name in drawn if not name.startswith(fresh or ("\0",))]:
-        raise UsageError(
-            f"{config.path}: lora: `{source.asset}` does not have {len(lost)} weights of a "
-            f"{config.task} model ({lost[0]}, ...): they would stay random.",
-            "Train all weights: remove `lora`. Or stage a model that has them.",
-        )
-    able = {
-        name: m
-        for name, m in model.named_modules()
-        if isinstance(m, (nn.Linear, Conv1D, nn.Embedding))
-    }
-    check_targets(config, lora.targets, list(able))
-    usual = default_targets(config, model.config.model_type)
-    targets: list[str] | str = sorted(lora.targets or usual) or "all-linear"
+    _check_drawn(config, source, drawn, fresh)
     heads = sorted({name.partition(".")[0] for name in drawn})
+    settings, targets = _settings(model, config, heads)
     torch.manual_seed(config.seed)
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank, whatever it is
-        lora_dropout=lora.dropout,
-        target_modules=targets,
-        modules_to_save=heads or None,
-        fan_in_fan_out=any(isinstance(m, Conv1D) for m in able.values()),
-        task_type=TASK_TYPES.get(config.task),
-    )
     try:
         get_peft_model(model, settings)
     except ValueError as error:
@@ -127,6 +103,49 @@ def attach(
             module.support_avx512bf16_for_cpu = False
     frozen = f"; {FROZEN_STATISTICS}" if _freeze_statistics(model) else ""
     return _describe(model, config, targets, heads) + frozen
+
+
+def _check_drawn(
+    config: RunConfig, source: ModelInput, drawn: Sequence[str], fresh: tuple[str, ...]
+) -> None:
+    """Refuses new weights that LoRA does not train. The arguments are those of `attach`."""
+    if lost := [name for name in drawn if not name.startswith(fresh or ("\0",))]:
+        raise UsageError(
+            f"{config.path}: lora: `{source.asset}` does not have {len(lost)} weights of a "
+            f"{config.task} model ({lost[0]}, ...): they would stay random.",
+            "Train all weights: remove `lora`. Or stage a model that has them.",
+        )
+
+
+def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any, list[str] | str]:
+    """peft's settings, and the targets in them.
+
+    Args:
+        heads: names of modules that are trained whole.
+    """
+    from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D
+
+    lora = config.lora
+    assert lora is not None
+    able = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, (nn.Linear, Conv1D, nn.Embedding))
+    }
+    check_targets(config, lora.targets, list(able))
+    usual = default_targets(config, model.config.model_type)
+    targets: list[str] | str = sorted(lora.targets or usual) or "all-linear"
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank, whatever it is
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        modules_to_save=list(heads) or None,
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in able.values()),
+        task_type=TASK_TYPES.get(config.task),
+    )
+    return settings, targets
 
 
 def _freeze_statistics(model: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from runner.plan.peaks import peak_flops
 from runner.plan.plan import TrainingPlan
 from runner.plan.shapes import Device, ModelShape
 from runner.ranks.processes import birth_time
+from runner.run_folder.checkpoints import newest_first
 from runner.training.components.speed import uses_tf32
 
 
@@ -136,13 +137,18 @@ def not_finite(
     ranks = [str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own)]
     together = " summed over the ranks" if by_rank else ""
     where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if ranks else together
+    saved = newest_first(checkpoints)
+    kept = f"the newest checkpoint before it is {saved[0]}" if saved else "there is no checkpoint"
+    then = (
+        "it resumes from that checkpoint. If it ends the same way at once, the checkpoint has bad "
+        "weights: remove it (rm -r), and the one before it is used."
+        if saved
+        else "it begins at step 0."
+    )
     return StageError(
-        f"step {step}: the {what} is {value}{where}. Nothing was saved after it; the checkpoints "
-        f"before it in {checkpoints} are whole.",
+        f"step {step}: the {what} is {value}{where}. Nothing was saved after it; {kept}.",
         "Lower optimizer.lr, set precision: bf16 or fp32 instead of fp16, or look at that step's "
-        "data. Then run the command again with that change: it resumes from the last checkpoint. "
-        "If it ends the same way at once, that checkpoint has bad weights: remove it (rm -r), and "
-        "the one before it is used.",
+        f"data. Then run the command again with that change: {then}",
         exit_code=1,
     )
 

@@ -47,11 +47,6 @@ def load(folder: Path, state: dict[str, Any]) -> None:
         state_dict_loader.load(state, storage_reader=FileSystemReader(folder))
 
 
-def saved_names(folder: Path) -> set[str]:
-    """The dotted names of everything in a checkpoint."""
-    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
-
-
 def empty_like_saved(
     folder: Path, section: str, parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, dict[str, Any]]:

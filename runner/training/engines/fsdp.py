@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, human_count
 from runner.plan.plan import TrainingPlan
 from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
@@ -85,7 +85,7 @@ def blocks_of(module: nn.Module, config: RunConfig) -> tuple[list[nn.Module], st
     if "min_params" in wrap:
         least = int(wrap["min_params"])
         chosen = list(_of_size(module, least, tied))
-        return chosen, f"{len(chosen)} modules of at least {least:,} parameters"
+        return chosen, f"{human_count(len(chosen), 'module')} of at least {least:,} parameters"
     layer = wrap.get("layer")
     known = {str(layer)} if layer else no_split_classes(module)
     found = Counter(type(m).__name__ for m in module.modules() if type(m).__name__ in known)

@@ -185,7 +185,7 @@ class Checkpoints:
             self._say(f"checkpoint {folder.name} is passed over: {problem}")
         if folders:
             raise DamageError(
-                f"{self._folder}: none of its {len(folders)} checkpoints is as it was written.",
+                f"{self._folder}: no checkpoint in it is as it was written.",
                 f"To start again from step 0: another --output, or rm -r {self._folder}",
             )
         return None

@@ -15,6 +15,7 @@ import yaml
 
 from runner.config.run_config import RunConfig
 from runner.data.recipe import documents_of
+from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.plan.plan import TrainingPlan
 
@@ -136,7 +137,8 @@ def _at(source: str, commit: str | None) -> str:
 def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     limit = data.settings.limit.get("train" if role.startswith("train") else "validation")
     some = limit is not None and limit < split.rows
-    rows = f"the first {limit:,} of {split.rows:,} rows" if some else f"{split.rows:,} rows"
+    rows = human_count(split.rows, "row")
+    rows = f"the first {limit:,} of {rows}" if some else rows
     weight = (
         f", weight {data.settings.weight:g}"
         if role.startswith("train") and data.settings.weight != 1

@@ -42,7 +42,7 @@ class CausalLM(language.LanguageTask):
         guessed[:, 0] = False
         guessed[:, 1:] &= rows.documents[:, 1:] == rows.documents[:, :-1]
         labels = ids.masked_fill(torch.from_numpy(~guessed), language.IGNORED)
-        return {"input_ids": ids, "labels": labels, **language.places(rows, self._first)}
+        return {"input_ids": ids, "labels": labels, **language.position_inputs(rows, self._first)}
 
 
 def _output_embedding(model: Any) -> nn.Module:

@@ -39,7 +39,7 @@ def first_position(settings: Any) -> int:
     return settings.pad_token_id + 1 if settings.model_type in _AFTER_PADDING else 0
 
 
-def places(rows: Rows, first: int) -> Batch:
+def position_inputs(rows: Rows, first: int) -> Batch:
     """The part of a batch that says where tokens are: int64 tensors of shape (rows, longest).
 
     Args:
@@ -124,8 +124,8 @@ class Language(nn.Module):
 
         Args:
             labels: int64 (rows, longest). A causal model predicts each from the tokens before it.
-            guessed: int64 (number,): the places of all labels, in the flattened batch. Logits are
-                computed there only. None: everywhere.
+            guessed: int64 (number,): the positions of all labels, in the flattened batch. Logits
+                are computed there only. None: everywhere.
             inputs: the rest of a batch.
         """
         if self._causal:  # each token's logits predict the next one

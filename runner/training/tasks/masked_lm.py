@@ -53,7 +53,7 @@ class MaskedLM(language.LanguageTask):
         head = partial(_part, name=self._head) if self._head else None
         self.module = language.Language(self.model, causal=False, head=head)
         self.logits_at_predictions = head is not None
-        where = "masked places only" if head else f"every place ({kind}: no known head)"
+        where = "masked positions only" if head else f"every position ({kind}: no known head)"
         self.note = f"{self.note}; logits at {where}"
 
     def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
@@ -69,8 +69,8 @@ class MaskedLM(language.LanguageTask):
             self._mask(ids[row, :end], labels[row, :end], sample_rng(self._seed, sample))
         batch = {"input_ids": ids, "labels": labels}
         if self._head:
-            batch["guessed"] = guessed_places(labels, static=self._static)
-        positions = language.places(rows, self._first)
+            batch["guessed"] = guessed_positions(labels, static=self._static)
+        positions = language.position_inputs(rows, self._first)
         return {name: torch.from_numpy(array) for name, array in batch.items()} | positions
 
     def _mask(self, ids: Any, labels: Any, random: np.random.Generator) -> None:
@@ -87,23 +87,23 @@ class MaskedLM(language.LanguageTask):
         ids[swapped] = others[swapped]
 
 
-def guessed_places(labels: NDArray[np.int64], *, static: bool) -> NDArray[np.int64]:
-    """The places that have a label, in the flattened batch: int64 (number,), ascending.
+def guessed_positions(labels: NDArray[np.int64], *, static: bool) -> NDArray[np.int64]:
+    """The positions that have a label, in the flattened batch: int64 (number,), ascending.
 
     Args:
         labels: int64 (rows, longest).
-        static: whether places without a label follow, up to a number that in 97 of 100 batches
+        static: whether positions without a label follow, up to a number that in 97 of 100 batches
             depends only on the shape: `torch.compile` compiles again for each number. 32 more are
             added as often as needed.
     """
     flat = labels.reshape(-1)
-    places = np.flatnonzero(flat != language.IGNORED)
+    positions = np.flatnonzero(flat != language.IGNORED)
     if not static:
-        return places
+        return positions
     usual = SHARE * flat.size + 2 * math.sqrt(SHARE * (1 - SHARE) * flat.size)
-    number = 32 * math.ceil(max(usual, len(places)) / 32)
-    others = np.flatnonzero(flat == language.IGNORED)[: number - len(places)]
-    return np.concatenate([places, others])
+    number = 32 * math.ceil(max(usual, len(positions)) / 32)
+    others = np.flatnonzero(flat == language.IGNORED)[: number - len(positions)]
+    return np.concatenate([positions, others])
 
 
 def _part(model: Any, name: str) -> nn.Module:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stage.bundle.bundle import Bundle
 from stage.errors import DamageError, IncompleteError, UsageError
+from stage.verify.advice import remedy_for_damage
 
 PROBE = "env-probe.sh"
 CHECK = "env-check.sh"
@@ -107,7 +108,8 @@ def check_environments(
 def _check(bundle: Bundle, asset: str, prefix: Path | None) -> list[NodeFinding]:
     folder = bundle.asset_path(asset)
     if not (folder / "env.json").is_file():
-        raise DamageError(f"{folder / 'env.json'} is missing.", f"stage verify {bundle.root}")
+        problem = f"{folder / 'env.json'} is missing."
+        raise DamageError(problem, remedy_for_damage(bundle.root))
     prefixes = [prefix.absolute()] if prefix else []
     done = run_script(CHECK, "--environment", folder.absolute(), *prefixes, read=True)
     findings: list[NodeFinding] = []

@@ -32,6 +32,7 @@ from stage.lock.model import LockedAsset, LockedFile
 from stage.util.digests import hash_file
 from stage.util.files import human_count
 from stage.util.threads import together
+from stage.verify.advice import remedy_for_damage
 
 CONDAS = ("micromamba", "mamba", "conda")
 Command = list[str | Path]
@@ -144,7 +145,7 @@ def check_files(root: Path, asset: LockedAsset, read: tuple[str, ...]) -> None:
         more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
         raise DamageError(
             f"{root}: {problems[0]}{more}. Nothing was created.",
-            f"stage verify {root} names all damage, and the command to carry only that.",
+            remedy_for_damage(root),
         )
 
 
@@ -166,7 +167,10 @@ def _from_packages(creation: Creation) -> None:
             with zipfile.ZipFile(creation.find(tool)) as wheel:
                 wheel.extractall(workshop / "libraries")
         wheels = creation.wheels()
-        creation.say(f"linking {len(locked.conda)} conda packages and {len(wheels)} wheels")
+        creation.say(
+            f"linking {human_count(len(locked.conda), 'conda package')} and "
+            f"{human_count(len(wheels), 'wheel')}"
+        )
         image.lay_out(
             part,
             conda={creation.folder / package.path: package.url for package in locked.conda},
@@ -234,7 +238,10 @@ def _as_venv(creation: Creation) -> None:
     others = [package.name for package in locked.conda if package.name != "python"]
     not_in_it = human_count(len(others), "conda package")
     not_in_it += f" ({', '.join(sorted(others))})" if others else ""
-    creation.say(f"a venv of {python}: the {len(creation.wheels())} wheels; not in it: {not_in_it}")
+    creation.say(
+        f"a venv of {python}: {human_count(len(creation.wheels()), 'wheel')}; "
+        f"not in it: {not_in_it}"
+    )
     _bootstrap(creation, "--place")
     with _beside(creation.prefix) as (_, workshop), _or_nothing(creation.prefix):
         uv = _uv(creation, workshop)

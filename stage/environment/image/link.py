@@ -35,6 +35,7 @@ from rattler.exceptions import InstallerError, LinkError, TransactionError
 from stage.environment.image import case_folding, shebang
 from stage.environment.image.relocate import ignores_case, walk
 from stage.environment.image.shebang import Shebang
+from stage.util.files import human_count
 from stage.util.paths import collisions
 
 _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
@@ -126,8 +127,9 @@ class Linking:
             )
         self.aside = case_folding.paths_aside(names)
         self.notes.append(
-            f"this disk ignores case, so {first} and {second} would be one file: {len(self.aside)} "
-            "such files have other names here, and their own names in the image"
+            f"this disk ignores case, so {first} and {second} would be one file: "
+            f"{human_count(len(self.aside), 'such file')} get another name here; the image has the "
+            "true names"
         )
         folder = self.cache.with_name(f"{self.cache.name}.aside")
         for package in packages:

@@ -22,6 +22,7 @@ from stage.environment.image.image import DATE, LONGEST_PREFIX
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.util.digests import hash_file
 from stage.util.files import check_folder_of, human_count, human_size
+from stage.verify.advice import remedy_for_damage
 
 _READ = ("env.json", "image.tar.gz")
 _PLAIN = re.compile(r"/[-A-Za-z0-9._/+@=,~\u0080-\U0010ffff]*[^/]")
@@ -116,7 +117,7 @@ def _lay_out(creation: Creation, part: Path) -> None:
         raise DamageError(
             f"{creation.asset.name}: these are not the files that were packed: {error}. Nothing "
             "was written.",
-            "stage verify the bundle.",
+            remedy_for_damage(creation.folder.parents[2]),
         ) from None
     _compile(part, creation.prefix)
 

@@ -20,7 +20,7 @@ from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import UsageError
-from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines
+from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
 HASH_FORMAT = 1
 """A new number makes older locks stale: for a change of how a spec and profile are locked."""
@@ -71,24 +71,28 @@ class EnvironmentSpec:
             variables: for `${NAME}` in URLs; None: the environment of this process.
 
         Raises:
-            UsageError: with file:line: an entry that cannot be read or locked.
+            UsageError: with file:line: entries that cannot be read or locked.
             PolicyError: with file:line: an entry that cannot travel, see `pip_section`.
         """
         path = Path(path)
         variables = os.environ if variables is None else variables
-        data, lines = load_yaml_with_lines(path)
-        check_keys(data, _KEYS, (), lines)
-        conda, pip = _dependencies(data, lines)
-        return EnvironmentSpec(
-            path=path,
-            name=str(data.get("name") or path.stem),
-            channels=_channels(data, lines, variables),
-            conda=tuple(conda),
-            pip=read_pip_section(pip, path.parent, variables),
-            platforms=tuple(str(platform) for platform in data.get("platforms") or ()),
-            variables=tuple(str(name) for name in data.get("variables") or ()),
-            lines=lines,
-        )
+        with reading_yaml(path) as (data, lines):
+            with lines.mistakes:
+                check_keys(data, _KEYS, (), lines)
+            conda, pip = _dependencies(data, lines)
+            channels: tuple[str, ...] = ()
+            with lines.mistakes:
+                channels = _channels(data, lines, variables)
+            return EnvironmentSpec(
+                path=path,
+                name=str(data.get("name") or path.stem),
+                channels=channels,
+                conda=tuple(conda),
+                pip=read_pip_section(pip, path.parent, variables),
+                platforms=tuple(str(platform) for platform in data.get("platforms") or ()),
+                variables=tuple(str(name) for name in data.get("variables") or ()),
+                lines=lines,
+            )
 
     def place(self, *keys: str | int) -> str:
         """`file:line` of a key."""
@@ -150,14 +154,15 @@ def _dependencies(
     pip: list[tuple[str, str]] = []
     for index, item in enumerate(value):
         place = lines.place("dependencies", index)
-        if isinstance(item, str):
-            conda.append(_conda_dependency(item, place))
-        elif isinstance(item, dict) and set(item) == {"pip"}:
-            pip += _pip_lines(item["pip"], index, lines)
-        else:
-            shown = f"`{item}:`" if isinstance(item, dict) else f"{item!r}"
-            remedy = "Write `name`, `name=1.2` or a `pip:` section."
-            raise UsageError(f"{place}: {shown} is no package.", remedy)
+        with lines.mistakes:
+            if isinstance(item, str):
+                conda.append(_conda_dependency(item, place))
+            elif isinstance(item, dict) and set(item) == {"pip"}:
+                pip += _pip_lines(item["pip"], index, lines)
+            else:
+                shown = f"`{next(iter(item), '')}:`" if isinstance(item, dict) else f"{item!r}"
+                remedy = "Write `name`, `name=1.2` or a `pip:` section."
+                raise UsageError(f"{place}: {shown} is no package.", remedy)
     return conda, pip
 
 

@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import PolicyError, StageError, UsageError
+from stage.errors import Mistakes, PolicyError, StageError, UsageError
 from stage.util.digests import is_hex
 
 _FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
@@ -84,11 +84,6 @@ class PipSection:
     insecure_hosts: tuple[str, ...] = ()
     sdists: tuple[str, ...] = SDISTS
 
-    @property
-    def names_an_index(self) -> bool:
-        """Whether it names the source of its packages."""
-        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
-
     def as_document(self, folder: Path) -> dict[str, object]:
         """The inputs of a lock, without secrets; local folders relative to `folder`."""
         return {
@@ -121,9 +116,11 @@ def read_pip_section(
             does not exist.
         PolicyError: an editable install, a local path, a version control system.
     """
-    reader = _Reader(variables)
+    reader, mistakes = _Reader(variables), Mistakes()
     for text, place in lines:
-        reader.line(text, place, folder)
+        with mistakes:
+            reader.line(text, place, folder)
+    mistakes.check(str(folder))
     return reader.section()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from stage.errors import UsageError, suggest_path
 from stage.util.fields import YamlFields
-from stage.util.yaml_lines import Lines, check_keys, load_yaml_with_lines
+from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
 FORMAT = 1
 MACHINES = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}
@@ -93,24 +93,29 @@ class Profile:
         if not path.exists():
             remedy = "`stage env probe` prints one on the cluster; envs/profiles/ has examples."
             raise UsageError(f"{path}: no such profile.", suggest_path(path, remedy))
-        data, lines = load_yaml_with_lines(path)
-        check_keys(data, _KEYS, (), lines)
-        lines.check_format(data.get("format"), FORMAT)
-        _check_gpu(data, lines)
-        given = {key: value for key, value in data.items() if value is not None}
-        fields = YamlFields(given, lines, reference="docs/environments.md")
-        return Profile(
-            path=path,
-            name=fields.optional("name") or path.stem,
-            platform=fields.choice("platform", MACHINES, _UNAME) or _missing("platform", lines),
-            glibc=_version(fields, "glibc") or _missing("glibc", lines),
-            linux=_version(fields, "linux") or OLDEST_LINUX,
-            cuda=_version(fields, "cuda"),
-            compute_capability=_version(fields, "compute_capability"),
-            gpu=fields.optional("gpu"),
-            mpi=fields.optional("mpi"),
-            modules=_modules(fields),
-        )
+        with reading_yaml(path) as (data, lines):
+            lines.check_format(data.get("format"), FORMAT)
+            with lines.mistakes:
+                check_keys(data, _KEYS, (), lines)
+            with lines.mistakes:
+                _check_gpu(data, lines)
+            given = {key: value for key, value in data.items() if value is not None}
+            for key in ("platform", "glibc"):
+                with lines.mistakes:
+                    _require(key, given, lines)
+            fields = YamlFields(given, lines, reference="docs/environments.md")
+            return Profile(
+                path=path,
+                name=fields.optional("name") or path.stem,
+                platform=fields.choice("platform", MACHINES, _UNAME) or "",
+                glibc=_version(fields, "glibc") or "",
+                linux=_version(fields, "linux") or OLDEST_LINUX,
+                cuda=_version(fields, "cuda"),
+                compute_capability=_version(fields, "compute_capability"),
+                gpu=fields.optional("gpu"),
+                mpi=fields.optional("mpi"),
+                modules=_modules(fields),
+            )
 
 
 def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:
@@ -129,22 +134,26 @@ def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:
 def _version(fields: YamlFields, key: str) -> str | None:
     """`MAJOR.MINOR` as text: YAML would read 12.10 as the number 12.1."""
     value = fields.optional(key)
-    if value is not None and not re.fullmatch(r"\d{1,4}\.\d{1,4}", value):
-        remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
-        fields.wrong(key, "should be MAJOR.MINOR", remedy)
+    with fields.lines.mistakes:
+        if value is not None and not re.fullmatch(r"\d{1,4}\.\d{1,4}", value):
+            remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
+            fields.wrong(key, "should be MAJOR.MINOR", remedy)
     return value
 
 
 def _modules(fields: YamlFields) -> tuple[str, ...]:
     value = fields.data.get("modules") or []
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        remedy = "For example modules: [nvidia/cuda/12.2]"
-        fields.wrong("modules", "should be a list of module names", remedy)
-    return tuple(value)
+    with fields.lines.mistakes:
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            remedy = "For example modules: [nvidia/cuda/12.2]"
+            fields.wrong("modules", "should be a list of module names", remedy)
+        return tuple(value)
+    return ()
 
 
-def _missing(key: str, lines: Lines) -> str:
-    raise UsageError(
-        f"{lines.path}: `{key}` is missing.",
-        "`stage env probe`, run on the cluster, prints a profile.",
-    )
+def _require(key: str, given: Mapping[str, Any], lines: Lines) -> None:
+    if key not in given:
+        raise UsageError(
+            f"{lines.path}: `{key}` is missing.",
+            "`stage env probe`, run on the cluster, prints a profile.",
+        )

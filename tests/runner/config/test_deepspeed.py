@@ -310,3 +310,19 @@ def test_comments_are_read_without_hjson_as_with_it(
     path.write_text('{\n /* x\n */ "a": ?}')
     with pytest.raises(UsageError, match=r"ds.json:3: not JSON"):
         deepspeed.load(path, "run.yaml:1")
+
+
+def test_all_mistakes_of_both_files_are_reported_at_once(tmp_path: Path) -> None:
+    theirs = """{
+        "optimizer": {"type": "Lamb"}, "scheduler": {"type": "WarmupCosine"},
+        "zero_optimization": {"cpu_offload": true, "stage": 3},
+        "gradient_accumulation_steps": 0, "train_batch_size": 7
+    }"""
+    run = "batch: {global: 8}\npackin: {}\n"
+    said = refused(tmp_path, theirs, run)
+    for part in (
+        "mine.yaml: 6 mistakes:", "unknown key `packin`", "optimizer.type Lamb",
+        "Did you mean `WarmupCosineLR`?", "cpu_offload is an old key", "train_batch_size: 7",
+        "gradient_accumulation_steps must be",
+    ):  # fmt: skip
+        assert part in said, said

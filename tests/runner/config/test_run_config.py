@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
         ("batch: {global: 2.5}", "`batch.global` must be a whole number or `auto`, found `2.5`"),
         ("batch: {micro: 0}", "`batch.micro` must be at least 1, found `0`"),
         ("batch: {micro: true}", "`batch.micro` must be a whole number or `auto`, found `true`"),
-        ("batch: 8", "`batch` must be `key: value` lines, found 8"),
+        ("batch: 8", "`batch` must be `key: value` lines, found `8`"),
         ("batch:", "`batch` must be `key: value` lines, found nothing"),
         ("optimizer: {lr: 0}", "`optimizer.lr` must be above 0"),
         ("optimizer: {lr: .inf}", "`optimizer.lr` must be a number, found `inf`"),
@@ -172,6 +173,78 @@ def test_what_does_not_go_together_is_reported_with_its_line(
     found = refused(tmp_path, f"{SMALLEST}{lines}\n")
     assert said in found
     assert found.startswith("mine.yaml:5:")
+
+
+ALL_AT_ONCE = """\
+format: 1
+task: causal-ml
+model: {aset: bert}
+dataset: {asset: wikitext, limit: {train: 0, test: 5}}
+precison: bf16
+batch: {global: 2.5, micro: 0}
+optimizer: {name: adam, lr: 0}
+schedule: {warmup: 1.5}
+engine: {name: ddp, zero: 2, offload: cpu}
+checkpoint: {every: often}
+epochs: 3
+steps: 5
+seed: 1
+seed: 2
+bundle: {id: abc}
+"""
+
+
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    """Once each run of `runner check` printed one mistake."""
+    said = refused(tmp_path, ALL_AT_ONCE, "lora.rank=0", "lora.alhpa=2", "sequence_length")
+    on_command_line, in_file = [], []
+    for line in re.findall(r"^  \d+\. (.+)$", said, re.M):
+        if number := re.match(r"mine\.yaml:(\d+): ", line):
+            in_file.append(int(number[1]))
+        else:
+            on_command_line.append(line.partition(": ")[0])
+    # Line 4: limits depend on no task. Line 9: the optimizer is not known, `engine` is not checked.
+    assert in_file == [2, 3, 5, 6, 6, 7, 7, 8, 10, 12, 14, 15], said
+    assert on_command_line == ["--set sequence_length", "--set lora.alhpa", "--set lora.rank"]
+    assert "mine.yaml: 15 mistakes" in said
+    assert "`model.asset` is missing" not in said  # it is mistyped
+
+
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        ("engine: {name: ddp,\n  zero: 2,\n  offload: cpu}\noptimizer: {lr: 1}", [6, 7]),
+        ("schedule: {warmup: 1.5,\n  decay: 1.5}", [5, 6, 6]),
+        ("sequence_length: 9\ntask: image-classification", [6]),
+    ],
+)
+def test_mistakes_that_follow_from_several_keys_come_together(
+    tmp_path: Path, lines: str, numbers: list[int]
+) -> None:
+    said = refused(tmp_path, f"{SMALLEST}{lines}\n")
+    found = [int(number) for number in re.findall(r"mine\.yaml:(\d+): ", said)]
+    assert found == numbers, said
+
+
+def test_what_depends_on_a_mistake_is_not_judged(tmp_path: Path) -> None:
+    """A mistyped engine is one mistake: it is not compared with the keys of another engine."""
+    for engine in ("{name: fspd, sharding: full}", "{nme: fsdp, sharding: full}"):
+        said = refused(tmp_path, f"{SMALLEST}engine: {engine}\nquantization: {{}}\nlora: {{}}\n")
+        assert "belongs to" not in said and "mistakes" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [
+        ("precision: bf61", "bf16"),
+        ("engine: {name: deepsped}", "deepspeed"),
+        ("optimizer: {name: adam}", "adamw"),
+        ("schedule: {name: cosin}", "cosine"),
+        ("packing: {documents: join}", "joined"),
+    ],
+)
+def test_a_mistyped_value_gets_the_nearest_one(tmp_path: Path, line: str, nearest: str) -> None:
+    assert f"Did you mean `{nearest}`?" in refused(tmp_path, f"{SMALLEST}{line}\n")
 
 
 def test_first_weights_are_looked_for_beside_the_run_file(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def test_damage_that_a_verification_found_is_remembered(
     assert f"Then: stage verify {carried}" in said and "stage patch BUNDLE --report " in said
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_the_remedy_for_known_damage_is_the_patch_and_not_another_verification(
+    terminal: Terminal, carried: Path, file: str
+) -> None:
+    flip(carried / "data/models/tiny-bert" / file)
+    assert stage("verify", carried).returncode == 1
+    said = terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
+    assert f"here: stage apply {carried} PATCH" in said and "stage patch BUNDLE --report " in said
+    assert "-> stage verify" not in said and "Run `stage verify`" not in said
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["known", "cut short"])
 def test_damage_is_the_first_cause_also_where_the_run_file_does_not_fit(
     terminal: Terminal, carried: Path, known: bool
@@ -209,7 +220,7 @@ def test_a_file_gone_after_the_launchers_check_ends_the_ranks_before_the_first_s
     said = done.stdout + done.stderr + logs(copy.output())
     assert done.returncode == 1, said
     assert f"{gone}: cannot be read: No such file or directory" in said
-    assert f"stage verify {copy.bundle} finds what is damaged" in said
+    assert f"stage verify {copy.bundle} names all damage" in said
     assert not (copy.output() / "metrics.jsonl").exists()
 
 

@@ -16,6 +16,7 @@ from runner.plan.shapes import (
     Device,
     ModelShape,
     check_targets,
+    human_parameters,
     shape_of,
     weight_shapes,
     with_lora,
@@ -107,6 +108,21 @@ def test_a_target_that_no_module_has_is_refused_with_those_there_are() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "1 parameter"),
+        (2048, "2,048 parameters"),
+        (432_100, "0.43 M parameters"),
+        (22_712_000, "22.7 M parameters"),
+        (7_000_000_000, "7000.0 M parameters"),
+    ],
+)
+def test_a_small_model_has_some_parameters(count: int, said: str) -> None:
+    """Once it had "0.0 M parameters"."""
+    assert human_parameters(count) == said
+
+
 def test_weights_with_a_broken_header_are_refused_with_their_path(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x09" + bytes(7) + b"{")
     model = ModelInput("bert", tmp_path, "acme/bert", None, {"model.safetensors": ""}, {})
@@ -125,7 +141,7 @@ def test_check_refuses_a_target_and_counts_what_is_trained_without_a_rank(cluste
     )
     done = cluster.run("check", "tiny.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
-    assert "16 bytes x 0.00 M parameters that are trained" in done.stdout
+    assert "16 bytes x 2,048 parameters that are trained" in done.stdout
 
 
 def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> None:

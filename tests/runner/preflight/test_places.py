@@ -15,10 +15,17 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
+from runner.errors import (
+    DamageError,
+    IncompleteError,
+    PolicyError,
+    StageError,
+    UsageError,
+    join_errors,
+)
 from runner.inputs import resolve
 from runner.preflight.access import check_readable, check_writable, nearest_folder, quota_left
-from runner.preflight.findings import joined
+from runner.preflight.findings import FAULTS
 from runner.preflight.places import check_own_name, check_places
 from runner.preflight.preflight import examine
 from runner.preflight.settings import check_precision
@@ -213,11 +220,11 @@ def test_fp16_for_a_model_of_bfloat16_is_told(
 
 def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() -> None:
     usage, damage = UsageError("a", "fix a"), DamageError("b", "fix b")
-    both = joined([usage, damage])
+    both = join_errors([usage, damage], FAULTS)
     assert isinstance(both, DamageError) and both.exit_code == 1
     assert "1. a\n     -> fix a" in str(both) and "2. b\n     -> fix b" in str(both)
-    assert joined([usage]) is usage
-    assert joined([IncompleteError("c"), PolicyError("d")]).exit_code == 5
+    assert join_errors([usage], FAULTS) is usage
+    assert join_errors([IncompleteError("c"), PolicyError("d")], FAULTS).exit_code == 5
 
 
 def test_all_faults_are_printed_at_once_each_with_its_remedy(terminal: Terminal) -> None:

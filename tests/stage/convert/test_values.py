@@ -289,6 +289,32 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 }
 
 
+BAD_ROWS = b'a,b\n1,2\n1,2,3\n"x\ny",2\n1\n' + b"1\n" * 3
+REFUSED |= {
+    "no byte": ("csv", b"", "it is empty: a CSV begins with a line of names"),
+    "blank lines alone": ("csv", b"\r\n\n", "it is empty: a CSV begins with a line of names"),
+    "more and fewer cells": (
+        "csv",
+        BAD_ROWS,
+        r"the header \(row 1\) has 2 cells, but row 3 has 3: '1,2,3'; row 5 has 1: '1'; "
+        "row 6 has 1: '1'; and 2 more rows",
+    ),
+    "a text that is no CSV": ("csv", b"It was\na, dark\nand, stormy night\n", "has 1 cell, but"),
+}
+
+
+def test_all_csv_files_that_cannot_be_read_are_named_at_once_in_plain_words(
+    converted: Convert,
+) -> None:
+    """Once the first was, by "CSV parse error: Row #3" or "Empty CSV file"."""
+    with pytest.raises(UsageError) as caught:
+        converted("csv", b"a,b\n1,2\n", b"", BAD_ROWS, b"a\0,b\n", b"a,b\n3,4\n")
+    said = str(caught.value)
+    assert "m.yaml:3: `x`: 3 mistakes:" in said
+    assert [f"{number}.csv: " in said for number in range(5)] == [False, True, True, True, False]
+    assert "parse error" not in said and "Empty CSV" not in said
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_parser_would_read_otherwise_is_refused_with_its_line(
     converted: Convert, name: str

@@ -327,4 +327,4 @@ def test_a_moved_prefix_says_so_and_changes_nothing(created: Path, tmp_path: Pat
             text=True,
         )
         assert done.stdout == "1 /bin none\n", done
-        assert f"made for {made_for}" in done.stderr and "Create it anew" in done.stderr
+        assert f"made for {made_for}" in done.stderr and "Create it again" in done.stderr

@@ -19,7 +19,6 @@ from tests.stage.hostile.manifests import asset
 from tests.stage.hostile.runner import Case, Place
 
 Prepare = Callable[[Place], list[str]]
-TRAIN, TEST = "plain/train-00000-of-00001.parquet", "plain/test-00000-of-00001.parquet"
 
 
 def dataset(

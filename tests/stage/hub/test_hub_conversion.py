@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -15,40 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.serve.catalogue import Catalogue
 from stage.util.digests import sha256_of_bytes
+from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, on_our_hub, rows
 from tests.support.servers.hubs import TestHub
-
-ID = "acme/raw"
-on_our_hub = pytest.mark.parametrize(
-    "hub_factory", ["own"], indirect=True
-)  # one Hub is enough for these
-
-
-def git_sha1(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def card(**front: Any) -> bytes:
-    return f"---\n{yaml.safe_dump(front)}---\n".encode()
-
-
-def manifest(**more: Any) -> None:
-    asset = {"dataset": ID, **more}
-    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": {"raw": asset}}))
-
-
-def rows(split: str, config: str = "default") -> list[dict[str, Any]]:
-    shards = Bundle.open(Path("b")).asset("raw").configs[config][split].shards
-    return [row for shard in shards for row in pq.read_table(Path("b", shard)).to_pylist()]
-
 
 LINES = {
     "README.md": card(
@@ -187,13 +160,6 @@ def test_rows_are_those_the_card_declares(hub: TestHub, stage: Callable[..., Res
     assert "the card says 3" in stage("fetch", "m.yaml", "-o", "b", code=1).output
 
 
-def arrow(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
 def zst(data: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
@@ -294,100 +260,6 @@ def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: 
     assert {
         split: rows(split) for split in Bundle.open(Path("b")).asset("raw").configs["default"]
     } == expected
-
-
-def class_label(*names: str) -> dict[str, Any]:
-    return {
-        "dtype": {
-            "class_label": {"names": {str(number): name for number, name in enumerate(names)}}
-        }
-    }
-
-
-FEELINGS = ("negative", "positive", "no idea")
-FEATURES = [
-    {"name": "text", "dtype": "string"},
-    {"name": "label", **class_label(*FEELINGS)},
-    {"name": "feeling", **class_label(*FEELINGS)},
-]
-MISFITS = [
-    {"name": "stars", **class_label("one", "two")},
-    {"name": "share", **class_label("a", "b")},
-    {"name": "gone", **class_label("a", "b")},
-    {"name": "tags", "sequence": class_label("a", "b")["dtype"]},
-]
-
-
-@on_our_hub
-@pytest.mark.parametrize("how", ["csv", "jsonl", "arrow"])
-def test_class_names_of_a_card_are_what_datasets_makes_of_them(
-    hub: TestHub, stage: Callable[..., Result], how: str
-) -> None:
-    import datasets
-
-    table = pa.table({"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None]})
-    table = table.append_column("feeling", [["positive", " no idea", "0", "negative"]])
-    files = {
-        "csv": b"text,label,feeling\na,1,positive\nb,0, no idea\nc,-1,0\nd,,negative\n",
-        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist()),
-        "arrow": arrow(table),
-    }
-    hub.commit(
-        "datasets",
-        ID,
-        {"README.md": card(dataset_info={"features": FEATURES}), f"train.{how}": files[how]},
-    )
-    manifest()
-    said = stage("fetch", "m.yaml", "-o", "b").output
-    assert (
-        "raw: default: `feeling` has the class names of the card: negative, positive, no idea"
-        in said
-    )
-    Path("repository").mkdir()
-    Path("repository/README.md").write_bytes(card(dataset_info={"features": FEATURES}))
-    Path("repository", f"train.{how}").write_bytes(files[how])
-    theirs = datasets.load_dataset("repository", cache_dir="cache", split="train")
-    ours = datasets.Dataset.from_parquet("b/data/datasets/raw/default/*.parquet", cache_dir="cache")
-    assert ours.features == theirs.features and ours[:] == theirs[:]
-    assert ours.features["label"].names == list(FEELINGS) and rows("train")[1]["feeling"] == 2
-
-
-@on_our_hub
-def test_class_names_that_rows_do_not_fit_are_reported_and_change_nothing(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    row = {"stars": 2, "share": 0.5, "tags": [1]}
-    readme = card(dataset_info={"features": MISFITS})
-    hub.commit("datasets", ID, {"README.md": readme, "train.jsonl": json.dumps(row).encode()})
-    manifest()
-    said = stage("fetch", "m.yaml", "-o", "b").output
-    for column, why in {
-        "stars": "it holds 2, and the 2 names are one, two",
-        "share": "it is a column of double, not of whole numbers or text",
-        "gone": "there is no such column",
-        "tags": "they are of what is inside of a list or struct",
-    }.items():
-        assert f"the card's class names for `{column}` are ignored: {why}" in said
-    assert rows("train") == [row]
-
-
-@on_our_hub
-def test_folders_name_the_classes_of_images_whatever_the_card_says(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    readme = card(dataset_info={"features": [{"name": "label", **class_label("dog", "cat")}]})
-    hub.commit("datasets", ID, {"README.md": readme, "cat/1.png": b"PNG", "dog/2.png": b"PNG"})
-    manifest()
-    said = stage("fetch", "m.yaml", "-o", "b", "--no-offline-check").output
-    assert "`label` are ignored: its folders are cat, dog, and `datasets` uses the folders" in said
-    assert [row["label"] for row in rows("train")] == [0, 1]
-    served = (
-        Catalogue.of(Bundle.open(Path("b")))
-        .repositories["datasets", ID]
-        .versions[0]
-        .files["README.md"]
-    )
-    assert b"dog" not in bytes(served.content), "a client would call the cat a dog"
 
 
 TWO = card(

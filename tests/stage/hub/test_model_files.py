@@ -307,7 +307,7 @@ def test_patterns_take_what_they_say_and_nothing_else() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_named_with_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"`\*\.safetensor` matches none of its 13") as refusal:
+    with pytest.raises(UsageError, match=r"`\*\.safetensor` matches none of its files") as refusal:
         select_by_patterns(listing(LLAMA)[:13], ["*.json", "*.safetensor"], [], WHAT)
     assert "`LICENSE`" in refusal.value.remedy and refusal.value.remedy.endswith(" more")
 

@@ -109,8 +109,13 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("name: x\nassets: {a: {model: b}}\n", None, "`format` should be 1, it is missing"),
-        ("format: 2\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found the number 2"),
+        ("name: x\nassets: {a: {model: b}}\n", None, "`format` is missing|Write `format: 1`"),
+        ("format: 0\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found the number 0"),
+        (
+            "format: 2\nassets: {a: {model: b}}\n",
+            1,
+            "format 2; this version of airlift reads format 1|Use a newer airlift",
+        ),
         (
             "format: true\nassets: {a: {model: b}}\n",
             1,
@@ -182,11 +187,11 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
             "item 2 is `yes`, which YAML reads as true|in quotes",
         ),
         (
-            asset("path: x\nconvert: yes"),
+            asset("url: https://x/y\nconvert: yes"),
             5,
             "one of csv, json, jsonl, text|found `yes`, which YAML reads as true",
         ),
-        (asset("path: x\nconvert: true"), 5, "one of csv, json, jsonl, text|found true."),
+        (asset("url: https://x/y\nconvert: true"), 5, "one of csv, json, jsonl, text|found true."),
         (asset("model: a/b\nrevision: 1e4567"), 5, "`revision` should be text|quotes"),
         (asset("model: a/b\nrevision: ''"), 5, "`revision` should be text"),
         (asset("model: a/b\ninclude: [1]"), 5, "`include` should be a list of texts"),
@@ -194,7 +199,7 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         (asset("model: a/b\nallow_code: 'yes'"), 5, "should be true or false"),
         (asset("model: a/b\nbase: other/base"), 5, "should be true or false"),
         (asset("dataset: a/b\nsplits: ''"), 5, "`splits` should be a list"),
-        (asset("path: x\nconvert: xml"), 5, "`convert` should be one of csv, json"),
+        (asset("url: https://x/y\nconvert: xml"), 5, "`convert` should be one of csv, json"),
         (asset("url: file:///etc/passwd"), 4, "should begin with https://"),
         (asset("url: https://x/y\nsha256: abc"), 5, "`sha256` should be 64 hex digits"),
         (asset("url: https://x/y\nunpack: 1"), 5, "should be true or false"),
@@ -205,11 +210,15 @@ def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> N
         ),
         (asset("model: a/b\nlicence: mit\nlicense: mit"), 6, "two spellings of one key"),
         (
-            asset("path: a\nconvert: json\nseparator: ';'"),
+            asset("url: https://x/y\nconvert: json\nseparator: ';'"),
             6,
             "`separator` goes with `convert: csv`",
         ),
-        (asset("path: a\nconvert: csv\nseparator: '::'"), 6, "`separator` should be one character"),
+        (
+            asset("url: https://x/y\nconvert: csv\nseparator: '::'"),
+            6,
+            "`separator` should be one character",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_line(
@@ -224,12 +233,48 @@ def test_a_mistake_is_told_with_its_line(
     assert [part for part in said.split("|") if part not in message] == []
 
 
-def test_the_mistakes_of_all_assets_are_told_at_once(tmp_path: Path) -> None:
+ALL_AT_ONCE = """\
+format: 1
+nam: x
+licence: mit
+assets:
+  a: {modle: x/y}
+  b: {model: x/y}
+  c: {path: 7}
+  d: {model: a/b/c, revision: 1, revison: main, allow_code: 3}
+  b: {model: x/z}
+  e: {path: ~/not there, convert: cvs}
+  f: {path: /not/there}
+  g: {path: not/there}
+name: x
+name: y
+"""
+
+
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    """Once unknown keys and keys written twice came one at a time, and one mistake per asset."""
     with pytest.raises(UsageError) as refusal:
-        load(tmp_path, "format: 1\nassets:\n  a: {modle: x/y}\n  b: {model: x/y}\n  c: {path: 7}\n")
+        load(tmp_path, ALL_AT_ONCE)
     message = str(refusal.value)
-    assert "x.yaml: 2 mistakes" in message and "Did you mean `model`?" in message
-    assert [f"x.yaml:{line}: " in message for line in (3, 4, 5)] == [True, False, True]
+    found = [int(line) for line in re.findall(r"^  \d+\. \S+x\.yaml:(\d+): ", message, re.M)]
+    assert found == [2, 3, 5, 7, 8, 8, 8, 8, 9, 10, 10, 11, 12, 14], message
+    assert "x.yaml: 14 mistakes" in message
+    assert "Did you mean `model`?" in message and "Did you mean `name`? Valid keys" in message
+    assert "`name` is written twice (first on line 13)." in message
+
+
+def test_paths_are_called_relative_only_if_they_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, ALL_AT_ONCE)
+    lines = str(refusal.value).splitlines()
+    remedies = [lines[n + 1] for n, line in enumerate(lines) if "there is no" in line]
+    relative = ["Paths are relative to the manifest's folder" in remedy for remedy in remedies]
+    assert relative == [False, False, True]
+
+
+def test_a_mistyped_conversion_gets_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Did you mean `csv`"):
+        load(tmp_path, asset("url: https://x/y\nconvert: cvs"))
 
 
 def test_licence_is_read_in_both_spellings(tmp_path: Path) -> None:
@@ -304,7 +349,8 @@ def test_any_entry_is_read_or_refused_with_file_and_line(
     try:
         assert len(Manifest.load(path).requests) == 1
     except UsageError as refusal:
-        assert re.match(rf"{re.escape(str(path))}:3: ", refusal.message)
+        for mistake in refusal.parts or (refusal,):
+            assert re.match(rf"{re.escape(str(path))}:3: ", mistake.message)
 
 
 def test_a_lock_in_place_of_its_manifest_is_called_one(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from stage.serve.answers import FileBody, Request
 from stage.serve.card import card_of
 from stage.serve.catalogue import Catalogue
 from stage.serve.server import BundleServer
+from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
 
 MODEL = "acme/tiny-bert"
@@ -57,20 +58,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with LoopbackHub(laptop / "hub") as source:
         source.repositories.commit("models", MODEL, files)
         source.repositories.commit("datasets", DATASET, dataset_files())
-        command = [
-            sys.executable,
-            "-m",
-            "stage",
-            "fetch",
-            "served.yaml",
-            "-o",
-            "bundle",
-            "--endpoint",
-            source.endpoint,
-        ]
-        done = subprocess.run(command, cwd=laptop, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return laptop / "bundle"
+        return fetch_bundle(laptop, "served", source.endpoint)
 
 
 @contextmanager

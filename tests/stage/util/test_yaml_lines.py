@@ -148,7 +148,7 @@ def test_an_unknown_key_names_the_nearest_valid_one(file: Path, key: str, said: 
     data, lines = load_yaml_with_lines(file)
     with pytest.raises(UsageError) as refusal:
         check_keys(data["run"], ("epochs", "sequence_length", "seed"), ("run",), lines)
-    assert refusal.value.message == f"{file}:3: unknown key `{key}` in `run`"
+    assert refusal.value.message == f"{file}:3: unknown key `{key}` in `run`."
     assert said in refusal.value.remedy
     check_keys(data, ("run",), (), lines)
 

@@ -24,8 +24,9 @@ from stage.errors import DamageError
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.write import Lockfile
 from stage.util.digests import hash_file
+from stage.util.progress import Reporter
 from stage.util.sandbox import child
-from stage.verify.load_test import run_load_test
+from stage.verify.load_test import check_loads, run_load_test
 from tests.stage.locks import COMMIT
 from tests.support.staging import MODEL, Laptop, model_files, safetensors
 
@@ -63,10 +64,17 @@ def sound(*, tokenizer: bool = False) -> dict[str, bytes]:
     }
 
 
-def bundle(root: Path, files: dict[str, bytes], rows: int = 2) -> Lockfile:
-    """A finished bundle of a model and a dataset of two rows, whatever is in them."""
+def bundle(
+    root: Path, files: dict[str, bytes], rows: int = 2, source: Source | None = None
+) -> Lockfile:
+    """A finished bundle of a model and a dataset of two rows, whatever is in them.
+
+    Args:
+        source: of the model; None: the Hub. Of `path:` it is an asset of plain files.
+    """
     shards = "data/datasets/lines/default/train-00000-of-00001.parquet"
-    paths = {f"data/models/bert/{name}": data for name, data in files.items()}
+    kind, folder = ("files", "data/files") if source else ("model", "data/models")
+    paths = {f"{folder}/bert/{name}": data for name, data in files.items()}
     for path, data in paths.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
@@ -83,7 +91,7 @@ def bundle(root: Path, files: dict[str, bytes], rows: int = 2) -> Lockfile:
         "made",
         {
             "bert": LockedAsset(
-                "bert", "model", {}, hub, tuple(entry(path) for path in sorted(paths))
+                "bert", kind, {}, source or hub, tuple(entry(path) for path in sorted(paths))
             ),
             "lines": LockedAsset(
                 "lines", "dataset", {}, hub, (entry(shards),), configs={"default": {"train": split}}
@@ -166,6 +174,37 @@ def test_what_will_not_load_is_found_and_named(tmp_path: Path, fault: str) -> No
     report = run_load_test(tmp_path / "b", lock)
     assert any(f.path.endswith(where) and said in str(f) for f in report.findings), report
     assert all(f.problem == "unloadable" for f in report.findings)
+
+
+LOCAL = Source("path", "/my/model", None, None)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"model_type": "be', b"[]"], ids=["empty", "cut", "list"])
+def test_a_config_of_plain_files_is_read_too(tmp_path: Path, data: bytes) -> None:
+    """Once a `path:` folder with a broken config.json passed `stage fetch` and `verify --deep`."""
+    more = {"notes.json": b"not JSON, and none of a model"}
+    root, files = tmp_path / "b", {**sound(), "config.json": data, **more}
+    lock = bundle(root, files, source=LOCAL)
+    (finding,) = run_load_test(root, lock).findings
+    assert finding.path == "data/files/bert/config.json" and finding.problem == "unloadable"
+    with pytest.raises(DamageError, match="Correct the file at its source"):
+        check_loads(root, lock, Reporter(quiet=True))
+    done = CliRunner().invoke(main, ["verify", str(root), "--deep"])
+    assert done.exit_code == 1 and "data/files/bert/config.json`: unloadable" in done.stdout
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f not in ("config is a list", "no config")])
+def test_a_model_of_plain_files_is_loaded_as_one_of_the_hub(tmp_path: Path, fault: str) -> None:
+    files, where, said = FAULTS[fault]
+    lock = bundle(tmp_path / "b", files(), source=LOCAL)
+    report = run_load_test(tmp_path / "b", lock)
+    assert any(f.path.endswith(where) and said in str(f) for f in report.findings), report
+
+
+def test_a_broken_parquet_among_plain_files_is_found(tmp_path: Path) -> None:
+    lock = bundle(tmp_path / "b", {"rows.parquet": b"PAR1", "a.txt": b""}, source=LOCAL)
+    (finding,) = run_load_test(tmp_path / "b", lock).findings
+    assert finding.path == "data/files/bert/rows.parquet"
 
 
 def test_rows_and_columns_are_those_locked(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import pickle
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from scripts.lib.demo.repositories import DATASET, dataset_files, paragraphs
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.support.servers.web import serve
-from tests.support.staging import laptop_python
+from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files, tiny_tokenizer
 
 MANIFEST = """\
@@ -118,19 +117,7 @@ def stage_twins(laptop: Path) -> None:
         )
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/chats", chats())
-        stage = [
-            laptop_python(),
-            "-m",
-            "stage",
-            "fetch",
-            "twins.yaml",
-            "-o",
-            "bundle",
-            "--endpoint",
-            hub.endpoint,
-        ]
-        done = subprocess.run(stage, cwd=laptop, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+        fetch_bundle(laptop, "twins", hub.endpoint)
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,7 @@ from runner.config.run_config import RunConfig
 from runner.plan.peaks import PEAKS, peak_flops
 from runner.plan.plan import decide
 from runner.plan.shapes import Device, ModelShape
-from runner.training.components.throughput import StepClock, flops_per_token
+from runner.training.components.throughput import StepClock, flops_per_token, not_finite
 from tests.runner.conftest import Cluster
 
 
@@ -215,3 +215,15 @@ def test_logits_that_are_never_computed_do_not_count_as_work(cluster: Cluster) -
     skipped = (4096 - 614) * 6 * 30522 * 768
     assert computed == pytest.approx(whole - skipped)
     assert computed < 0.83 * whole
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_is_promised_none(tmp_path: Path) -> None:
+    """Once the message called checkpoints whole that did not exist."""
+    folder = tmp_path / "checkpoints"
+    said = str(not_finite(3, "loss", float("nan"), (), folder))
+    assert "there is no checkpoint" in said and "it begins at step 0" in said
+    for step in (2, 10):
+        (folder / f"step-{step}").mkdir(parents=True)
+    said = str(not_finite(12, "loss", float("nan"), (), folder))
+    assert f"the newest checkpoint before it is {folder / 'step-10'}" in said
+    assert "it resumes from that checkpoint" in said

@@ -174,13 +174,14 @@ def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(
 def test_a_checkpoint_holds_what_was_trained_and_an_export_everything(
     results: dict[str, Any], engine: str
 ) -> None:
-    from runner.training.engines.dcp import saved_names
+    from torch.distributed.checkpoint import FileSystemReader
 
     case = f"{engine}-adamw-fp32"
     assert {"frozen.weight", "first.weight", "layers.1.norm.bias", "layers.0.calls"} <= set(
         results[case]["names"]
     )
-    saved = saved_names(results["folder"] / case / "engine")
+    reader = FileSystemReader(results["folder"] / case / "engine")
+    saved = reader.read_metadata().state_dict_metadata
     assert "model.first.weight" in saved and "model.layers.0.calls" in saved
     assert "optimizer.layers.1.linear.weight.exp_avg_sq" in saved
     assert not [name for name in saved if "frozen" in name or "last.weight" in name]

@@ -12,11 +12,7 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,103 +21,11 @@ import pytest
 
 from runner.config.run_config import CheckpointConfig
 from runner.errors import DamageError, UsageError
+from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state
 
 if TYPE_CHECKING:
-    from runner.run_folder.checkpoints import TrainingState
     from runner.training.components.process_group import Ranks
     from runner.training.saving.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """The only rank of a group that meets in a file."""
-    import torch.distributed as dist
-
-    from runner.training.components.process_group import Ranks
-
-    meeting = tmp_path_factory.mktemp("meeting") / "ranks"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield Ranks()
-    dist.destroy_process_group()
-
-
-class SmallEngine:
-    """Writes two files in a folder, as DeepSpeed does; fails on request.
-
-    Args:
-        gate: a write beside training waits for it.
-    """
-
-    def __init__(
-        self,
-        content: str = "weights",
-        problem: BaseException | None = None,
-        gate: threading.Event | None = None,
-    ) -> None:
-        self.content, self._problem, self._gate = content, problem, gate
-
-    def save(self, folder: Path) -> None:
-        (folder / "engine").mkdir()
-        (folder / "engine" / "weights.pt").write_text(self.content)
-        if self._problem is not None:
-            raise self._problem
-        (folder / "engine" / "moments.pt").write_text(f"moments of {self.content}")
-
-    def stage(self, folder: Path, group: object) -> Callable[[], None]:
-        copy = SmallEngine(self.content, self._problem)
-
-        def write() -> None:
-            assert self._gate is None or self._gate.wait(30)
-            copy.save(folder)
-
-        return write
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"a checkpoint needs no {name}")
-
-
-SIGNATURE = {
-    "task": "masked-lm",
-    "model": "acme/tiny-bert@1",
-    "data": "abc",
-    "batch.global": 8,
-    "seed": 42,
-}
-
-
-def state(step: int, **changes: Any) -> TrainingState:
-    from runner.run_folder.checkpoints import TrainingState
-
-    return replace(TrainingState(step, 2, 2, "fp32", dict(SIGNATURE)), **changes)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "checkpoints"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def checkpoints(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
-    from runner.training.saving.checkpoints import Checkpoints
-
-    return Checkpoints(folder, CheckpointConfig(keep=2), ranks, said.append)
-
-
-def save(checkpoints: Checkpoints, *steps: int) -> None:
-    for step in steps:
-        checkpoints.save(SmallEngine(f"weights {step}"), state(step))
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_a_checkpoint_lists_every_file_it_has(checkpoints: Checkpoints, folder: Path) -> None:
@@ -347,10 +251,6 @@ def test_a_checkpoint_that_somebody_removes_at_the_same_moment_is_not_missed(
     assert said == []
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: no code may catch it."""
-
-
 def test_a_kill_while_writing_leaves_nothing_that_counts(
     checkpoints: Checkpoints, folder: Path
 ) -> None:
@@ -461,179 +361,6 @@ def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path
     save(checkpoints, 2)
     for path in (folder / "step-2").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
-
-
-@pytest.fixture
-def beside(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
-    """Checkpoints that are written while training continues."""
-    from runner.training.saving.checkpoints import Checkpoints
-
-    return Checkpoints(
-        folder, CheckpointConfig(keep=2, best=True, asynchronous=True), ranks, said.append
-    )
-
-
-def test_what_training_changes_while_it_is_written_is_not_in_it(
-    beside: Checkpoints, folder: Path, said: list[str]
-) -> None:
-    gate = threading.Event()
-    engine = SmallEngine("weights 2", gate=gate)
-    beside.save(engine, state(2))
-    engine.content = "weights 3"
-    # No file has its final name before all have.
-    assert names(folder) == {"step-2.tmp"} and not beside.have_failed() and said == []
-    gate.set()
-    beside.finish()
-    assert beside.newest_valid() == (folder / "step-2", state(2))
-    assert (folder / "step-2" / "engine" / "weights.pt").read_text() == "weights 2"
-    assert len(said) == 1 and said[0].startswith("checkpoint step-2 is whole")
-
-
-def test_a_second_checkpoint_waits_for_the_first(beside: Checkpoints, folder: Path) -> None:
-    gate = threading.Event()
-    beside.save(SmallEngine("weights 2", gate=gate), state(2))
-    threading.Timer(0.2, gate.set).start()
-    beside.save(SmallEngine("weights 4"), state(4))
-    assert "step-2" in names(folder)
-    beside.finish()
-    assert names(folder) == {"step-2", "step-4", "latest"}
-
-
-@pytest.mark.parametrize("reported_at", ["the next step", "the next checkpoint", "the end"])
-def test_a_disk_full_beside_training_is_reported_and_older_checkpoints_are_complete(
-    beside: Checkpoints, folder: Path, reported_at: str
-) -> None:
-    save(beside, 2)
-    beside.finish()
-    beside.save(SmallEngine(problem=OSError(errno.ENOSPC, "No space left on device")), state(4))
-    if reported_at == "the next step":
-        deadline = time.monotonic() + 30
-        while not beside.have_failed():
-            assert time.monotonic() < deadline
-    with pytest.raises(OSError, match="No space left"):
-        save(beside, 6) if reported_at == "the next checkpoint" else beside.finish()
-    assert not beside.have_failed()
-    assert names(folder) == {"step-2", "latest"}
-    save(beside, 6)
-    beside.finish()
-    assert beside.newest_valid() == (folder / "step-6", state(6))
-
-
-def test_a_fault_beside_training_is_not_swallowed(beside: Checkpoints) -> None:
-    beside.save(
-        SmallEngine(problem=RuntimeError("mat1 and mat2 shapes cannot be multiplied")), state(6)
-    )
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        beside.finish()
-
-
-def test_a_kill_while_it_is_written_beside_training_leaves_nothing_that_counts(
-    beside: Checkpoints, folder: Path
-) -> None:
-    save(beside, 2)
-    beside.save(SmallEngine(problem=Killed()), state(4))
-    with pytest.raises(Killed):
-        beside.finish()
-    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
-    assert beside.newest_valid() == (folder / "step-2", state(2))
-
-
-def test_the_best_is_known_once_it_is_whole(beside: Checkpoints) -> None:
-    assert beside.mark_best(2, 1.0)
-    beside.save(SmallEngine(), state(2))
-    # Its thread may still be writing.
-    assert not beside.mark_best(4, 2.0)
-
-
-# Two ranks. The second's disk is full while it writes, then when it syncs its part (a quota on
-# NFS). Then its listing is old: it sees only its own files.
-TWO_RANKS = """
-import os, sys
-from pathlib import Path
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-def full(*arguments):
-    raise OSError(28, "No space left on device")
-
-def one(rank, folder):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
-    from runner.training.components import process_group as module
-    from runner.config.run_config import CheckpointConfig
-    from runner.run_folder.checkpoints import TrainingState
-    from runner.training.saving.checkpoints import Checkpoints
-    class Engine:
-        save = None
-    engine = Engine()
-    checkpoints = Checkpoints(
-        Path(folder) / "checkpoints", CheckpointConfig(keep=2), module.Ranks(), print
-    )
-    def attempt(step):
-        try:
-            checkpoints.save(engine, TrainingState(step, 2, 2, "fp32", {}))
-        except OSError as error:
-            os.write(1, f"step {step}, rank {rank}: {error.strerror or error}\\n".encode())
-    write, sync = lambda into: (into / f"part-{rank}").write_text("x"), os.fsync
-    engine.save = full if rank == 1 else write
-    attempt(2)
-    engine.save = write
-    os.fsync = full if rank == 1 else sync
-    attempt(4)
-    os.fsync = sync
-    attempt(6)
-    rglob = Path.rglob
-    if rank == 1:
-        Path.rglob = lambda path, pattern: (p for p in rglob(path, pattern) if p.name == "part-1")
-    attempt(8)
-    os.write(1, f"rank {rank} goes on from {checkpoints.newest_valid()[0].name}\\n".encode())
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    import runner.training.saving.checkpoints  # once: the ranks are forked
-    Path(sys.argv[1], "checkpoints").mkdir()
-    mp.start_processes(one, (sys.argv[1],), nprocs=2, start_method="fork")
-"""
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder of their checkpoints, and their output."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / "two.py").write_text(TWO_RANKS)
-    command = [sys.executable, "two.py", str(folder)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return folder / "checkpoints", sorted(done.stdout.splitlines())
-
-
-def test_a_listing_that_is_old_on_one_node_leaves_no_file_out_and_none_twice(
-    two_ranks: tuple[Path, list[str]],
-) -> None:
-    folder, said = two_ranks
-    listed = [
-        entry["path"]
-        for entry in json.loads((folder / "step-8" / "files.json").read_text())["files"]
-    ]
-    assert listed == ["part-0", "part-1", "state.json"]
-    assert [line for line in said if "goes on" in line] == [
-        f"rank {rank} goes on from step-8" for rank in (0, 1)
-    ]
-
-
-def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_whole(
-    two_ranks: tuple[Path, list[str]],
-) -> None:
-    folder, said = two_ranks
-    assert [line for line in said if "goes on" not in line] == [
-        f"step {step}, rank {rank}: {said}"
-        for step in (2, 4)
-        for rank, said in (
-            (0, "another rank could not write its part of the checkpoint"),
-            (1, "No space left on device"),
-        )
-    ]
-    assert names(folder) == {"step-6", "step-8", "latest"}
 
 
 def test_without_a_complete_checkpoint_no_run_starts_over(

@@ -51,7 +51,7 @@ def logits(model: Any, given: Rows, *, causal: bool) -> Any:
     from runner.training.tasks import language
 
     module = language.Language(model, causal=causal)
-    batch = language.places(given, language.first_position(model.config))
+    batch = language.position_inputs(given, language.first_position(model.config))
     inputs = module.model_inputs(input_ids=torch.from_numpy(given.ids), **batch)
     with torch.no_grad():
         return model(**inputs).logits.numpy()
@@ -99,7 +99,7 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_positions_start_again_with_each_document() -> None:
     from runner.training.tasks import language
 
-    placed = language.places(rows([3, 2], [4], layout="separate"), 0)
+    placed = language.position_inputs(rows([3, 2], [4], layout="separate"), 0)
     assert placed["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
 
 
@@ -150,6 +150,6 @@ def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
         for row, begin, end in ((0, 0, 9), (0, 9, 23), (1, 0, 17)):
             alone = {
                 name: batch[name][row : row + 1, begin:end] for name in ("input_ids", "labels")
-            }  # without `guessed`: logits at every place
+            }  # without `guessed`: logits at every position
             expected += made.module(**alone).item()
         assert made.module(**batch).item() == pytest.approx(expected, rel=1e-5)

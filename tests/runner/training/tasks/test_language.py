@@ -1,4 +1,4 @@
-"""The loss of the language tasks: at the masked places only, and in parts where logits are many."""
+"""The loss of the language tasks: at masked positions only, and in parts where logits are many."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:
     if causal:
         module = language.Language(model, causal=True, head=causal_lm._output_embedding)
     else:
-        batch["guessed"] = masked_lm.guessed_places(labels, static=True)
+        batch["guessed"] = masked_lm.guessed_positions(labels, static=True)
 
         def head(model: Any) -> Any:
             return masked_lm._part(model, masked_lm.HEADS[kind])
 
         module = language.Language(model, causal=False, head=head)
     tensors = {name: torch.from_numpy(value) for name, value in batch.items()}
-    return module, tensors | language.places(given, language.first_position(model.config))
+    return module, tensors | language.position_inputs(given, language.first_position(model.config))
 
 
 def every_head() -> list[str]:
@@ -111,26 +111,26 @@ def test_logits_are_never_held_as_a_whole() -> None:
 
 
 def test_compiled_the_number_of_masked_places_depends_on_the_shape() -> None:
-    from runner.training.tasks.masked_lm import guessed_places
+    from runner.training.tasks.masked_lm import guessed_positions
 
     random = np.random.default_rng(0)
     numbers = []
     for _ in range(200):
         labels = np.where(random.random((8, 512)) < 0.15, 7, -100)
-        places = guessed_places(labels, static=True)
+        places = guessed_positions(labels, static=True)
         wanted = np.flatnonzero(labels.reshape(-1) != -100)
         assert (places[: len(wanted)] == wanted).all()
         assert (labels.reshape(-1)[places[len(wanted) :]] == -100).all()
-        assert (guessed_places(labels, static=False) == wanted).all()
+        assert (guessed_positions(labels, static=False) == wanted).all()
         numbers.append(len(places))
     assert len(set(numbers)) <= 3
     assert max(map(numbers.count, set(numbers))) >= 190
 
 
 def test_a_batch_with_a_label_at_every_place_has_no_place_to_add() -> None:
-    from runner.training.tasks.masked_lm import guessed_places
+    from runner.training.tasks.masked_lm import guessed_positions
 
-    assert guessed_places(np.ones((2, 1), np.int64), static=True).tolist() == [0, 1]
+    assert guessed_positions(np.ones((2, 1), np.int64), static=True).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("layout", ["joined", "alone", "separate"])

@@ -5,127 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from scripts.lib.conda.channel import index as index_channel
 from scripts.lib.conda.channel import write_package
-from stage.environment.solve import rattler
 from stage.environment.solve.conda import write_lookalike
-from stage.environment.solve.lock import own_requirements
-from stage.environment.spec.conda_lock import EnvironmentLock
-from tests.support.environment.channel import conda_channel, greeter
-from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop, environment_laptop
-from tests.support.environment.pypi import Index, serve_index, wheel
-
-__all__ = ["conda_channel", "environment_laptop"]
-
-A800 = 'format: 1\nname: a800\nplatform: linux-64\nglibc: "2.28"\n'
-A800 += 'cuda: "12.2"\ncompute_capability: "8.0"\n'
-ENVIRONMENT = """\
-name: train
-channels: [{channel}]
-dependencies:
-  - python=3.11
-  - greeter
-  - cudatoolkit
-  - pip:
-    - --index-url {index}
-    - tool
-"""
-
-
-COMMAND = (sys.executable, "-m", "stage", "env", "lock", "environment.yml", "--profile", "a800.yml")
-
-
-@dataclass
-class Desk:
-    """A folder with `environment.yml` and `a800.yml`, a channel of its own and an index."""
-
-    folder: Path
-    channel: Path
-    index: Index
-
-    @property
-    def lock_path(self) -> Path:
-        return self.folder / "conda-lock.yml"
-
-    @property
-    def lock(self) -> EnvironmentLock:
-        return EnvironmentLock.load(self.lock_path)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {p.name: p.version for p in self.lock.packages}
-
-    def write(self, *more: str, conda: tuple[str, ...] = ()) -> None:
-        text = ENVIRONMENT.format(channel=self.channel.as_uri(), index=self.index.url)
-        text += "".join(f"    - {line}\n" for line in more)
-        text = text.replace("  - pip:\n", "".join(f"  - {spec}\n" for spec in conda) + "  - pip:\n")
-        (self.folder / "environment.yml").write_text(text)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        """A user's environment without any conda in it."""
-        kept = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
-        home = {"HOME": str(self.folder), "UV_INDEX": "", "PIP_CONFIG_FILE": "/dev/null"}
-        return {**kept, **home, "PATH": "/usr/bin:/bin", **more}
-
-    def run(self, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *map(str, options)], cwd=self.folder, env=self.environment(**environment),
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    def locked(self, *options: object, **environment: str) -> str:
-        """Locks, which must succeed; what it said."""
-        done = self.run(*options, **environment)
-        assert done.returncode == 0, done.stderr
-        return done.stderr + done.stdout
-
-    def refused(self, code: int, *options: object) -> str:
-        """Locks, which must fail with `code`, in words, leaving the lock as it was; the words."""
-        before = self.lock_path.read_bytes() if self.lock_path.exists() else None
-        done = self.run(*options)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        assert (self.lock_path.read_bytes() if self.lock_path.exists() else None) == before
-        return done.stderr
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory, conda_channel: Path) -> Iterator[Desk]:
-    """Locked once for the whole file; `desk` is a copy to do things to."""
-    folder = tmp_path_factory.mktemp("first")
-    with serve_index() as index:
-        index.add_stand_ins(own_requirements())
-        index.add(wheel("tool", "1.0", requires=["greeter>=1", "lib"]), wheel("lib", "1.0"))
-        channel = folder.with_name("channel-of-env-lock")
-        shutil.copytree(conda_channel, channel)
-        desk = Desk(folder, channel, index)
-        desk.write()
-        (folder / "a800.yml").write_text(A800)
-        desk.locked()
-        yield desk
-
-
-@pytest.fixture
-def desk(first: Desk, tmp_path: Path) -> Iterator[Desk]:
-    shutil.copytree(first.folder, tmp_path / "desk")
-    files = dict(first.index.files)
-    yield Desk(tmp_path / "desk", first.channel, first.index)
-    first.index.files, first.index.password = files, None
-    for newer in first.channel.glob("noarch/greeter-1.2-*"):
-        newer.unlink()
-        index_channel(first.channel)
+from tests.stage.environment.solve.conftest import A800, COMMAND, Desk
+from tests.support.environment.channel import greeter
+from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop
+from tests.support.environment.pypi import wheel
 
 
 def test_the_lock_has_every_package_of_both_halves_with_its_digest(first: Desk) -> None:
@@ -344,109 +236,6 @@ def test_conda_lock_installs_what_we_locked(desk: Desk) -> None:
         [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == [str(prefix.resolve()), "1.1", "1.0"]
-
-
-@pytest.fixture
-def private_channel(desk: Desk) -> Iterator[str]:
-    """A private channel over HTTP, with a token in its URL; and its URL without the token."""
-
-    class Guarded(SimpleHTTPRequestHandler):
-        def translate_path(self, path: str) -> str:
-            inside = path.removeprefix("/t/tk-s3cret")
-            return super().translate_path(inside if inside != path else "/nowhere")
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Guarded, directory=str(desk.channel.parent))
-    )
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/{desk.channel.name}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_of_a_private_channel_too_what_was_locked_stays(desk: Desk, private_channel: str) -> None:
-    """The lock has the address without the token, the channel's record has it with."""
-    locked = desk.folder / "locked.json"
-    locked.write_text(json.dumps([f"{private_channel}/noarch/greeter-1.0-pyh0000000_0.conda"]))
-    host, _, channel = private_channel.rpartition("/")
-    command = [
-        write_lookalike(desk.folder),
-        "create",
-        "--dry-run",
-        "--json",
-        "--prefix",
-        desk.folder / "none",
-    ]
-    done = subprocess.run(
-        [*command, "--channel", f"{host}/t/tk-s3cret/{channel}", "greeter"],
-        capture_output=True, text=True,
-        env=desk.environment(CONDA_SUBDIR="linux-64", CONDA_OVERRIDE_GLIBC="2.28",
-                             **{rattler.LOCKED: str(locked)}),
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    versions = {
-        action["name"]: action["version"] for action in json.loads(done.stdout)["actions"]["LINK"]
-    }
-    assert versions["greeter"] == "1.0"
-
-
-def test_passwords_are_asked_with_and_never_kept(
-    desk: Desk,
-    private_channel: str,
-    environment_laptop: EnvironmentLaptop,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
-    from stage.fetch.sources import Sources
-    from stage.lock.read import read_lock
-    from stage.manifest.manifest import Manifest
-    from stage.util.progress import Reporter
-
-    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
-        desk.index.add((tool.name, tool.read_bytes()))
-    desk.index.password = "member:w%20rd-s3cret"
-    secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
-    secrets["UV_DEFAULT_INDEX"] = desk.index.url.replace(
-        "://", f"://member:{secrets['WORD']}@"
-    )  # for the tools
-    host, _, channel = private_channel.rpartition("/")
-    text = (desk.folder / "environment.yml").read_text()
-    text = text.replace(desk.channel.as_uri(), f'"{host}/t/${{CHANNEL_TOKEN}}/{channel}"')
-    text = text.replace(desk.index.url, desk.index.url.replace("://", "://member:${WORD}@"))
-    (desk.folder / "environment.yml").write_text(text)
-    (desk.folder / "small.yaml").write_text(MANIFEST)
-    (desk.folder / "cluster.yml").write_text(A800)
-    desk.lock_path.unlink()
-    done = subprocess.run(
-        [sys.executable, "-m", "stage", "lock", "small.yaml"], cwd=desk.folder,
-        capture_output=True, text=True,
-        timeout=120, env=desk.environment(**secrets), check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lock_text = (desk.folder / "small.lock").read_text()
-    assert "s3cret" not in done.stdout + done.stderr + lock_text + desk.lock_path.read_text()
-    assert desk.lock.channels == (private_channel,)
-    for name in ("CHANNEL_TOKEN", "WORD"):
-        monkeypatch.setenv(name, secrets[name])
-    manifest, locked = (
-        Manifest.load(desk.folder / "small.yaml"),
-        read_lock(lock_text.encode(), "small.lock"),
-    )
-    asset = locked.assets["small-env"]
-    with Reporter(quiet=True) as reporter:
-        sources = Sources(None, reporter)
-        for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
-            (file,) = [file for file in asset.files if file.path.endswith(ending)]
-            target = desk.folder / file.path
-            assert (
-                sources.bring(asset, file, manifest, target, lambda _: None).sha256 == file.sha256
-            )
 
 
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(

@@ -56,6 +56,28 @@ dependencies:
     assert spec.lock_path == tmp_path / "conda-lock.yml"
 
 
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    text = """\
+nam: train
+channels: [conda-forge]
+channels: [bioconda]
+dependencies:
+  - "=3.11"
+  - {a: b}
+  - pip:
+    - -e .
+    - torch
+    - "torch >=>1"
+"""
+    with pytest.raises(StageError) as caught:
+        load(tmp_path, text)
+    said = str(caught.value)
+    assert "environment.yml: 6 mistakes:" in said, said
+    assert [f"environment.yml:{line}: " in said for line in range(1, 11)] == [
+        True, False, True, False, True, True, False, True, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("line", "kind", "words"),
     [
@@ -107,7 +129,7 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
         ("dependencies: [python]", "`channels` should be a list"),
         ("channels: [nodefaults]\ndependencies: [python]", ":1: no channels"),
         ("channels: [c]", "`dependencies` should be a list"),
-        ("channels: [c]\ndependencies: [{python: 3.11}]", ":2: `{'python': 3.11}:` is no package"),
+        ("channels: [c]\ndependencies: [{python: 3.11}]", ":2: `python:` is no package"),
         ("channels: [c]\ndependencies: [3.11]", ":2: 3.11 is no package"),
         ("channels: [c]\ndependencies: ['>=3']", ":2: `>=3` is no conda package"),
         ("channels: [c]\ndependencies: [{pip: torch}]", ":2: `pip` should be a list"),

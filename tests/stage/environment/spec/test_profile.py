@@ -68,8 +68,8 @@ def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        ("format: 1", "format: 2", 1, "`format` should be 1, found the number 2"),
-        ("format: 1\n", "", None, "`format` should be 1, it is missing"),
+        ("format: 1", "format: 2", 1, "Use a newer airlift"),
+        ("format: 1\n", "", None, "`format` is missing"),
         ("linux-64", "win-64", 3, "linux-64, linux-aarch64"),
         ("platform: linux-64\n", "", None, "`platform` is missing"),
         ('glibc: "2.28"\n', "", None, "`glibc` is missing"),
@@ -94,6 +94,17 @@ def test_a_mistake_is_told_with_its_line(
     place = f"{tmp_path / 'p.yml'}:{line}:" if line else f"{tmp_path / 'p.yml'}"
     assert str(caught.value).startswith(place)
     assert said in str(caught.value)
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    text = A800.replace("linux-64", "linux64").replace('"12.2"', '"12"', 1).replace("gpu:", "gpus:")
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text.replace('glibc: "2.28"\n', ""))
+    said = str(caught.value)
+    assert "p.yml: 4 mistakes:" in said, said
+    for part in ("`glibc` is missing", "p.yml:3: ", "Did you mean `linux-64`?", "p.yml:4: `cuda`"):
+        assert part in said
+    assert "Did you mean `gpu`?" in said
 
 
 @pytest.mark.parametrize(

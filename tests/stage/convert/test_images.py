@@ -1,0 +1,194 @@
+"""Folders of images and CIFAR batches become parquet that `datasets` decodes."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stage.convert.convert import convert
+from stage.hub.parquet_layout import splits_of_names
+
+
+def test_a_folder_of_images_becomes_images_with_labels(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    names = ["train/dog/2.png", "train/cat/1.PNG", "test/cat/3.png"]
+    tables = converted(
+        "imagefolder", {**dict.fromkeys(names, picture(1)), "train/dog/.DS_Store": b"x"}
+    )
+    assert tables["train"]["label"].to_pylist() == [0, 1] and tables["test"][
+        "label"
+    ].to_pylist() == [0]
+    assert tables["train"]["image"][0].as_py() == {"bytes": picture(1), "path": "1.PNG"}
+    features = json.loads(tables["train"].schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == ["cat", "dog"] and features["image"] == {"_type": "Image"}
+
+
+def picture(color: int) -> bytes:
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.new("RGB", (3, 2), (color, 2, 3)).save(sink, "PNG")
+    return sink.getvalue()
+
+
+IMAGE_FOLDERS: dict[str, dict[str, bytes]] = {
+    "labels": {
+        "train/dog/2.png": picture(1),
+        "train/cat/1.png": picture(2),
+        "test/cat/3.png": picture(3),
+    },
+    "one folder": {"pictures/1.png": picture(1), "pictures/2.png": picture(2)},
+    "at the top": {"1.png": picture(1), "2.PNG": picture(2)},
+    "folders of several depths": {
+        "a/1.png": picture(1),
+        "b/c/2.png": picture(2),
+        "3.png": picture(3),
+    },
+    "metadata.csv": {
+        "metadata.csv": b"caption,file_name,n\nzwei,a/2.png,2\neins,1.png,1\n",
+        "1.png": picture(1),
+        "a/2.png": picture(2),
+        "not-named.png": picture(9),
+    },
+    "metadata.jsonl in every split": {
+        "train/metadata.jsonl": b'{"file_name": "1.png", "boxes": [[1, 2]]}\n'
+        b'{"file_name": "2.png", "boxes": []}\n',
+        "train/1.png": picture(1),
+        "train/2.png": picture(2),
+        "test/metadata.jsonl": b'{"file_name": "3.png", "boxes": [[3, 4]]}\n',
+        "test/3.png": picture(3),
+    },
+    "two images a row": {
+        "metadata.csv": b"before_file_name,after_file_name\n1.png,2.png\n",
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+    "a list of images": {
+        "metadata.jsonl": b'{"file_names": ["1.png", "2.png"], "t": "x"}\n'
+        b'{"file_names": ["2.png"], "t": "y"}\n',
+        "1.png": picture(1),
+        "2.png": picture(2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_FOLDERS)
+def test_a_folder_of_images_is_what_it_is_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The same rows, columns and features as `load_dataset` makes of the folder itself."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "in"
+    for path, data in IMAGE_FOLDERS[name].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    files = {path: folder / path for path in IMAGE_FOLDERS[name]}
+    made = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
+    expected = datasets.load_dataset(str(folder))
+    assert set(made) == set(expected)
+    for split, part in made.items():
+        ours = datasets.Dataset.from_parquet(
+            [str(s) for s in part.shards], cache_dir=str(tmp_path / "own")
+        )
+        assert str(ours.features) == str(expected[split].features).replace(
+            "large_string", "string"
+        )  # pandas' word
+        assert sorted(map(str, _pixels(ours))) == sorted(map(str, _pixels(expected[split])))
+
+
+def _pixels(rows: Any) -> list[dict[str, Any]]:
+    """Rows with the pixels of each image, without its path."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return value.tobytes() if hasattr(value, "tobytes") else value
+
+    return [{name: plain(value) for name, value in row.items()} for row in rows]
+
+
+def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    (tmp_path / "metadata.csv").write_text(
+        "file_name,n\n" + "".join(f"{i}.png,{i}\n" for i in range(9))
+    )
+    for i in range(9):
+        (tmp_path / f"{i}.png").write_bytes(noise.randbytes(9_000_000))
+    files = {path.name: path for path in tmp_path.iterdir()}
+    (shard,) = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")["train"].shards
+    table = pq.read_table(shard)
+    assert table["n"].to_pylist() == list(range(9)) and pq.ParquetFile(shard).num_row_groups > 1
+    assert all(
+        row["bytes"] == (tmp_path / row["path"]).read_bytes() for row in table["image"].to_pylist()
+    )
+
+
+def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:
+    """A small CIFAR-10, in the layout of its python version."""
+    noise = np.random.default_rng(1)
+    folder = "cifar-10-batches-py"
+    files = {
+        f"{folder}/batches.meta": {
+            b"label_names": [b"airplane", b"automobile", b"bird"],
+            b"num_vis": 3072,
+        }
+    }
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        data = noise.integers(0, 256, (rows, 3072), dtype=np.uint8)
+        labels = [int(x) for x in noise.integers(0, 3, rows)]
+        names = [f"{name}_{i}.png".encode() for i in range(rows)]
+        files[f"{folder}/{name}"] = {
+            b"data": data,
+            b"labels": labels,
+            b"filenames": names,
+            b"batch_label": b"x",
+        }
+    return {path: pickle.dumps(value, protocol) for path, value in files.items()} | {
+        f"{folder}/readme.html": b"hi"
+    }
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_cifar_pixels_and_labels(
+    converted: Callable[..., dict[str, pa.Table]], protocol: int
+) -> None:
+    from PIL import Image
+
+    files = cifar(protocol)
+    tables = converted("cifar", files)
+    assert {split: table.num_rows for split, table in tables.items()} == {"train": 30, "test": 6}
+    batch = pickle.loads(files["cifar-10-batches-py/data_batch_2"])
+    row = tables["train"].slice(6 + 3, 1).to_pylist()[0]
+    pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
+    assert np.array_equal(pixels, batch[b"data"][3].reshape(3, 32, 32).transpose(1, 2, 0))
+    assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
+
+
+def test_datasets_decodes_what_was_converted(tmp_path: Path) -> None:
+    import datasets
+
+    for path, data in cifar().items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    made = convert(
+        "cifar", {p: tmp_path / p for p in cifar()}, splits_of_names, tmp_path / "out", "x"
+    )
+    rows = datasets.Dataset.from_parquet(
+        [str(s) for s in made["train"].shards], cache_dir=str(tmp_path / "cache")
+    )
+    assert rows.features["label"].names == ["airplane", "automobile", "bird"] and rows[0][
+        "image"
+    ].size == (32, 32)

@@ -1,0 +1,122 @@
+"""Private channels: tokens and passwords are used, and never written down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from stage.environment.solve import rattler
+from stage.environment.solve.conda import write_lookalike
+from tests.stage.environment.solve.conftest import A800, Desk
+from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop
+
+
+@pytest.fixture
+def private_channel(desk: Desk) -> Iterator[str]:
+    """A private channel over HTTP, with a token in its URL; and its URL without the token."""
+
+    class Guarded(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            inside = path.removeprefix("/t/tk-s3cret")
+            return super().translate_path(inside if inside != path else "/nowhere")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Guarded, directory=str(desk.channel.parent))
+    )
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/{desk.channel.name}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_of_a_private_channel_too_what_was_locked_stays(desk: Desk, private_channel: str) -> None:
+    """The lock has the address without the token, the channel's record has it with."""
+    locked = desk.folder / "locked.json"
+    locked.write_text(json.dumps([f"{private_channel}/noarch/greeter-1.0-pyh0000000_0.conda"]))
+    host, _, channel = private_channel.rpartition("/")
+    command = [
+        write_lookalike(desk.folder),
+        "create",
+        "--dry-run",
+        "--json",
+        "--prefix",
+        desk.folder / "none",
+    ]
+    done = subprocess.run(
+        [*command, "--channel", f"{host}/t/tk-s3cret/{channel}", "greeter"],
+        capture_output=True, text=True,
+        env=desk.environment(CONDA_SUBDIR="linux-64", CONDA_OVERRIDE_GLIBC="2.28",
+                             **{rattler.LOCKED: str(locked)}),
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    versions = {
+        action["name"]: action["version"] for action in json.loads(done.stdout)["actions"]["LINK"]
+    }
+    assert versions["greeter"] == "1.0"
+
+
+def test_passwords_are_asked_with_and_never_kept(
+    desk: Desk,
+    private_channel: str,
+    environment_laptop: EnvironmentLaptop,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
+    from stage.fetch.sources import Sources
+    from stage.lock.read import read_lock
+    from stage.manifest.manifest import Manifest
+    from stage.util.progress import Reporter
+
+    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
+        desk.index.add((tool.name, tool.read_bytes()))
+    desk.index.password = "member:w%20rd-s3cret"
+    secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
+    secrets["UV_DEFAULT_INDEX"] = desk.index.url.replace(
+        "://", f"://member:{secrets['WORD']}@"
+    )  # for the tools
+    host, _, channel = private_channel.rpartition("/")
+    text = (desk.folder / "environment.yml").read_text()
+    text = text.replace(desk.channel.as_uri(), f'"{host}/t/${{CHANNEL_TOKEN}}/{channel}"')
+    text = text.replace(desk.index.url, desk.index.url.replace("://", "://member:${WORD}@"))
+    (desk.folder / "environment.yml").write_text(text)
+    (desk.folder / "small.yaml").write_text(MANIFEST)
+    (desk.folder / "cluster.yml").write_text(A800)
+    desk.lock_path.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "small.yaml"], cwd=desk.folder,
+        capture_output=True, text=True,
+        timeout=120, env=desk.environment(**secrets), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lock_text = (desk.folder / "small.lock").read_text()
+    assert "s3cret" not in done.stdout + done.stderr + lock_text + desk.lock_path.read_text()
+    assert desk.lock.channels == (private_channel,)
+    for name in ("CHANNEL_TOKEN", "WORD"):
+        monkeypatch.setenv(name, secrets[name])
+    manifest, locked = (
+        Manifest.load(desk.folder / "small.yaml"),
+        read_lock(lock_text.encode(), "small.lock"),
+    )
+    asset = locked.assets["small-env"]
+    with Reporter(quiet=True) as reporter:
+        sources = Sources(None, reporter)
+        for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
+            (file,) = [file for file in asset.files if file.path.endswith(ending)]
+            target = desk.folder / file.path
+            assert (
+                sources.bring(asset, file, manifest, target, lambda _: None).sha256 == file.sha256
+            )
