@@ -168,7 +168,7 @@ def test_a_hostile_folder_is_told_with_what_could_not_be_read(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     said = shown("status", hostile_folder(tmp_path / "bad"))
-    assert "lines are damaged" in said and "\u202e" not in said
+    assert "damaged lines omitted" in said and "\u202e" not in said
     json.loads(shown("status", tmp_path / "bad", "--json"))
 
 
