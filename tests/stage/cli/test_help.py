@@ -1,9 +1,13 @@
-"""The help of every command: in sections, on 80 columns, with examples that are right."""
+"""Help and completion: sections, 80 columns, examples that are right."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +104,37 @@ def test_docs_stage_md_has_the_same_sections() -> None:
         documented.setdefault(where, set()).update(re.findall(r"\[`(\w+)`\]", cell))
     sections = {heading.lower(): set(names) for heading, names in stage._sections.items()}
     assert sections == documented
+
+
+COMPLETE = """
+eval "$(_{upper}_COMPLETE=bash_source {program})"
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_{program}_completion {program}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["stage", "pu"], ["push"]),
+        (["stage", "verify", "--s"], ["--shard", "--signers"]),
+        (["runner", "pre"], ["prepare"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    """As docs/stage.md says to set it up."""
+    bash = shutil.which("bash")
+    assert bash
+    script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [bash, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": programs},
+    )
+    assert done.stdout.split() == completed, done.stderr
