@@ -6,10 +6,10 @@ Only this module and `inputs` import `stage`.
 from __future__ import annotations
 
 import errno
-import sys
 
 from stage import __version__
-from stage.cli.base import Group
+from stage.cli.base import Choice, Group, json_option, print_json, quiet_option, silent
+from stage.cli.base import say as print_line
 from stage.errors import (
     DamageError,
     IncompleteError,
@@ -23,6 +23,7 @@ from stage.errors import (
     says_no_memory,
     shortage,
     suggest,
+    suggest_path,
 )
 from stage.installation import install_command
 from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
@@ -37,6 +38,7 @@ from stage.util.yaml_lines import (
 
 __all__ = [
     "FULL_DISK",
+    "Choice",
     "CommandGroup",
     "DamageError",
     "IncompleteError",
@@ -57,13 +59,19 @@ __all__ = [
     "install_command",
     "isolated",
     "join_errors",
+    "json_option",
     "load_yaml_with_lines",
     "nearest_name",
+    "print_json",
+    "print_line",
+    "quiet_option",
     "read_value",
     "reading_yaml",
     "says_no_memory",
     "shortage",
+    "silent",
     "suggest",
+    "suggest_path",
     "sync_folder",
     "write_atomically",
 ]
@@ -92,4 +100,4 @@ class NeverMetError(StageError):
 
 def say(text: str) -> None:
     """Prints a line on stderr."""
-    print(f"runner: {text}", file=sys.stderr, flush=True)
+    print_line(f"runner: {text}", err=True)

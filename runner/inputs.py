@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, StageError, UsageError
-from stage.bundle.bundle import Bundle, holds_bundle
+from runner.errors import DamageError, StageError, UsageError, suggest
+from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
+from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
 from stage.environment.compat import imports as imports  # for runner.launch.surroundings
@@ -388,7 +389,7 @@ def _dataset(
             raise UsageError(
                 f"{config.path}: dataset `{asset.name}` ({name}) has no split `{which}` in this "
                 "bundle.",
-                f"It has: {', '.join(splits)}.",
+                suggest(which, splits, f"It has: {', '.join(splits)}."),
             )
         columns = {column.name: column.type for column in splits[which].schema}
         check_columns(config.task, wanted, columns, which, where)
@@ -423,7 +424,7 @@ def _dataset_config(
     if wanted.config not in asset.configs:
         raise UsageError(
             f"{config.path}: dataset `{asset.name}` has no config `{wanted.config}`.",
-            f"It has: {have}",
+            suggest(wanted.config, asset.configs, f"It has: {have}"),
         )
     return wanted.config, asset.configs[wanted.config]
 

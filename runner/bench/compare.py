@@ -12,7 +12,7 @@ from runner.bench.search import SearchResult, Trial, search
 from runner.bench.trial import Bench, be_a_rank, launch_trial, refusal, run_trial
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
-from runner.errors import StageError, format_age, human_count, write_atomically
+from runner.errors import StageError, format_age, human_count, human_size, write_atomically
 from runner.inputs import check_not_inside
 from runner.launch.train import (
     Run,
@@ -127,7 +127,7 @@ def _search(bench: Bench, strategy: str, most: int, say: Callable[[str], None]) 
         took = time.monotonic() - began
         measured = (
             f"{trial.step_s:.2f} s per step, {trial.tokens_per_s:,.0f} tokens/s, "
-            f"{trial.memory_gib:.2f} GiB per rank"
+            f"{human_size(trial.memory_gib * 2**30)} per rank"
         )
         say(
             f"{strategy}: micro {micro}: "

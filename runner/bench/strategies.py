@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.errors import UsageError
+from runner.errors import UsageError, suggest
 
 STRATEGIES = {
     "ddp": "{name: ddp}",
@@ -35,7 +35,8 @@ def chosen(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if unknown := [name for name in names if name not in STRATEGIES]:
         raise UsageError(
-            f"--strategies {unknown[0]}: no such strategy.", f"There are: {', '.join(STRATEGIES)}."
+            f"--strategies {unknown[0]}: no such strategy.",
+            suggest(unknown[0], STRATEGIES, f"There are: {', '.join(STRATEGIES)}."),
         )
     if not names:
         raise UsageError("--strategies names none.", f"There are: {', '.join(STRATEGIES)}.")

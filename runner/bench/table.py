@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from runner.bench.search import SearchResult, Trial
+from runner.errors import human_size
 
 HEADINGS = (
     "strategy",
@@ -14,7 +15,7 @@ HEADINGS = (
     "tokens/s",
     "samples/s",
     "per epoch",
-    "GiB per rank",
+    "memory per rank",
     "the search ended at",
 )
 
@@ -48,7 +49,7 @@ def _row(one: SearchResult, num_sequences: int) -> tuple[str, ...]:
         f"{best.tokens_per_s:,.0f}" + (f" (MFU {best.mfu:.0%})" if best.mfu is not None else ""),
         f"{best.samples_per_s:.3g}",
         duration(num_sequences / best.samples_per_s),
-        f"{best.memory_gib:.2f}",
+        human_size(best.memory_gib * 2**30),
         (note + (one.end or "the largest that --largest allows")),
     )
 
@@ -118,7 +119,9 @@ def _bar(index: int, name: str, trial: Trial | None, most: float) -> str:
     if trial is None:
         return f'{label}<text class="dim" x="{LEFT}" y="{y + 19}">does not run here</text>'
     width = max(2.0, (WIDTH - LEFT - RIGHT) * trial.samples_per_s / most)
-    said = f"{trial.samples_per_s:.3g}/s, micro {trial.micro}, {trial.memory_gib:.1f} GiB"
+    said = (
+        f"{trial.samples_per_s:.3g}/s, micro {trial.micro}, {human_size(trial.memory_gib * 2**30)}"
+    )
     return (
         f'{label}<rect class="bar" x="{LEFT}" y="{y + 4}" width="{width:.1f}" '
         f'height="{ROW - 12}" rx="3"/>'

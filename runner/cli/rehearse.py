@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import partial
@@ -10,42 +9,37 @@ from pathlib import Path
 
 import click
 
-from runner.cli.tools import bundle_option
-from runner.errors import StageError, as_shown
+from runner.cli.options import run_options
+from runner.errors import StageError, json_option, print_json, print_line, quiet_option
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@bundle_option
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The run folder. Default: output/<name>. Nothing is left beside it.",
-)
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file."
-)
+@run_options
 @click.option(
     "--job",
     is_flag=True,
     help="Instead try the partition's nodes, in a job of five minutes: what they see and reach.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
-)
+@quiet_option
+@json_option
 def rehearse(
     run: Path,
     bundle: Path,
     output: Path | None,
     overrides: tuple[str, ...],
     job: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Try RUN small and whole, in a minute: step, save, resume, evaluate, export.
 
     Two ranks on this machine's CPU, the model cut to two layers, in the run folder's file system.
     Everything is removed afterwards.
+
+    \b
+    Examples:
+      runner rehearse runs/my.yaml --bundle bundle
+      runner rehearse runs/my.yaml --bundle bundle --job      # the partition's nodes
     """
     from runner.launch.train import Run
     from runner.rehearse.nodes import part
@@ -54,7 +48,7 @@ def rehearse(
     load = partial(Run.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):
         sys.exit(part.be_a_part(load, sys.argv[1:], os.environ))
-    stages = Stages((lambda _line: None) if as_json else _print)
+    stages = Stages((lambda _line: None) if as_json or quiet else _print)
     error: StageError | None = None
     try:
         if job:
@@ -76,12 +70,12 @@ def rehearse(
         error = fault
     if as_json:
         found = stages.document(error, run=str(run), bundle=str(bundle))
-        click.echo(json.dumps(found, indent=1))
+        print_json(found)
         sys.exit(int(found["exit_code"]))
     names = ", ".join(stage.name for stage in stages.ended)
     stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
 
 
 def _print(line: str) -> None:
-    click.echo(as_shown(line))
+    print_line(line)
     sys.stdout.flush()

@@ -1,37 +1,85 @@
-"""The commands `exec`, `status`, `logs`, `report` and `bench`: parse options and print."""
+"""The commands `init`, `exec` and `bench`: parse options and print."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import click
 
-from runner.errors import UsageError, as_shown
-
-ASK_SLURM_EVERY_S = 20
-
-bundle_option = click.option(
-    "--bundle",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The bundle's folder, verified beforehand.",
+from runner.cli.options import (
+    bundle_option,
+    optional_bundle_option,
+    output_option,
+    processes_option,
+    set_option,
 )
+from runner.errors import (
+    Choice,
+    UsageError,
+    json_option,
+    print_json,
+    print_line,
+    quiet_option,
+    silent,
+)
+
+TASKS = ("masked-lm", "causal-lm", "instruction", "image-classification")
+
+
+@click.command()
+@click.argument("task", type=Choice(TASKS), metavar="TASK")
+@optional_bundle_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The run file to write; never one that is there. Default: TASK.yaml.",
+)
+@quiet_option
+def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> None:
+    """Write a run file for TASK, with what is in the bundle.
+
+    TASK: masked-lm, causal-lm, instruction or image-classification. Without a bundle, the file
+    is the example for TASK.
+
+    \b
+    Example:
+      runner init masked-lm --bundle bundle -o runs/my.yaml
+    """
+    from runner.examples import new_run_file
+
+    path = output or Path(f"{task}.yaml")
+    text, said = new_run_file(task, path, bundle)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
+        ) from None
+    with silent(if_=quiet):
+        for line in said:
+            print_line(line)
+        print_line(f"next: runner check {path}" + (f" --bundle {bundle}" if bundle else ""))
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})
 @bundle_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(bundle: Path, command: tuple[str, ...]) -> None:
-    """Run COMMAND, unmodified, with the bundle as its Hub: under the same names, offline.
+    """Run COMMAND, unmodified, offline, with the bundle as its Hub.
+
+    COMMAND finds models and datasets under the names that they have on the Hub.
 
     \b
-    runner exec --bundle B -- python their_script.py --epochs 3
-    runner exec --bundle B -- accelerate launch their_script.py
-    srun runner exec --bundle B -- python their_script.py
+    Examples:
+      runner exec --bundle B -- python their_script.py --epochs 3
+      runner exec --bundle B -- accelerate launch their_script.py
+      srun runner exec --bundle B -- python their_script.py
     """
     from runner.exec.run import run
 
@@ -39,112 +87,11 @@ def exec_(bundle: Path, command: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run")
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
-)
-def status(run: str, as_json: bool) -> None:
-    """Print the state of RUN: a run folder, a run file, or a Slurm job's number."""
-    from runner.run_folder.status import find
-    from runner.run_folder.status import status as look
-
-    found = look(*find(run))
-    click.echo(
-        json.dumps(found.document(), indent=1) if as_json else as_shown("\n".join(found.lines()))
-    )
-
-
-@click.command()
-@click.argument("run")
-@click.option(
-    "--rank",
-    type=click.IntRange(0),
-    metavar="N",
-    help="The log of one rank. Default: the newest job's.",
-)
-@click.option(
-    "--lines",
-    type=click.IntRange(0),
-    default=40,
-    show_default=True,
-    help="How many of the last lines.",
-)
-@click.option("-f", "--follow", is_flag=True, help="Continue until the run is over, or Ctrl-C.")
-def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
-    """Print the log of RUN: a run folder, a run file, or a Slurm job's number."""
-    from runner.run_folder import logs as reading
-    from runner.run_folder.history import History
-    from runner.run_folder.status import find
-    from runner.run_folder.status import status as look
-
-    folder, job = find(run)
-    try:
-        path = reading.log_of(History.read(folder), rank)
-    except UsageError as error:
-        ended = look(folder, job).job if rank is None and folder.is_dir() else None
-        if ended is None:
-            raise
-        raise UsageError(f"{error.message} {ended.describe()}.", error.remedy) from None
-    click.echo(as_shown(f"{path}:"), err=True)
-    shown, position = reading.last_lines(path, lines)
-    click.echo(as_shown("".join(f"{line.expandtabs()}\n" for line in shown)), nl=False)
-    if rank is None and not path.name.startswith("slurm-"):
-        steps = path.parent.parent / "metrics.jsonl"
-        click.echo(
-            as_shown(f"the steps of a run on one machine are in {steps}: runner status {run}"),
-            err=True,
-        )
-    if not follow:
-        return
-    asked, over = 0.0, False
-
-    def is_over() -> bool:
-        nonlocal asked, over
-        # Slurm's controller serves the whole cluster, so it is asked rarely.
-        if time.monotonic() - asked > ASK_SLURM_EVERY_S:
-            asked, over = time.monotonic(), look(folder, job).state not in ("running", "waiting")
-        return over
-
-    for text in reading.follow(path, position, is_over):
-        click.echo(as_shown(text.replace("\r", "\n").expandtabs()), nl=False)
-        sys.stdout.flush()
-
-
-@click.command()
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUNFOLDER...", type=click.Path(path_type=Path)
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The page. Default: report.html in the run folder; of several runs, here.",
-)
-def report(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Write one HTML page on one run or on several: curves, settings and their origin."""
-    from runner.report import write
-
-    click.echo(as_shown(str(write(runs, output))))
-
-
-@click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @bundle_option
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="For the results. Default: output/<name>-bench.",
-)
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file."
-)
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    help="Ranks on this machine. In a Slurm job srun starts them.",
-)
+@output_option("For the results. Default: output/<name>-bench.")
+@set_option
+@processes_option
 @click.option(
     "--strategies",
     metavar="A,B",
@@ -173,6 +120,8 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     show_default=True,
     help="Seconds a trial may take.",
 )
+@quiet_option
+@json_option
 def bench(
     run: Path,
     bundle: Path,
@@ -184,8 +133,18 @@ def bench(
     largest: int,
     memory: float | None,
     limit: float,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Find the largest micro batch of RUN that fits, and its speed, for each strategy."""
+    """Find the largest batch of RUN that fits, and its speed.
+
+    For each strategy: DDP, ZeRO, FSDP. The results are a table, a plot and JSON.
+
+    \b
+    Examples:
+      runner bench runs/my.yaml --bundle bundle --processes 2
+      runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
+    """
     from runner import isolation, offline
     from runner.bench.compare import Request, become_part, compare
     from runner.bench.strategies import chosen
@@ -193,12 +152,17 @@ def bench(
     from runner.launch.train import Run
 
     offline.set_variables(os.environ)
-    isolation.isolate(os.environ, click.echo)
     if os.environ.get(TRIAL_FLAG) == "1":
+        isolation.isolate(os.environ, print_line)
         loaded = Run.load(run, bundle, output, overrides)
         sys.exit(become_part(loaded, sys.argv[1:], processes, steps, memory, os.environ))
     wanted = Request(
         run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit
     )
-    folder = compare(wanted, os.environ, lambda text: click.echo(as_shown(text)))
-    click.echo(f"table: {folder / 'table.md'}  plot: {folder / 'bench.svg'}")
+    with silent(if_=quiet or as_json):
+        isolation.isolate(os.environ, print_line)
+        folder = compare(wanted, os.environ, print_line)
+        print_line(f"table: {folder / 'table.md'}  plot: {folder / 'bench.svg'}")
+    if as_json:
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        print_json({**results, "exit_code": 0, "folder": str(folder)})

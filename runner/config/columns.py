@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner.config.data import DatasetConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, suggest
 
 
 def is_text(kind: str) -> bool:
@@ -47,6 +47,16 @@ _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
 }
 
 
+def fitting(key: str, columns: Mapping[str, str]) -> list[str]:
+    """Returns the columns of a split that can be the value of a key such as `text`.
+
+    Args:
+        columns: name -> Arrow type.
+    """
+    _, fits = _EXPECTED[key]
+    return [name for name, kind in columns.items() if fits(kind)]
+
+
 def check_columns(
     task: str,
     dataset: DatasetConfig,
@@ -73,14 +83,18 @@ def check_columns(
             raise UsageError(
                 f"{where(named if key == 'format' else f'{key}: {column}')}: "
                 f"the split `{split}` of `{dataset.asset}` has no such column.",
-                f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+                suggest(
+                    column,
+                    columns,
+                    f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+                ),
             )
         if not fits(columns[column]):
-            fitting = ", ".join(c for c, t in columns.items() if fits(t)) or "none"
+            others = ", ".join(fitting(key, columns)) or "none"
             raise UsageError(
                 f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
                 f"{columns[column]}, not {expected}.",
-                f"Columns of {expected}: {fitting}." + _LABEL_HINT.get(key, ""),
+                f"Columns of {expected}: {others}." + _LABEL_HINT.get(key, ""),
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from runner.config.fields import Where, dotted, setting
-from runner.errors import Lines, UsageError
+from runner.errors import Lines, UsageError, suggest
 
 Auto = Literal["auto"]
 
@@ -153,12 +153,14 @@ def _check_keys_of_task(
 
 
 def _check_limit(source: DatasetConfig, where: Where, lines: Lines) -> None:
+    splits = ("train", "validation")
     for split, rows in source.limit.items():
         place = lines.place(*where, "limit", split)
         with lines.mistakes:
-            if split not in ("train", "validation"):
+            if split not in splits:
                 raise UsageError(
-                    f"{place}: `{split}` cannot be limited.", "Valid keys: train, validation."
+                    f"{place}: `{split}` cannot be limited.",
+                    suggest(split, splits, f"Valid keys: {', '.join(splits)}."),
                 )
             if rows < 1:
                 raise UsageError(f"{place}: `{split}` must be at least 1 row, found {rows}.")

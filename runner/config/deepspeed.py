@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runner.errors import Mistakes, UsageError, suggest
+from runner.errors import Mistakes, UsageError, suggest, suggest_path
 
 PLAIN_KEYS = {
     "train_batch_size": "batch.global",
@@ -108,7 +108,8 @@ def load(path: Path, place: str) -> dict[str, Any]:
         data = _parse(path.read_text(encoding="utf-8-sig"), once)
     except FileNotFoundError:
         raise UsageError(
-            f"{place}: {path}: no such file", "The path is relative to the run file."
+            f"{place}: {path}: no such file",
+            suggest_path(path, "The path is relative to the run file."),
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{place}: {path} cannot be read: {error}") from None

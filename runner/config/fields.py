@@ -256,16 +256,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
-    choices = [
-        choice
-        for option in _options(hint)
-        if typing.get_origin(option) is typing.Literal
-        for choice in typing.get_args(option)
-        if isinstance(choice, str)
-    ]
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
-        like or (suggest(value, choices) if isinstance(value, str) else ""),
+        suggest(value, _words(hint), like) if isinstance(value, str) else like,
     )
 
 
@@ -320,6 +313,15 @@ def _check_bounds(value: Any, field: dataclasses.Field[Any], where: Where, lines
                 f"{lines.place(*where)}: `{dotted(where)}` must be {text} {bound}, "
                 f"found {_show(value)}."
             )
+
+
+def _words(hint: Any) -> list[str]:
+    """Returns the words that a hint allows as a value."""
+    words = ["true", "false"] if bool in _options(hint) else []
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            words += [choice for choice in typing.get_args(option) if isinstance(choice, str)]
+    return words
 
 
 def _describe(hint: Any) -> str:

@@ -8,6 +8,7 @@ defaults that the user did not set.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from runner.config.engine import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig,
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
-from runner.errors import Lines, UsageError, reading_yaml
+from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
 Auto = Literal["auto"]
@@ -215,6 +216,7 @@ class RunConfig:
                 not support, and contradictions between the run file and the user's ds_config.json.
         """
         with reading_yaml(path) as (data, in_file):
+            _check_not_manifest(path, data)
             data, lines = override(data, in_file, overrides)
             if type(data.get("format")) is int:  # else `read` finds the mistake
                 lines.check_format(data["format"], FORMAT)
@@ -267,6 +269,16 @@ class RunConfig:
     def to_yaml(self) -> str:
         """Returns the text of `config.yaml` in a run folder."""
         return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+
+
+def _check_not_manifest(path: Path, data: Mapping[str, Any]) -> None:
+    """Refuses a manifest, which `stage` reads."""
+    if "assets" in data and "task" not in data:
+        raise UsageError(
+            f"{path}: this is a manifest, which `stage` reads; `runner` reads run files.",
+            f"Make its bundle: stage fetch {shlex.quote(str(path))} -o bundle; "
+            "then write a run file: runner init TASK --bundle bundle",
+        )
 
 
 def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfig:
@@ -402,7 +414,11 @@ def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
         raise UsageError(
             f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` "
             f"nor `scratch` nor a folder with a model in it ({folder}).",
-            "A folder is relative to the run file: the `model/` that another run exported.",
+            suggest(config.model.init, ("pretrained", "scratch"))
+            or suggest_path(
+                folder,
+                "A folder is relative to the run file: the `model/` that another run exported.",
+            ),
         )
     return replace(config, model=replace(config.model, init=str(folder)))
 

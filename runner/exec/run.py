@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from runner import offline
 from runner.disks import cache_variables, job_folder, local_folder, own_folder, read_mounts
-from runner.errors import StageError, UsageError, write_atomically
+from runner.errors import StageError, UsageError, suggest, write_atomically
 from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.server_process import read_line, stage_command, start_server
@@ -145,7 +145,11 @@ def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
     if found is None:
         raise UsageError(
             f"{command[0]}: no such program on PATH.",
-            "runner exec --bundle B -- python their_script.py ...",
+            suggest(
+                command[0],
+                ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash"),
+                "runner exec --bundle B -- python their_script.py ...",
+            ),
         )
     return found
 

@@ -65,7 +65,7 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         found.lines += known.lines
     if attempt is not None:
         attempt.add_to(found)
-    found.lines += [*run.held(environ), *run.finished()]
+    found.lines += run.held(environ)
     return found
 
 

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from runner import inputs as inputs_module
@@ -28,6 +27,7 @@ from runner.errors import (
     IncompleteError,
     StageError,
     UsageError,
+    print_line,
 )
 from runner.inputs import Inputs
 from runner.installed import check_installed, to_prepare, to_train
@@ -130,29 +130,23 @@ class Run:
         ]
 
     def finished(self) -> list[str]:
-        """One line if this run has done all its steps; else empty."""
+        """What `check`, `submit` and `train` print if this run has done all its steps; else empty.
+
+        It is no error: a job that is started again has nothing left to do.
+        """
         line = describe_finished(self.folder, self.config)
-        return [f"{self.folder.root}: {line}"] if line else []
+        if line is None:
+            return []
+        return [
+            f"{self.folder.root}: {line}",
+            "  -> Ask for more steps or epochs to continue it; or start again with another name or "
+            "--output. To export the model again, remove model/ first.",
+        ]
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""
         text = f"{self.config.to_yaml()}{choices_as_comments(self.config.explain())}"
         self.folder.config.write_text(text, encoding="utf-8")
-
-
-def check_not_finished(runs: Sequence[Run]) -> None:
-    """Checks that some run has steps left.
-
-    Raises:
-        UsageError: all of them are finished.
-    """
-    lines = [line for run in runs for line in run.finished()]
-    if len(lines) == len(runs):
-        raise UsageError(
-            f"{'; '.join(lines)}.",
-            "Ask for more steps or epochs to continue it; or start again with another name or "
-            "--output. To export the model again, remove model/ first.",
-        )
 
 
 def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
@@ -180,15 +174,16 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     num_local = processes or 1
     _print_headline(run)
     device = _device(run, role, num_local, environ)
-    run.check(world_size(role, num_local, environ), print, device)
+    run.check(world_size(role, num_local, environ), print_line, device)
     _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
     if dry_run:
         for line in run.held(environ):
             print(line)
-        print("dry run: nothing was started")
-        return 0
     if finished := run.finished():
         print("\n".join(finished))
+    if dry_run:
+        print("dry run: nothing was started")
+    if finished or dry_run:
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):
@@ -298,7 +293,7 @@ def check_and_prepare(run: Run) -> None:
 
 
 def _check_and_prepare(run: Run) -> None:
-    run.check(None, partial(print, flush=True))
+    run.check(None, print_line)
     length, is_done = _prepared(run)
     (prepare_all if is_done else _prepare_offline)(run, length)
 
@@ -415,7 +410,7 @@ def _check_as_launcher(
     environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
-    run.check(place.world_size, print, device)
+    run.check(place.world_size, print_line, device)
     _explain(run, f" (one per line in {run.folder.config})" if prepares else "")
     if prepares:
         prepare_in_sandbox(run)

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError, human_count, load_yaml_with_lines, read_value
+from runner.errors import (
+    StageError,
+    UsageError,
+    human_count,
+    load_yaml_with_lines,
+    read_value,
+    suggest_path,
+)
 from runner.run_folder.checkpoints import read_state
 from runner.run_folder.layout import EXPORTED, RunFolder
 
@@ -126,14 +133,20 @@ def _submitted(folder: RunFolder) -> str:
 def _check_is_run_folder(folder: RunFolder) -> None:
     hint = "Give a folder that `runner train` wrote: output/<name>."
     if not folder.root.is_dir():
-        raise UsageError(f"{folder.root}: no such run folder.", hint)
-    files = (folder.config, folder.metrics, folder.environment, folder.logs)
-    if not any(path.exists() for path in files):
+        raise UsageError(f"{folder.root}: no such run folder.", suggest_path(folder.root, hint))
+    if not is_run_folder(folder.root):
         inside = sorted(path.parent for path in folder.root.glob("*/config.yaml"))
         raise UsageError(
             f"{folder.root}: not a run folder: it has no config.yaml and no metrics.jsonl.",
             f"Did you mean {inside[0]}?" if inside else hint,
         )
+
+
+def is_run_folder(root: Path) -> bool:
+    """Whether a folder has something that a run writes."""
+    folder = RunFolder(root)
+    files = (folder.config, folder.metrics, folder.environment, folder.logs)
+    return any(path.exists() for path in files)
 
 
 def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, human_size, nearest_name, suggest_path
 from runner.ranks.processes import is_alive
-from runner.run_folder.history import History, number
+from runner.run_folder.history import History, is_run_folder, number
 from runner.run_folder.run_lock import RunLock, holder_of
 from runner.slurm import jobs
 from runner.slurm.jobs import Job
@@ -27,12 +27,15 @@ QUIET_S = 600
 
 RECENT_STEPS = 50
 
+SCRIPT = "submit.sbatch"
+
+# Key of a metrics line -> how it is shown; memory is shown in the unit of all sizes.
 _MEASURES = {
     "loss": "loss {:.4f}",
     "lr": "lr {:.2e}",
     "tokens_per_s": "{:.0f} tokens/s",
     "mfu": "MFU {:.1%}",
-    "memory_gib": "{:.1f} GiB",
+    "memory_gib": "",
 }
 
 
@@ -104,7 +107,7 @@ def find(what: str) -> tuple[Path, int | None]:
     if not (what.isascii() and what.isdigit()):
         raise UsageError(
             f"{what}: no run folder, run file or job.",
-            "runner status output/<name>, or a job's number.",
+            _suggest_run(path, "runner status output/<name>, or a job's number."),
         )
     job_id = int(what)
     script = jobs.script_of(job_id)
@@ -115,12 +118,21 @@ def find(what: str) -> tuple[Path, int | None]:
             f"job {job_id}: Slurm does not know it (any more), and no run in output/ has its log.",
             "Give the run folder: runner status output/<name>",
         )
-    if Path(script).name != "submit.sbatch":
+    if Path(script).name != SCRIPT:
         raise UsageError(
             f"job {job_id} runs {script}, which `runner submit` did not write.",
             "Give the run folder.",
         )
     return Path(script).parent, job_id
+
+
+def _suggest_run(path: Path, remedy: str) -> str:
+    """A remedy for a RUN that does not exist: the nearest path, or the nearest run in `output/`."""
+    if path.parent == Path():
+        runs = {folder.name: str(folder) for folder in Path("output").glob("*") if folder.is_dir()}
+        if near := nearest_name(path.name, runs):
+            return f"Did you mean {runs[near]}? {remedy}"
+    return suggest_path(path, remedy)
 
 
 def status(run_folder: Path, job_id: int | None = None) -> Status:
@@ -133,16 +145,87 @@ def status(run_folder: Path, job_id: int | None = None) -> Status:
         UsageError: the folder is not a run folder, and no job was submitted for it.
         IncompleteError: Slurm does not answer.
     """
-    queue = jobs.queued(job_id)
+    return _status(run_folder, job_id, jobs.queued(job_id), asks_for_ended=True)
+
+
+def all_runs(output: Path) -> list[Status]:
+    """Reads the state of every run below a folder; what was written last comes first.
+
+    Slurm is asked once, for its queue.
+
+    Raises:
+        UsageError: there is no run.
+        IncompleteError: Slurm does not answer.
+    """
+    folders = sorted(_run_folders(output.absolute()), key=_written, reverse=True)
+    if not folders:
+        raise UsageError(
+            f"{output}: no run is below this folder.",
+            "Give a run folder: runner status FOLDER; or begin one: runner train, runner submit.",
+        )
+    queue = jobs.queued()
+    return [_status(folder, None, queue, asks_for_ended=False) for folder in folders]
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """The run folders in a folder, and those of its sweeps. The trials of a bench are none."""
+    for child in sorted(folder.glob("*")):
+        is_trials = (child / "results.json").exists()
+        if not child.is_dir() or child.name.startswith(".") or is_trials:
+            continue
+        members = list(_run_folders(child)) if (child / SCRIPT).is_file() else []
+        if members:
+            yield from members
+        elif (child / SCRIPT).is_file() or is_run_folder(child):
+            yield child
+
+
+def _written(folder: Path) -> float:
+    names = ("metrics.jsonl", "environment.json", "config.yaml", SCRIPT)
+    paths = [folder / name for name in names]
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+
+def table(runs: Sequence[Status], output: Path) -> list[str]:
+    """One line per run for people: name, state, step, loss, job.
+
+    Args:
+        output: the folder that the names begin at.
+    """
+    rows = [("run", "state", "step", "loss", "job")]
+    for run in runs:
+        steps = run.history.steps if run.history else ()
+        of = f"/{run.history.num_steps}" if run.history and run.history.num_steps else ""
+        loss = number(steps[-1], "loss") if steps else None
+        last = run.history.last_job if run.history else None
+        rows.append(
+            (
+                str(run.run_folder.relative_to(output)),
+                run.state,
+                f"{steps[-1]['step'] if steps else 0}{of}",
+                "-" if loss is None else f"{loss:.4f}",
+                run.job.describe().removeprefix("job ") if run.job else str(last or "-"),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
+        for row in rows
+    ]
+
+
+def _status(
+    run_folder: Path, job_id: int | None, queue: Sequence[Job] | None, *, asks_for_ended: bool
+) -> Status:
     try:
         history: History | None = History.read(run_folder)
     except UsageError:
-        if not (run_folder / "submit.sbatch").exists():
+        if not (run_folder / SCRIPT).exists():
             raise
         history = None
     newest = job_id or (history.last_job if history else None)
     job = next((job for job in queue or [] if _writes(job, run_folder, newest)), None)
-    if job is None and newest is not None and queue is not None:
+    if job is None and newest is not None and queue is not None and asks_for_ended:
         job = jobs.ended(newest)
     state, notes = _state(history, job, newest if queue is not None else None)
     return Status(history, run_folder, state, tuple(notes), job, _seconds_left(history))
@@ -155,8 +238,8 @@ def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
     all of them, because Slurm does not report which run it will be.
     """
     scripts = [
-        run_folder / "submit.sbatch",
-        *([run_folder.parent / "submit.sbatch"] if job.state == "PENDING" else []),
+        run_folder / SCRIPT,
+        *([run_folder.parent / SCRIPT] if job.state == "PENDING" else []),
     ]
     return job.id == newest or job.script in map(str, scripts)
 
@@ -251,7 +334,7 @@ def _form(line: Mapping[str, Any], key: str, form: str) -> str:
     value = number(line, key)
     if value is None:
         return f"{key} is no number" if key in line and line[key] is None else ""
-    return form.format(value)
+    return form.format(value) if form else human_size(value * 2**30)
 
 
 def _ago(seconds: float) -> str:

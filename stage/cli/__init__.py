@@ -6,14 +6,21 @@ node.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from stage.cli.base import Group, bundle_argument, json_option, quiet_option, say, signers_option
+from stage.cli.base import (
+    Group,
+    bundle_argument,
+    json_option,
+    print_json,
+    quiet_option,
+    say,
+    signers_option,
+)
 from stage.version import __version__
 
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
@@ -80,8 +87,20 @@ _ELSEWHERE = {
 }
 
 
+_SECTIONS = {
+    "Laptop": ("init", "trace", "lock", "fetch", "gc", "sign"),
+    "Between": ("push",),
+    "Cluster": ("verify", "show", "serve"),
+    "Both": ("patch", "apply", "env"),
+}
+
+
 @click.group(
-    cls=Group, elsewhere=_ELSEWHERE, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Group,
+    elsewhere=_ELSEWHERE,
+    sections=_SECTIONS,
+    page="docs/stage.md",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="stage")
 def main() -> None:
@@ -110,7 +129,15 @@ def lock(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Resolve MANIFEST to exact commits and files, and write its .lock; download nothing."""
+    """Resolve MANIFEST to exact commits and files; download nothing.
+
+    The result is MANIFEST's .lock, for git. Assets that are in it already keep their pins.
+
+    \b
+    Examples:
+      stage lock my.yaml
+      stage lock my.yaml --update bert     # resolve this asset again
+    """
     from stage.hub.library import check_hub_library
 
     check_hub_library()
@@ -122,7 +149,7 @@ def lock(
         sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
         resolved = load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
     if as_json:
-        click.echo(json.dumps({"lock": str(resolved.lock_path), "changed": resolved.changed}))
+        print_json({"lock": str(resolved.lock_path), "changed": resolved.changed})
 
 
 @main.command(cls=_Updating)
@@ -180,6 +207,11 @@ def fetch(
 
     Follows MANIFEST's .lock, and writes one where there is none. Run it again after an
     interruption: it resumes. Run it again after changing the manifest: it fetches the difference.
+
+    \b
+    Examples:
+      stage fetch my.yaml -o bundle --dry-run    # the plan, with sizes
+      stage fetch my.yaml -o bundle
     """
     from stage.hub.library import check_hub_library
 
@@ -205,10 +237,10 @@ def fetch(
             store=store_from(os.environ),
         )
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
     elif not dry_run and not quiet:
-        click.echo(f"bundle id {outcome.bundle_id}")
-        click.echo(
+        say(f"bundle id {outcome.bundle_id}")
+        say(
             f"next: stage push {bundle} me@cluster:{bundle.name}   "
             "(or any transfer, then there: stage verify)"
         )
@@ -219,10 +251,16 @@ def fetch(
 @signers_option
 @json_option
 def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
-    """What is inside BUNDLE: assets, revisions, licences, sizes, rows, id, signature."""
+    """Show what is inside BUNDLE: assets, revisions, licences, id.
+
+    \b
+    Examples:
+      stage show bundle
+      stage show bundle --signers allowed_signers
+    """
     from stage.cli.show import describe, describe_json
 
     if as_json:
-        click.echo(json.dumps(describe_json(bundle, signers), indent=1, ensure_ascii=False))
+        print_json(describe_json(bundle, signers))
     else:
         say(describe(bundle, signers))

@@ -1,22 +1,33 @@
-"""The common parts of all commands: errors become messages and exit codes, and safe output."""
+"""The common parts of all commands: help in sections, safe output, errors with exit codes."""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from stage.errors import IncompleteError, StageError, UsageError, as_shown, nearest_name, shortage
+from stage import terminal
+from stage.errors import (
+    IncompleteError,
+    StageError,
+    UsageError,
+    nearest_name,
+    shortage,
+    suggest,
+)
 from stage.util.processes import Ended, ending_signals
+
+_WHOLE = 1000  # characters of a summary: it is never cut
 
 
 class Group(click.Group):
@@ -24,6 +35,8 @@ class Group(click.Group):
 
     Args:
         elsewhere: commands that are imported at their first use: the module of each, by name.
+        sections: the heading of each part of the help -> its commands, in order.
+        page: where to read more; it ends the help of the group and of its commands.
     """
 
     program = "stage"
@@ -31,13 +44,43 @@ class Group(click.Group):
     """The remedy for a full disk."""
 
     def __init__(
-        self, *args: Any, elsewhere: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        elsewhere: Mapping[str, str] | None = None,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        page: str = "",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
         self._elsewhere = elsewhere or {}
+        self._sections = sections or {}
+        self._more = f"Read more: {page}" if page else None
+        super().__init__(*args, **kwargs)
+        self.epilog = self._more
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self.commands, *self._elsewhere})
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.epilog = cmd.epilog or self._more
+        super().add_command(cmd, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands in their sections, with aligned summaries."""
+        names = self.list_commands(ctx)
+        placed = {name for section in self._sections.values() for name in section}
+        parts = {**self._sections, "More": [name for name in names if name not in placed]}
+        width = max(map(len, names), default=0)
+        with formatter.section("Commands"):
+            for heading, members in parts.items():
+                rows = []
+                for name in members:
+                    if name in names and (command := self.get_command(ctx, name)) is not None:
+                        rows.append((name.ljust(width), command.get_short_help_str(_WHOLE)))
+                if rows and self._sections:
+                    with formatter.section(heading):
+                        formatter.write_dl(rows)
+                elif rows:
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._elsewhere and cmd_name not in self.commands:
@@ -65,7 +108,22 @@ class Group(click.Group):
         command = words[0] if words and words[0] in self.list_commands(click.Context(self)) else ""
         return f"{self.program} {command}".strip()
 
+    def _wants_json(self, words: Sequence[str]) -> bool:
+        """Whether a command line has the option --json of its command."""
+        command: click.Command = self
+        for word in words:
+            if word == "--":
+                return False
+            if word == "--json":
+                return any(word in parameter.opts for parameter in command.params)
+            if isinstance(command, click.Group):
+                command = command.get_command(click.Context(command), word) or command
+        return False
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
+        _Document.is_printed = False
+        _Document.is_due = lambda: self._wants_json(words)
         _check_utf8_names()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -133,22 +191,66 @@ def _unforeseen(error: Exception) -> StageError:
 
 def fail(error: StageError) -> NoReturn:
     """Prints an error and exits with its code."""
-    say(f"error: {error}", err=True)
+    _print_error(error)
     sys.exit(error.exit_code)
+
+
+def _print_error(error: StageError) -> None:
+    """Prints an error on stderr; with --json also as a document, if none is there yet."""
+    if not _Document.is_printed and _Document.is_due():
+        found = {"message": error.message, "remedy": error.remedy}
+        print_json({"format": 1, "exit_code": error.exit_code, "error": found})
+    say(f"error: {error}", err=True)
+
+
+class _Document:
+    """The one JSON document that a command with --json prints."""
+
+    is_printed = False
+    is_due: Callable[[], bool] = staticmethod(lambda: False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Prints the document of --json."""
+    _Document.is_printed = True
+    click.echo(json.dumps(document, indent=1))
+
+
+@contextmanager
+def silent(*, if_: bool) -> Iterator[None]:
+    """Discards what this process and its children print on stdout, for -q and --json."""
+    if not if_:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        try:
+            with redirect_stdout(nothing):
+                yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _leave_at_once(error: StageError) -> NoReturn:
     """Ends without waiting for threads, which may wait for a server. Their work can be resumed."""
     with suppress(OSError):  # the terminal may be what went away
-        say(f"error: {error}", err=True)
+        _print_error(error)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(error.exit_code)
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Prints text; control characters are escaped."""
-    click.echo(as_shown(text), err=err)
+    """Prints text as a terminal or a file should get it: see `stage.terminal`."""
+    stream = sys.stderr if err else sys.stdout
+    click.echo(
+        terminal.shown(text, stream, os.environ),
+        err=err,
+        color=terminal.has_colour(stream, os.environ),
+    )
 
 
 _NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -184,11 +286,26 @@ def _from_os_error(error: OSError, free_space: str) -> StageError:
     return IncompleteError(f"{what}.", f"{remedy}; then run the same command again: it resumes.")
 
 
+class Choice(click.Choice):  # type: ignore[type-arg]  # click 8.0's is not generic
+    """A choice whose error names the nearest value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value not in self.choices:
+            self.fail(
+                suggest(
+                    value, self.choices, f"{value!r} is not one of: {', '.join(self.choices)}."
+                ),
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Only errors.")
 signers_option = click.option(
     "--signers",
     type=click.Path(path_type=Path),

@@ -5,19 +5,29 @@ Each command imports what it needs inside itself.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from stage.cli.base import Group, bundle_argument, json_option, quiet_option, say
+from stage.cli.base import (
+    Choice,
+    Group,
+    bundle_argument,
+    json_option,
+    print_json,
+    quiet_option,
+    say,
+    silent,
+)
+
+_SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create", "squash")}
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, sections=_SECTIONS, page="docs/environments.md")
 def env() -> None:
-    """Environments: lock for a cluster, create offline, check whether a cluster runs them."""
+    """Environments: lock for a cluster, create offline, check a cluster."""
 
 
 @env.command()
@@ -63,10 +73,14 @@ def lock(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Resolve ENVIRONMENT.yml for a cluster to exact packages with digests; download none.
+    """Resolve ENVIRONMENT.yml for a cluster to exact packages.
 
-    A lock that still answers is left as it is. Packages that would not run on the cluster are
-    refused.
+    None is downloaded. A lock that still answers is left as it is. Packages that would not run on
+    the cluster are refused.
+
+    \b
+    Example:
+      stage env lock envs/bert-large.yml --profile envs/profiles/v100.yml
     """
     from stage.environment.solve.lock import lock_environment
     from stage.util.progress import Reporter
@@ -76,7 +90,7 @@ def lock(
             environment, profile, reporter=reporter, output=output, updates=updates, conda=conda
         )
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
 
 
 @env.command()
@@ -86,10 +100,15 @@ def lock(
     help="Print the script itself, to run where airlift is not: sh env-probe.sh.",
 )
 def probe(script: bool) -> None:
-    """Print the profile of this node, which environments must fit. Save it in a file.
+    """Print the profile of this node, which environments must fit.
 
-    On a login node without a GPU it prints the srun command for a node that has one. It changes
-    nothing.
+    Save it in a file. On a login node without a GPU it prints the srun command for a node that has
+    one. It changes nothing.
+
+    \b
+    Examples:
+      stage env probe > cluster.yml
+      stage env probe --script > env-probe.sh    # for a cluster without airlift
     """
     from stage.environment.compat.node import PROBE, read_script, run_script
 
@@ -115,18 +134,16 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
     It checks glibc, driver, GPU, space, files, quota, tmp and MPI. Without ASSET, it checks every
     environment of BUNDLE. Run it on a node like those of the job. It unpacks nothing. Exit code 1
     where something would not work; a remedy follows each such line.
+
+    \b
+    Example:
+      srun stage env check bundle train-env --prefix ~/envs/train
     """
     from stage.environment.compat.node import check_environments
 
     findings = check_environments(bundle, asset, prefix)
     if as_json:
-        click.echo(
-            json.dumps(
-                {"findings": [asdict(finding) for finding in findings]},
-                indent=1,
-                ensure_ascii=False,
-            )
-        )
+        print_json({"findings": [asdict(finding) for finding in findings]})
     else:
         several = len({finding.asset for finding in findings}) > 1
         for finding in findings:
@@ -140,21 +157,27 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option(
     "--route",
-    type=click.Choice(["image", "packages", "conda", "venv"]),
+    type=Choice(["image", "packages", "conda", "venv"]),
     help="image (default): unpack the image that the laptop made. packages: install them again "
     "here, to the same tree. conda: this cluster's conda or micromamba. venv: the wheels alone, on "
     "a Python of this cluster.",
 )
-def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
-    """Create the environment ASSET of BUNDLE at PREFIX, without network.
+@quiet_option
+def create(bundle: Path, asset: str, prefix: Path, route: str | None, quiet: bool) -> None:
+    """Create the environment ASSET of BUNDLE at PREFIX, offline.
 
-    It is there whole, or not at all. Where airlift is not installed:
-    sh BUNDLE/data/envs/ASSET/bootstrap.sh PREFIX
+    It is there whole, or not at all. Where airlift is not installed, use the bundle's script.
+
+    \b
+    Examples:
+      stage env create bundle train-env ~/envs/train
+      sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train
     """
     from stage.environment.image.create import create as create_environment
 
-    click.echo(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
-    create_environment(bundle, asset, prefix, route or "image", click.echo)
+    with silent(if_=quiet):
+        say(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
+        create_environment(bundle, asset, prefix, route or "image", say)
 
 
 @env.command()
@@ -162,12 +185,18 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None) -> None:
 @click.argument("asset")
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-def squash(bundle: Path, asset: str, prefix: Path, file: Path) -> None:
-    """Write the environment ASSET of BUNDLE to FILE, a squashfs image, without network.
+@quiet_option
+def squash(bundle: Path, asset: str, prefix: Path, file: Path, quiet: bool) -> None:
+    """Write the environment ASSET of BUNDLE to FILE, a squashfs image.
 
     It is one file instead of tens of thousands, for sites that mount such files. It works only
-    where it is mounted at PREFIX. Needs mksquashfs.
+    where it is mounted at PREFIX. Needs mksquashfs, and no network.
+
+    \b
+    Example:
+      stage env squash bundle train-env /opt/train train.sqsh
     """
     from stage.environment.image.squashfs import squash as write_squashfs
 
-    write_squashfs(bundle, asset, prefix, file, click.echo)
+    with silent(if_=quiet):
+        write_squashfs(bundle, asset, prefix, file, say)

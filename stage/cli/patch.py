@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import click
 
-from stage.cli.base import bundle_argument, json_option, quiet_option, say
+from stage.cli.base import bundle_argument, json_option, print_json, quiet_option, say
 from stage.errors import UsageError
 
 _UNITS = {
@@ -61,11 +60,16 @@ def patch(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write the parts that another copy of BUNDLE needs to a small folder, for `stage apply`.
+    """Write what another copy of BUNDLE needs to a small folder.
 
-    Of a damaged file larger than 64 MiB, the patch has only the bad 16 MiB blocks. A content is in
-    it once, even if several files have it, and not at all if the older bundle has it under another
-    name.
+    `stage apply` puts it in place. Of a damaged file larger than 64 MiB, the patch has only the bad
+    16 MiB blocks. A content is in it once, even if several files have it, and not at all if the
+    older bundle has it under another name.
+
+    \b
+    Examples:
+      stage patch bundle --report damage.json -o patch
+      stage patch bundle --since old.lock -o patch --volume-size 4GB
     """
     from stage.transfer.make_patch import patch_damage, patch_since
     from stage.util.files import human_count, human_size
@@ -83,7 +87,7 @@ def patch(
     for path in outcome.left:
         say(f"not repaired: {path} is not of the bundle: move it out of the copy", err=True)
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
     elif not quiet:
         plan = outcome.plan
         parts = f" in {human_count(plan.count, 'volume')}" if size else ""
@@ -110,10 +114,15 @@ def _parse_size(text: str) -> int:
 @quiet_option
 @json_option
 def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -> None:
-    """Apply a patch to BUNDLE: check it, put each whole file in place, verify every byte.
+    """Apply a patch to BUNDLE, and verify every byte.
 
     PATCH is the folder that `stage patch -o` wrote, or any of its volumes: give them together or
-    one by one, in any order. Run it again after an interruption.
+    one by one, in any order. It is checked first, and each file is put in place whole. Run it again
+    after an interruption.
+
+    \b
+    Example:
+      stage apply bundle patch
     """
     from stage.transfer.apply_patch import apply as apply_patch
     from stage.util.files import human_count
@@ -122,7 +131,7 @@ def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -
     with Reporter(quiet=quiet or as_json) as reporter:
         outcome = apply_patch(bundle, list(patches), reporter)
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
     elif not quiet:
         changed = human_count(len(outcome.changed) + len(outcome.beside), "file")
         beside = f" ({len(outcome.beside)} of them beside the payload)" if outcome.beside else ""
@@ -131,4 +140,4 @@ def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -
             f"{bundle}: sound: {changed} put in place{beside}, {removed} removed, "
             "every byte verified"
         )
-        click.echo(f"bundle id {outcome.bundle_id}")
+        say(f"bundle id {outcome.bundle_id}")

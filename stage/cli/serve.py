@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from stage.cli.base import bundle_argument
-from stage.errors import DamageError, as_shown
+from stage.cli.base import bundle_argument, say
+from stage.errors import DamageError
 from stage.util.processes import Ended
 
 
@@ -28,9 +28,13 @@ from stage.util.processes import Ended
     help="The port; 0: any that is free.",
 )
 def serve(bundle: Path, host: str, port: int) -> None:
-    """Serve BUNDLE as a read-only Hub, package index and conda channel, until Ctrl-C.
+    """Serve BUNDLE as a read-only Hub and package index, until Ctrl-C.
 
     For unmodified clients: huggingface_hub, transformers, datasets, pip, uv, conda.
+
+    \b
+    Example:
+      stage serve bundle --port 8080
     """
     from stage.bundle.bundle import Bundle
     from stage.serve import packages
@@ -44,25 +48,19 @@ def serve(bundle: Path, host: str, port: int) -> None:
     if not report.ok:
         raise DamageError(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
     catalogue = Catalogue.of(opened)
-    with BundleServer(
-        catalogue, host, port, lambda text: click.echo(as_shown(text), err=True)
-    ) as server:
-        click.echo(
-            as_shown(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")
-        )
-        click.echo(f"  export HF_ENDPOINT={server.address}")
+    with BundleServer(catalogue, host, port, lambda text: say(text, err=True)) as server:
+        say(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")
+        say(f"  export HF_ENDPOINT={server.address}")
         for name in catalogue.own_names:
-            click.echo(as_shown(f"  {name}: what this bundle calls it; it has no name on the Hub"))
+            say(f"  {name}: what this bundle calls it; it has no name on the Hub")
         if packages.has_index(catalogue):
-            click.echo(f"  pip install --index-url {server.address}/simple/ NAME")
+            say(f"  pip install --index-url {server.address}/simple/ NAME")
         for channel in packages.channels(catalogue):
-            click.echo(f"  conda install --override-channels -c {server.address}{channel} NAME")
+            say(f"  conda install --override-channels -c {server.address}{channel} NAME")
         if host not in ("127.0.0.1", "localhost", "::1"):
-            click.echo(
-                "  anyone who reaches this address can read the bundle, gated models too", err=True
-            )
+            say("  anyone who reaches this address can read the bundle, gated models too", err=True)
         sys.stdout.flush()
         try:
             server.serve_forever(poll_interval=0.2)
         except (KeyboardInterrupt, Ended):  # to be stopped is how a server comes to its end
-            click.echo("stopped", err=True)
+            say("stopped", err=True)

@@ -33,13 +33,14 @@ from stage.errors import UsageError, as_shown
     help="Allow the code that the script ran to run on the cluster too. Read it first.",
 )
 def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_code: bool) -> None:
-    """Run COMMAND once, and write the manifest of what it asks for, with commits pinned.
+    """Run COMMAND once, and write the manifest of what it asks for.
+
+    The manifest pins commits. Recorded are requests to the Hub (models, datasets, metrics of
+    `evaluate`), plain http addresses, and of other https addresses the host.
 
     \b
-    stage trace -o my.yaml -- python their_script.py --max_steps 1
-
-    Recorded are requests to the Hub (models, datasets, metrics of `evaluate`), plain http
-    addresses, and of other https addresses the host.
+    Example:
+      stage trace -o my.yaml -- python their_script.py --max_steps 1
     """
     from stage.hub.library import check_hub_library
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import json_option, quiet_option, say
-from stage.errors import DamageError, UsageError, as_shown
+from stage.cli.base import json_option, print_json, quiet_option, say, silent
+from stage.errors import DamageError, UsageError, suggest
 
 if TYPE_CHECKING:
     from stage.transfer.push import PushOutcome
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1)
 @click.option(
     "-o",
     "--output",
@@ -36,11 +36,30 @@ if TYPE_CHECKING:
     metavar="URL",
     help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
 )
-def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
-    """Write a manifest for the Hub repositories NAME... (org/name, or datasets/org/name).
+@click.option(
+    "--example",
+    metavar="NAME",
+    help="Write this example instead: bert-large-wikitext2, cifar10, gpt2-wikitext2, ...",
+)
+@quiet_option
+def init(
+    names: tuple[str, ...], manifest: Path, endpoint: str | None, example: str | None, quiet: bool
+) -> None:
+    """Write a manifest for the Hub repositories NAME...
 
-    The Hub is asked whether each is a model or a dataset, for its licence and its configs.
+    A NAME is org/name, or datasets/org/name. The Hub is asked whether each is a model or a dataset,
+    for its licence and its configs.
+
+    \b
+    Examples:
+      stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext
+      stage init --example bert-large-wikitext2
     """
+    if bool(names) == (example is not None):
+        raise UsageError("Give NAME..., or --example NAME.", "stage init --help")
+    if example is not None:
+        _write_example(example, manifest, quiet)
+        return
     from stage.hub.library import check_hub_library
 
     check_hub_library()
@@ -57,20 +76,32 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     check_writable(manifest.parent)
     for name in names:
         check_not_local(name)
-    with Reporter() as reporter:
+    with Reporter(quiet=quiet) as reporter:
         sources = Sources(endpoint, reporter)
         found = [sources.look_up(name) for name in names]
     write_manifest(manifest, manifest_text(manifest, found))
+    if quiet:
+        return
     for item in found:
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
-        click.echo(
-            as_shown(
-                f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}"
-            )
+        say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
+    say(f"next: stage fetch {manifest} -o bundle --dry-run")
+
+
+def _write_example(name: str, manifest: Path, quiet: bool) -> None:
+    from stage.fetch.new_manifest import write_manifest
+
+    folder = Path(__file__).parents[1] / "examples"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise UsageError(
+            f"--example {name}: no such example.", suggest(name, known, f"All: {', '.join(known)}.")
         )
-    click.echo(as_shown(f"next: stage fetch {manifest} -o bundle --dry-run"))
+    write_manifest(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    with silent(if_=quiet):
+        say(f"next: stage fetch {manifest} -o bundle --dry-run")
 
 
 @click.command()
@@ -82,16 +113,23 @@ def init(names: tuple[str, ...], manifest: Path, endpoint: str | None) -> None:
     metavar="KEY",
     help="An OpenSSH private key, or the .pub of a key that is in your agent.",
 )
-def sign(bundle: Path, key: Path) -> None:
-    """Sign BUNDLE with an OpenSSH key: one signature, of the tag manifest, covers every byte.
+@quiet_option
+def sign(bundle: Path, key: Path, quiet: bool) -> None:
+    """Sign BUNDLE with an OpenSSH key: one signature covers every byte.
 
-    The receiver checks it with: stage verify BUNDLE --signers ALLOWED_SIGNERS
+    The signature is of the tag manifest.
+
+    \b
+    Examples:
+      stage sign bundle --key ~/.ssh/id_ed25519
+      stage verify bundle --signers allowed_signers    # at the receiver
     """
     from stage.bundle.bundle import SIGNATURE
     from stage.verify.signature import sign as sign_bundle
 
     fingerprint = sign_bundle(bundle, key)
-    click.echo(as_shown(f"{bundle / SIGNATURE}: signed with {fingerprint}"))
+    with silent(if_=quiet):
+        say(f"{bundle / SIGNATURE}: signed with {fingerprint}")
 
 
 @click.command()
@@ -109,10 +147,8 @@ def sign(bundle: Path, key: Path) -> None:
     metavar="FILE",
     help="The file for findings at DIR. Default: BUNDLE.report.json, if there are any.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
-)
+@quiet_option
+@json_option
 def push(
     bundle: Path,
     target: str,
@@ -122,12 +158,17 @@ def push(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Send BUNDLE to DIR on HOST with rsync over ssh, and verify every byte there.
+    """Send BUNDLE to DIR on HOST with rsync, and verify every byte there.
 
     Run it again after an interruption: it resumes. HOST verifies with `stage` if it has it, else
     with python3 and the bundle's own stage-verify.py. If it has neither, push prints the command
     that checks the bytes with sha256sum, and exits 5. Without `HOST:`, DIR is a folder here (a
     disk).
+
+    \b
+    Examples:
+      stage push bundle me@cluster:bundle
+      stage push bundle /media/disk/bundle
     """
     from stage.transfer.push import push as push_bundle
     from stage.transfer.remote import PushTarget
@@ -153,12 +194,12 @@ def push(
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
         write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
     if as_json:
-        click.echo(json.dumps(outcome.to_json(), indent=1))
+        print_json(outcome.to_json())
     elif sound and not quiet:
         _print_push(outcome)
     if not sound:
         for finding in outcome.report["findings"]:
-            click.echo(as_shown(f"{finding['path']}: {finding['problem']}"), err=True)
+            say(f"{finding['path']}: {finding['problem']}", err=True)
         raise _damaged_there(outcome, bundle, report, ssh)
 
 
@@ -166,16 +207,10 @@ def _print_push(outcome: PushOutcome) -> None:
     from stage.util.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
-    click.echo(
-        as_shown(
-            f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}"
-        )
-    )
-    click.echo(f"bundle id {outcome.bundle_id}")
+    say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
+    say(f"bundle id {outcome.bundle_id}")
     there = f"on {outcome.target.host}: " if outcome.target.host else ""
-    click.echo(
-        as_shown(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
-    )
+    say(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
 
 
 def _damaged_there(
@@ -196,9 +231,13 @@ def _damaged_there(
 @quiet_option
 @json_option
 def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
-    """Remove files from the shared store that no bundle on this machine uses any more.
+    """Remove files from the store that no bundle here uses any more.
 
     The store is $AIRLIFT_STORE, by default a folder in your cache folder. Bundles are not touched.
+
+    \b
+    Example:
+      stage gc --dry-run
     """
     from stage.fetch.gc import collect
     from stage.fetch.store import store_from
@@ -211,7 +250,7 @@ def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
         )
     done = collect(store, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps(done.to_json(), indent=1))
+        print_json(done.to_json())
     elif not quiet:
         for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
             say(

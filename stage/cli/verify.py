@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import json_option, quiet_option, say, signers_option
+from stage.cli.base import json_option, print_json, quiet_option, say, signers_option
 from stage.errors import DamageError, UsageError
 from stage.util.files import human_count, human_size
 
@@ -80,14 +80,17 @@ def verify(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Prove that every byte of BUNDLE is as it was fetched. Never touches the network.
+    """Prove that every byte of BUNDLE is as it was fetched, offline.
 
     Finds all damage: exit code 1 and one line for each file that is missing, extra or changed. Of a
     file larger than 64 MiB it names the 16 MiB blocks.
 
     \b
-    On many nodes:  srun stage verify BUNDLE --shard auto --report 'part-%.json'
-                    stage verify --merge part-*.json
+    Examples:
+      stage verify bundle
+      stage verify bundle --fast                              # names and sizes
+      srun stage verify bundle --shard auto --report 'part-%.json'
+      stage verify --merge part-*.json                        # the verdict
     """
     from stage.util.files import write_atomically
     from stage.util.progress import Reporter
@@ -112,11 +115,11 @@ def verify(
         ):  # who demanded a signature got none to believe
             _leave_receipt(result, reporter)
     known = _known_damage(result)
-    text = json.dumps(result.to_json() | (trust.to_json() if trust else {}), indent=1) + "\n"
+    document = result.to_json() | (trust.to_json() if trust else {})
     if report is not None:
-        write_atomically(report, text.encode())
+        write_atomically(report, (json.dumps(document, indent=1) + "\n").encode())
     if as_json:
-        click.echo(text, nl=False)
+        print_json(document)
     else:
         _print(result, trust, report, known, quiet)
     if trust is not None and trust.error is not None:
@@ -362,7 +365,7 @@ def _print_sound(result: VerificationReport, is_signed: bool) -> None:
 
     files, size = human_count(result.files, "file"), human_size(result.size)
     say(f"{result.root}: sound: {files}, {size}, {_how(result)}")
-    click.echo(f"bundle id {result.bundle_id}")
+    say(f"bundle id {result.bundle_id}")
     for line in describe_proof(result, signed=is_signed) if result.shard is None else ():
         say(line)
 

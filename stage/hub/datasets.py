@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, suggest
 from stage.hub import parquet_layout
 from stage.hub.client import Hub, Repository
 from stage.hub.data_files_layout import Originals, loading_script, originals
@@ -272,7 +272,8 @@ def _name_a_config(
     problem = f"has no config `{asked}`" if asked else "has several configs"
     shown = ", ".join(list(layout)[:20]) + (", ..." if len(layout) > 20 else "")
     return UsageError(
-        f"{what}: the dataset {id} {problem}.", f"Write `config:` and one of: {shown}."
+        f"{what}: the dataset {id} {problem}.",
+        suggest(asked or "", layout, f"Write `config:` and one of: {shown}."),
     )
 
 
@@ -283,7 +284,7 @@ def _pick_splits(
         if split not in chosen.splits:
             raise UsageError(
                 f"{what}: config `{chosen.config}` of {id} has no split `{split}`.",
-                f"It has: {', '.join(chosen.splits)}.",
+                suggest(split, chosen.splits, f"It has: {', '.join(chosen.splits)}."),
             )
     return {
         split: paths

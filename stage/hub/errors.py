@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 )
 
 from stage.download.http import origin_of, proxy_for, without_credentials
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError, suggest
 from stage.util.paths import names_a_local_path
 
 # What huggingface_hub and httpx2 raise on a malformed answer.
@@ -175,7 +175,10 @@ class HubErrors:
         except (HfHubHTTPError, httpx2.TransportError, *MALFORMED):
             names = []
         hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
-        return UsageError(f"{what}: the {kind} {id} has no revision `{revision}`.", hint)
+        return UsageError(
+            f"{what}: the {kind} {id} has no revision `{revision}`.",
+            suggest(revision, names, hint),
+        )
 
 
 def _is_web_page(response: httpx2.Response) -> bool:

@@ -82,6 +82,7 @@ class Manifest:
                 f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name})."
             )
         with reading_yaml(path) as (data, lines):
+            _check_not_run_file(path, data)
             lines.check_format(data.get("format"), FORMAT)
             entry = Entry(data, lines)
             with lines.mistakes:
@@ -105,6 +106,20 @@ _KEYS = {
     "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
 }
+
+
+def _check_not_run_file(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises for a run file, which `runner` reads.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "task" in data and "assets" not in data:
+        raise UsageError(
+            f"{path}: this is a run file, which `runner` reads; `stage` reads manifests.",
+            f"Give the manifest of its assets; or train from a bundle: "
+            f"runner check {shlex.quote(str(path))} --bundle BUNDLE",
+        )
 
 
 def _requests(path: Path, entry: Entry, lines: Lines) -> dict[str, Request]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
-from stage.errors import DamageError, UsageError
+from stage.errors import DamageError, UsageError, suggest_path
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
 from stage.transfer.patch import Content, PatchPlan, Piece, in_volumes, write_volume
@@ -165,7 +165,7 @@ def patch_since(
     except OSError as error:
         raise UsageError(
             f"{old_lock}: {error.strerror}.",
-            "Give the lock of the bundle to be updated: its stage.lock.",
+            suggest_path(old_lock, "Give the lock of the bundle to be updated: its stage.lock."),
         ) from None
     old = read_lock(data, str(old_lock))
     if not old.is_complete:

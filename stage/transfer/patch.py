@@ -26,7 +26,7 @@ from stage.bundle.bundle import (
     manifest_text,
     parse_manifest,
 )
-from stage.errors import DamageError, PolicyError, UsageError
+from stage.errors import DamageError, PolicyError, UsageError, suggest_path
 from stage.util.digests import is_hex, sha256_of_bytes
 from stage.util.fields import Fields, read_document
 from stage.util.files import read_file, sync_folder, write_atomically
@@ -214,7 +214,7 @@ def find_volumes(paths: Iterable[Path]) -> list[Volume]:
         if not inside:
             raise UsageError(
                 f"{path}: no patch: there is no {PLAN}.",
-                _REMEDY,
+                suggest_path(path, _REMEDY),
             )
         for root in inside:
             volume = _open(root)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from stage import terminal
 from stage.errors import as_shown
 from stage.util.files import human_size
 
@@ -69,7 +70,7 @@ class Reporter:
         self._write(f"warning: {text}")
 
     def _write(self, text: str) -> None:
-        text = as_shown(text)
+        text = terminal.shown(text, sys.stderr, os.environ)
         with self._lock:
             if self._bar is not None:
                 self._bar.write(text, file=sys.stderr)

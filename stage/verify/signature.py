@@ -24,7 +24,7 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, check_is_bundle, read_tag
-from stage.errors import DamageError, SignatureError, UsageError, as_shown
+from stage.errors import DamageError, SignatureError, UsageError, as_shown, suggest_path
 from stage.util.files import check_writable, human_count, read_file, write_atomically
 from stage.util.paths import printable
 from stage.verify.report import Finding
@@ -82,7 +82,10 @@ def sign(root: Path, key: Path) -> str:
             f"Run `stage verify {root}`; sign what is sound.",
         )
     if not key.is_file():
-        raise UsageError(f"{key}: there is no such key.", "Make one: ssh-keygen -t ed25519 -f KEY")
+        raise UsageError(
+            f"{key}: there is no such key.",
+            suggest_path(key, "Make one: ssh-keygen -t ed25519 -f KEY"),
+        )
     done = _ssh_keygen(
         "sign", "-f", str(key), "-n", NAMESPACE, data=read_tag(root, layout.TAG_MANIFEST)
     )
@@ -116,7 +119,7 @@ def check_signature(root: Path, signers: Path) -> Signer:
     if not signers.is_file():
         raise UsageError(
             f"{signers}: there is no such file of signers.",
-            "Write one: a line `NAME ssh-ed25519 AAAA...` a signer.",
+            suggest_path(signers, "Write one: a line `NAME ssh-ed25519 AAAA...` per signer."),
         )
     _check_signers(signers)
     manifest = read_tag(root, layout.TAG_MANIFEST)

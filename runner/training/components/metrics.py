@@ -31,8 +31,14 @@ class Console:
     err: TextIO
 
     def say(self, text: str) -> None:
-        """Prints a line for the user."""
+        """Prints a line for the user, and logs it."""
         print(text, file=self.out, flush=True)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """Appends a line to the log of this rank, which is its stdout while it works."""
+        with contextlib.suppress(OSError):  # the run must not end because of its log
+            print(text, flush=True)
 
 
 @contextlib.contextmanager
@@ -173,6 +179,7 @@ class Observer:
             return
         if self._bar is not None:
             self._bar.write(text, file=self._console.err)
+            self._console.log(text)
         else:
             self._console.say(text)
 
@@ -190,11 +197,11 @@ class Observer:
             self._bar.update(1)
         now, step = time.monotonic(), values["step"]
         self._first = self._first or (step, now)
-        if self._bar is None and (
-            now - self._last_line > LINE_EVERY_S or step in (1, self._num_steps)
-        ):
+        if now - self._last_line > LINE_EVERY_S or step in (1, self._num_steps):
             self._last_line = now
-            self.say(
+            # A bar shows the step already.
+            tell = self.say if self._bar is None else self._console.log
+            tell(
                 f"step {step}/{self._num_steps}  epoch {values['epoch']:.2f}  "
                 f"loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
                 f"grad {values['grad_norm']:.2f}  {values['tokens_per_s']:.0f} tokens/s"

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, suggest_path
 from stage.util.fields import Fields
 from stage.util.paths import printable
 
@@ -173,7 +173,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise UsageError(
-            f"{path}: no such file.", "Make it: stage env lock ENVIRONMENT.yml --profile P"
+            f"{path}: no such file.",
+            suggest_path(path, "Make it: stage env lock ENVIRONMENT.yml --profile P"),
         ) from None
 
 

@@ -7,14 +7,13 @@ against the other fields.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.errors import UsageError
+from stage.errors import UsageError, suggest_path
 from stage.util.fields import YamlFields
 from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
@@ -93,10 +92,7 @@ class Profile:
         path = Path(path)
         if not path.exists():
             remedy = "`stage env probe` prints one on the cluster; envs/profiles/ has examples."
-            beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
-            for nearest in difflib.get_close_matches(path.name, beside, n=1):
-                remedy = f"Did you mean {path.with_name(nearest)}?"
-            raise UsageError(f"{path}: no such profile.", remedy)
+            raise UsageError(f"{path}: no such profile.", suggest_path(path, remedy))
         with reading_yaml(path) as (data, lines):
             lines.check_format(data.get("format"), FORMAT)
             with lines.mistakes:

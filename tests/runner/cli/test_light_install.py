@@ -104,7 +104,7 @@ MISTAKES = {
     "stage show run.yaml": "it is a file",
     "stage show bundle --jsn": "--json",
     "stage fetch nofile.yaml -o out": "no such file",
-    "stage fetch run.yaml -o out": "unknown key `task`",
+    "stage fetch run.yaml -o out": "this is a run file",
     "stage fetch broken.yaml -o out": "broken.yaml:2",
     "stage fetch list.yaml -o out": "list.yaml",
     "stage fetch blob.bin -o out": "UTF-8",
@@ -132,11 +132,10 @@ MISTAKES = {
     "stage env check bundle": "no environment",
     "stage env create bundle tiny-bert prefix": "no environment",
     "runner chek run.yaml": "runner check",
-    "runner check run.yaml": "--bundle",
     "runner check nofile.yaml --bundle bundle": "no such file",
     "runner check run.yaml --bundle nowhere": "no such folder",
     "runner check run.yaml --bundle empty": "not a bundle",
-    "runner check wanted.yaml --bundle bundle": "unknown key `assets`",
+    "runner check wanted.yaml --bundle bundle": "this is a manifest",
     "runner check broken.yaml --bundle bundle": "broken.yaml:2",
     "runner check blob.bin --bundle bundle": "UTF-8",
     f"{CHECK} --set optimizer.lrr=1": "`lr`",
@@ -166,6 +165,9 @@ MISTAKES = {
     f"runner submit {RUN_IT} --set slurm.time=soon --print": "soon",
     "runner exec --bundle bundle -- no-such-command": "no-such-command",
     "runner exec --bundle nowhere -- python x.py": "no such folder",
+    "runner init maskd-lm": "`masked-lm`",
+    "runner init image-classification --bundle bundle": "no model in this bundle fits",
+    "runner status": "no run is below",
     "runner status nowhere": "nowhere",
     "runner logs empty": "not a run folder",
     "runner report run.yaml": "no such run folder",
@@ -197,7 +199,7 @@ def test_the_light_install_checks_and_says_what_it_leaves_to_the_ranks(
         out = said[command].out
         left = [line for line in out.splitlines() if line.startswith("left to the ranks")]
         assert len(left) == 1 and "whether its tokenizer loads" in left[0], out
-        assert "nothing found that would fail, except the warning above" in out
+        assert "nothing found that would fail, except 1 warning above" in out
         assert "model tiny-bert: bert, " in out and "300 rows to train on" in out
     assert f"exec {light / 'python'} {light / 'runner'} train " in said[printed].out
     assert "\n. /envs/train/activate\n" in said[setup].out

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from runner.cli import main
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 STAGES = (0, 1, 2, 3)
@@ -121,10 +123,26 @@ def test_a_finished_run_is_told_at_once_and_not_trained_again(
     assert f"{finished}: finished already: 8 of 8 steps" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
     # Handed to Slurm it would wait in the queue for nothing.
-    refused = cluster.run("submit", "zero3.yaml")
-    assert (
-        refused.returncode == 2 and f"{finished}: finished already: 8 of 8 steps" in refused.stderr
-    )
+    submitted = cluster.run("submit", "zero3.yaml")
+    assert submitted.returncode == 0 and "nothing was submitted" in submitted.stdout
+    checked = cluster.run("check", "zero3.yaml", "--processes", "2")
+    assert checked.returncode == 0 and "nothing found" not in checked.stdout
+    told = [
+        line for line in done.stdout.splitlines() if "finished already" in line or "-> Ask" in line
+    ]
+    assert len(told) == 2
+    for other in (submitted, checked):
+        assert "\n".join(told) in other.stdout, "all commands say the same"
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_the_steps_of_a_run_on_one_machine_are_in_its_log(
+    cluster: Cluster, stages: dict[int, Path]
+) -> None:
+    cluster.take(stages[3])
+    log = CliRunner().invoke(main, ["logs", str(cluster.output("zero3")), "--lines", "1000"])
+    assert log.exit_code == 0
+    assert "step 1/8  epoch" in log.output and "step 8/8  validation" in log.output
 
 
 THEIRS = """{

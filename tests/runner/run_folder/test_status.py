@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -60,6 +61,29 @@ def test_a_running_job_tells_its_step_its_checkpoint_and_when_it_ends(
     assert "made: running" in said and "job 17: running on gpu[1-2], for 1:02:03" in said
     assert "step 30 of 40: loss 5.5000" in said and "checkpoint: step-20" in said
     assert "about 20 s to go" in said  # ten steps of two seconds
+
+
+def test_status_lists_all_runs_with_their_jobs(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    home = tmp_path
+    made = run_folder(home / "output" / "made", steps=30)
+    run_folder(home / "output" / "older", steps=3)
+    for path in (home / "output" / "older").glob("*.*"):
+        os.utime(path, (1, 1))
+    sweep = home / "output" / "sweep"
+    run_folder(sweep / "seed=1", steps=4)
+    (sweep / "submit.sbatch").write_text("#!/bin/bash\n")
+    shutil.copytree(made, home / "output" / "made-bench" / "ddp-micro1")
+    (home / "output" / "made-bench" / "results.json").write_text("{}")
+    script = f"{made}/submit.sbatch"
+    slurm(squeue=f"17|RUNNING|None|gpu1|1:02|58:00|2026-11-22T10:00:00|{script}")
+    lines = shown("status").splitlines()
+    rows = {line.split()[0]: line.split(maxsplit=4) for line in lines}
+    assert list(rows["run"]) == ["run", "state", "step", "loss", "job"]
+    assert set(rows) == {"run", "made", "older", "sweep/seed=1"}, "trials of a bench are no runs"
+    assert rows["made"][1:3] == ["running", "30/40"] and "17: running on gpu1" in rows["made"][4]
+    assert rows["older"][1] == "stopped" and lines[-1].startswith("older"), "the newest is first"
+    document = json.loads(shown("status", "--json"))
+    assert [Path(run["run_folder"]).name for run in document["runs"]][-1] == "older"
 
 
 @pytest.mark.parametrize(

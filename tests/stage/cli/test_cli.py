@@ -13,12 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 from stage import __version__
 from stage.bundle.bundle import TAG_MANIFEST
-from stage.cli import main
 from stage.verify.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
@@ -80,22 +78,6 @@ def stage(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
 def stage_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs `stage` in this process, for many cases; another test starts one as a process."""
     return run_as([str(argument) for argument in arguments], cwd, environment_of(cwd))
-
-
-def commands() -> dict[str, click.Command]:
-    """Every command by what is typed after `stage`; those of a group as `env lock`."""
-    found: dict[str, click.Command] = {}
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        found[name] = command
-        if isinstance(command, click.Group):
-            found |= {
-                f"{name} {inner}": inner_command
-                for inner, inner_command in command.commands.items()
-            }
-    return found
 
 
 IMPORTS = (
@@ -183,14 +165,31 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
         ("show folder/bundel", "Did you mean folder/bundle?"),
         ("fetch manifset.yaml -o b", "Did you mean manifest.yaml?"),
         ("lock manifest.yaml --update promts", "Did you mean `prompts`?"),
+        ("lock typos.yaml", "Did you mean `csv`?"),
+        ("lock gone.yaml", "Did you mean prompts.txt?"),
+        ("lock run.yaml", "this is a run file, which `runner` reads"),
+        ("env lock environmet.yml --profile p.yml", "Did you mean environment.yml?"),
+        ("env create bundle a p --route imgae", "Did you mean `image`?"),
+        ("patch sound --since old.lok -o p", "Did you mean old.lock?"),
+        ("verify sound --signers singers", "Did you mean signers?"),
     ],
 )
 def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(
-    tmp_path: Path, command: str, meant: str
+    tmp_path: Path, bundle: Path, command: str, meant: str
 ) -> None:
+    (tmp_path / "sound").symlink_to(bundle)
     (tmp_path / "folder/bundle").mkdir(parents=True)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "prompts.txt").write_text("one\n")
+    asset = "format: 1\nname: m\nassets:\n  prompts:\n    path: "
+    files = {
+        "typos.yaml": f"{asset}prompts.txt\n    convert: cvs\n",
+        "gone.yaml": f"{asset}promts.txt\n",
+        "run.yaml": "format: 1\ntask: masked-lm\nmodel: {asset: a}\n",
+        **dict.fromkeys(("environment.yml", "p.yml", "old.lock", "signers"), "x: 1\n"),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "manifest.yaml").write_text(
         "format: 1\nname: m\nassets:\n  prompts:\n    path: prompts.txt\n"
     )
@@ -314,6 +313,27 @@ def test_json_is_one_document_and_nothing_else(laptop: Path, options: list[str])
         and document["bytes"] == 7
         and document["dry_run"] == ("--dry-run" in options)
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("verify nowhere --json", 2, "no such folder"),
+        ("show b --json", 2, "no such folder"),
+        ("lock nofile.yaml --json", 2, "no such file"),
+        ("fetch m.yaml --json", 2, "--output"),
+        ("gc --json --dryrun", 2, "--dry-run"),
+        ("env check b --json", 2, "b"),
+    ],
+)
+def test_an_error_under_json_is_one_document_with_the_exit_code(
+    laptop: Path, command: str, code: int, said: str
+) -> None:
+    done = stage_here(*command.split(), cwd=laptop)
+    assert done.returncode == code and done.stderr.startswith("error: ")
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == code and said in document["error"]["message"]
+    assert set(document["error"]) == {"message", "remedy"}
 
 
 def test_a_dry_run_writes_nothing(laptop: Path) -> None:
@@ -446,100 +466,6 @@ def test_folders_without_files_are_no_findings(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", big=False).root
     (bundle / "data/models/empty/er").mkdir(parents=True)
     assert stage("verify", str(bundle)).returncode == 0
-
-
-COMPLETE = """
-eval "$(_{upper}_COMPLETE=bash_source {program})"
-COMP_WORDS=({words})
-COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-_{program}_completion {program}
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        (["stage", "pu"], ["push"]),
-        (["stage", "verify", "--s"], ["--shard", "--signers"]),
-        (["runner", "pre"], ["prepare"]),
-    ],
-    ids=" ".join,
-)
-def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
-    """As docs/stage.md says to set it up."""
-    bash = shutil.which("bash")
-    assert bash
-    script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [bash, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PATH": programs},
-    )
-    assert done.stdout.split() == completed, done.stderr
-
-
-def test_what_completion_needs_is_documented() -> None:
-    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in documentation()
-    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in documentation()
-
-
-def documentation() -> str:
-    texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
-
-
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_and_option_is_documented(name: str) -> None:
-    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## `stage {name}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section, f"docs/stage.md has no section on `stage {name}`"
-    options = {
-        option
-        for parameter in commands()[name].params
-        for option in parameter.opts
-        if option.startswith("-")
-    }
-    assert [
-        option
-        for option in sorted(options)
-        if not re.search(rf"(?<![\w-]){option}(?![\w-])", section[0])
-    ] == []
-
-
-def test_no_option_is_documented_that_is_not_there() -> None:
-    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
-    for name, section in re.findall(
-        r"^## `stage (env \w+|\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
-    ):
-        rows = set(re.findall(r"^\| `(-{1,2}[\w-]+)", section, re.MULTILINE))
-        real = {option for parameter in commands()[name].params for option in parameter.opts}
-        assert rows <= real, f"`stage {name}`"
-
-
-def test_every_exit_code_and_manifest_key_is_documented() -> None:
-    from stage import errors
-    from stage.manifest import manifest
-
-    text = documentation()
-    codes = {
-        value.exit_code
-        for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, errors.StageError)
-    }
-    for code in {0, *codes}:
-        assert re.search(rf"^\| {code} \|", text, re.MULTILINE), f"exit code {code}"
-    keys = {key for keys in manifest._KEYS.values() for key in keys} | {
-        "format",
-        "name",
-        "assets",
-        "policy",
-        "licences",
-    }
-    assert [key for key in sorted(keys) if f"`{key}" not in text] == []
 
 
 def test_a_log_is_told_that_work_goes_on(laptop: Path) -> None:

@@ -1,0 +1,109 @@
+"""The options that several commands of `runner` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runner.errors import UsageError, print_line
+
+BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
+
+
+def _look_for_bundle(
+    context: click.Context, parameter: click.Parameter, given: Path | None
+) -> Path | None:
+    """The bundle of --bundle, of AIRLIFT_BUNDLE, or ./bundle; None: there is none.
+
+    It prints a choice that is not given on the command line.
+    """
+
+    def note(text: str) -> None:
+        if not context.params.get("quiet"):
+            print_line(text, err=True)
+
+    if given is not None:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "ENVIRONMENT":
+            note(f"bundle: {given} (as {BUNDLE_VARIABLE} says)")
+        return given
+    if not context.resilient_parsing and _bundles_here() == ["bundle"]:
+        note("bundle: ./bundle (no --bundle; it is the only bundle here)")
+        return Path("bundle")
+    return None
+
+
+def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path:
+    """The same, where a bundle is needed.
+
+    Raises:
+        UsageError: none is given, and `./bundle` is not the only bundle here.
+    """
+    found = _look_for_bundle(context, parameter, given)
+    if found is not None or context.resilient_parsing:
+        return found or Path("bundle")
+    names = _bundles_here()
+    here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
+    raise UsageError(
+        f"{context.command_path}: no --bundle, and {here}.",
+        f"Give it: --bundle {names[0] if names else 'FOLDER'}; "
+        f"or set it once: export {BUNDLE_VARIABLE}=FOLDER",
+    )
+
+
+def _bundles_here() -> list[str]:
+    from runner.inputs import holds_bundle
+
+    return sorted(path.name for path in Path().iterdir() if holds_bundle(path))
+
+
+def _bundle_option(callback: Callable[..., Path | None], help: str) -> Callable[..., Any]:
+    return click.option(
+        "--bundle",
+        type=click.Path(path_type=Path),
+        envvar=BUNDLE_VARIABLE,
+        show_envvar=True,
+        callback=callback,
+        help=f"{help} Default: ./bundle, if it is the only one here.",
+    )
+
+
+bundle_option = _bundle_option(_find_bundle, "The bundle's folder, verified beforehand.")
+optional_bundle_option = _bundle_option(_look_for_bundle, "The bundle whose assets are used.")
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the run file, e.g. batch.micro=4.",
+)
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Ranks on this machine. In a Slurm job srun starts them.",
+)
+
+
+def output_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option -o, --output."""
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", help=help
+    )
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """RUN and the options of all commands that read it."""
+    for option in (
+        set_option,
+        output_option("The run folder. Default: output/<name>."),
+        bundle_option,
+        # RUN is optional in `train`, because of --reproduce.
+        click.argument(
+            "run", type=click.Path(path_type=Path), required=command.__name__ != "train"
+        ),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,338 @@
+"""The commands `check`, `prepare`, `submit` and `train`: parse options and print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runner.cli.options import processes_option, run_options
+from runner.errors import (
+    Choice,
+    StageError,
+    UsageError,
+    human_count,
+    json_option,
+    print_json,
+    print_line,
+    quiet_option,
+    silent,
+)
+
+if TYPE_CHECKING:
+    from runner.launch.train import Run
+    from runner.preflight.findings import Findings
+
+
+@click.command()
+@run_options
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="The number of ranks to check for. Default: as `slurm:` asks for.",
+)
+@click.option(
+    "--on",
+    type=Choice(["node"]),
+    metavar="node",
+    help="Instead check a node: its devices, their speed, its limits. A job of one minute.",
+)
+@quiet_option
+@json_option
+def check(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    on: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Find, before anything is queued, what would fail.
+
+    Checks assets, weights, tokenizer, texts, columns, lengths, batch, memory, rights, disk and
+    Slurm. Prints all that is wrong at once.
+
+    \b
+    Examples:
+      runner check runs/my.yaml --bundle bundle
+      runner check runs/my.yaml --bundle bundle --on node
+    """
+    from runner import isolation, offline
+    from runner.launch.train import Run
+
+    offline.set_variables(os.environ)
+    if as_json:
+        if on is not None:
+            raise UsageError("--json cannot be combined with --on.", "Leave one of them out.")
+        sys.exit(_check_as_json(run, bundle, output, overrides, processes))
+    with silent(if_=quiet):
+        # Only prints what `train` will do.
+        isolation.isolate(dict(os.environ), print_line, [*sys.path])
+        loaded = Run.load(run, bundle, output, overrides)
+        if on is not None:
+            _check_node(loaded)
+        else:
+            _check_run(loaded, processes)
+
+
+def _check_node(run: Run) -> None:
+    from runner.installed import check_installed
+    from runner.launch.node_check import check_node
+
+    check_installed(run.config, run.inputs, ["torch", "numpy"], "checking a node")
+    check_node(run.config, run.bundle, run.folder.root, run.overrides, os.environ, print_line)
+
+
+def _check_run(run: Run, processes: int | None) -> None:
+    from runner.launch.check import examine
+
+    found = examine(run, processes, os.environ)
+    for line in () if found.errors else found.lines:
+        print_line(line)
+    for finding in found.others:
+        print_line(str(finding))
+    found.raise_errors()
+    if finished := run.finished():
+        print_line("\n".join(finished))
+        return
+    warnings = sum(finding.level == "warning" for finding in found.others)
+    above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
+    print_line(f"nothing found that would fail{above}")
+
+
+def _check_as_json(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+) -> int:
+    """Prints one JSON document with everything that `check` finds; returns the exit code."""
+    from runner import isolation
+    from runner.launch.check import document, examine
+    from runner.launch.train import Run
+    from runner.preflight.findings import Findings
+
+    lines: list[str] = []
+    isolation.isolate(dict(os.environ), lines.append, [*sys.path])
+    try:
+        loaded = Run.load(run, bundle, output, overrides)
+        found = examine(loaded, processes, os.environ)
+        found.lines += loaded.finished()
+    except StageError as error:
+        found = Findings(errors=list(error.parts or [error]))
+    result = document(found, lines, run=str(run), bundle=str(bundle))
+    print_json(result)
+    return int(result["exit_code"])
+
+
+@click.command()
+@run_options
+@quiet_option
+def prepare(
+    run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], quiet: bool
+) -> None:
+    """Tokenise the data once, outside the ranks.
+
+    `train` does it too, if it was not done.
+
+    \b
+    Example:
+      runner prepare runs/my.yaml --bundle bundle
+    """
+    from runner import isolation, offline
+    from runner.launch.train import Run, check_and_prepare
+
+    offline.set_variables(os.environ)
+    with silent(if_=quiet):
+        isolation.isolate(os.environ, print_line)
+        check_and_prepare(Run.load(run, bundle, output, overrides))
+
+
+@click.command()
+@run_options
+@processes_option
+@click.option("--dry-run", is_flag=True, help="Check and explain; start nothing.")
+@click.option(
+    "--reproduce",
+    "recorded",
+    type=click.Path(path_type=Path),
+    metavar="RUNFOLDER",
+    help="Instead of RUN: train what is recorded there once more, and compare every loss.",
+)
+@quiet_option
+def train(
+    run: Path | None,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    dry_run: bool,
+    recorded: Path | None,
+    quiet: bool,
+) -> None:
+    """Train what RUN describes. Resumes from the newest checkpoint.
+
+    Inside a Slurm job srun starts the ranks; on one machine, --processes.
+
+    \b
+    Examples:
+      runner train runs/my.yaml --bundle bundle --processes 2
+      runner train runs/my.yaml --bundle bundle --dry-run
+      runner train --reproduce output/my --bundle bundle
+    """
+    from runner.launch.train import Run
+    from runner.launch.train import train as train_run
+
+    if (run is None) == (recorded is None):
+        raise UsageError(
+            "runner train: RUN or --reproduce RUNFOLDER, one of them.", "runner train --help"
+        )
+    with silent(if_=quiet):
+        if run is not None:
+            loaded = Run.load(run, bundle, output, overrides)
+            sys.exit(train_run(loaded, processes, dry_run=dry_run, environ=os.environ))
+        from runner.launch.reproduce import reproduce
+
+        if overrides or dry_run:
+            raise UsageError("--reproduce cannot be combined with --set or --dry-run.")
+        assert recorded is not None
+        sys.exit(reproduce(recorded, bundle, output, processes, os.environ, print_line))
+
+
+@click.command()
+@run_options
+@click.option(
+    "--dry-run",
+    "--print",
+    "only_print",
+    is_flag=True,
+    help="Print the sbatch script; submit nothing.",
+)
+@click.option(
+    "--array",
+    "axes",
+    multiple=True,
+    metavar="KEY=A,B,...",
+    help="A sweep: a job array with one run for each value. May be repeated: every combination.",
+)
+@quiet_option
+@json_option
+def submit(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    only_print: bool,
+    axes: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write the sbatch script into the run folder and submit it.
+
+    It checks the run first, as `runner check` does.
+
+    \b
+    Examples:
+      runner submit runs/my.yaml --bundle bundle
+      runner submit runs/my.yaml --bundle bundle --dry-run      # the script
+      runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
+    """
+    from runner import offline
+    from runner.launch.submit import request
+    from runner.launch.train import Run
+    from runner.plan.plan import check_batch
+    from runner.slurm.job_array import members
+    from runner.slurm.script import sbatch_script
+
+    offline.set_variables(os.environ)
+    loaded = Run.load(run, bundle, output, overrides)
+    sweep = members(axes) if axes else ()
+    runs = [
+        Run.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides))
+        for member in sweep
+    ]
+    wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
+    ranks = wanted.nodes * wanted.tasks_per_node
+    facts: dict[str, Any] = {"format": 1, "exit_code": 0, "job": None, "script": str(wanted.script)}
+    if only_print:
+        for checked in runs or [loaded]:
+            check_batch(checked.config, ranks)
+        text = sbatch_script(wanted)
+        if as_json:
+            print_json({**facts, "text": text})
+        else:
+            click.echo(text, nl=False)
+        return
+    with silent(if_=quiet or as_json):
+        facts |= _submit(runs, loaded, ranks, wanted)
+    if as_json:
+        print_json(facts)
+
+
+def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> dict[str, Any]:
+    """Checks what is to be submitted and submits it, unless all of it is finished.
+
+    Args:
+        runs: the members of a sweep; empty: `alone`.
+
+    Returns:
+        What --json prints of it.
+    """
+    from runner.launch.submit import submit as submit_job
+
+    facts: dict[str, Any] = {"run_folders": [], "findings": [], "facts": []}
+    for run in runs or [alone]:
+        if runs:
+            print_line(f"{run.folder.root.name}:")
+        # The runs of a sweep share one shell, which is tried once.
+        found = _check_request(run, ranks, with_shell=run is (runs or [alone])[0])
+        facts["run_folders"].append(str(run.folder.root))
+        facts["findings"] += [finding.to_json() for finding in found.others]
+        facts["facts"] += [*found.lines, *run.finished()]
+        if finished := run.finished():
+            print_line("\n".join(finished))
+    if all(run.finished() for run in runs or [alone]):
+        print_line("nothing was submitted")
+        return facts
+    job = submit_job(wanted)
+    print_line(f"submitted job {job}; follow it: squeue -j {job}")
+    print_line(f"  script: {wanted.script}")
+    log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
+    print_line(f"  log:    {log}")
+    return facts | {"job": job, "log": log}
+
+
+def _check_request(run: Run, ranks: int, *, with_shell: bool) -> Findings:
+    """Checks one run that will be submitted, and prints what is found.
+
+    Args:
+        with_shell: whether the job's shell and its Python are tried, too.
+
+    Raises:
+        StageError: it cannot work, or another launcher trains in its folder.
+    """
+    from runner.launch.check import known_of_partition, python_of_job, surroundings
+    from runner.launch.submit import device_of_job, notes_of_job
+    from runner.launch.surroundings import Attempt, start
+    from runner.run_folder.run_lock import check_not_held
+
+    attempt = start(run, os.environ) if with_shell else Attempt(run)
+    device = device_of_job(run.config, None, os.environ)
+    found = run.examine(ranks, device, with_texts=True)
+    with found.keeping():
+        found.lines += notes_of_job(run.config)
+    attempt.add_to(found)
+    found.raise_errors()
+    known = known_of_partition(run, os.environ, offers=True)
+    found.others += [*python_of_job(run), *surroundings(run, os.environ), *known.others]
+    found.lines += known.lines
+    for line in (*found.lines, *map(str, found.others)):
+        print_line(line)
+    check_not_held(run.folder, os.environ)
+    return found

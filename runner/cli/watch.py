@@ -1,0 +1,135 @@
+"""The commands `status`, `logs` and `report`: parse options and print."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from runner.errors import UsageError, json_option, print_json, print_line, quiet_option, silent
+
+ASK_SLURM_EVERY_S = 20
+
+
+@click.command()
+@click.argument("run", required=False)
+@json_option
+def status(run: str | None, as_json: bool) -> None:
+    """Print the state of RUN, or of all runs below output/.
+
+    RUN is a run folder, a run file, or a Slurm job's number.
+
+    \b
+    Examples:
+      runner status
+      runner status output/my
+    """
+    from runner.run_folder.status import all_runs, find, table
+    from runner.run_folder.status import status as look
+
+    if run is None:
+        runs = all_runs(Path("output"))
+        if as_json:
+            print_json({"runs": [found.document() for found in runs]})
+        else:
+            print_line("\n".join(table(runs, Path("output").absolute())))
+        return
+    found = look(*find(run))
+    if as_json:
+        print_json(found.document())
+    else:
+        print_line("\n".join(found.lines()))
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    metavar="N",
+    help="The log of one rank. Default: the newest job's, on one machine rank 0's.",
+)
+@click.option(
+    "--lines",
+    type=click.IntRange(0),
+    default=40,
+    show_default=True,
+    help="How many of the last lines.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run is over, or Ctrl-C.")
+def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
+    """Print the log of RUN: its steps, warnings and errors.
+
+    RUN is a run folder, a run file, or a Slurm job's number.
+
+    \b
+    Examples:
+      runner logs output/my -f
+      runner logs 4711 --rank 3
+    """
+    from runner.run_folder import logs as reading
+    from runner.run_folder.history import History
+    from runner.run_folder.status import find
+    from runner.run_folder.status import status as look
+
+    folder, job = find(run)
+    try:
+        path = reading.log_of(History.read(folder), rank)
+    except UsageError as error:
+        ended = look(folder, job).job if rank is None and folder.is_dir() else None
+        if ended is None:
+            raise
+        raise UsageError(f"{error.message} {ended.describe()}.", error.remedy) from None
+    print_line(f"{path}:", err=True)
+    shown, position = reading.last_lines(path, lines)
+    for line in shown:
+        print_line(line.expandtabs())
+    if not follow:
+        return
+    asked, over = 0.0, False
+
+    def is_over() -> bool:
+        nonlocal asked, over
+        # Slurm's controller serves the whole cluster, so it is asked rarely.
+        if time.monotonic() - asked > ASK_SLURM_EVERY_S:
+            asked, over = time.monotonic(), look(folder, job).state not in ("running", "waiting")
+        return over
+
+    for text in reading.follow(path, position, is_over):
+        for line in text.splitlines():
+            print_line(line.expandtabs())
+        sys.stdout.flush()
+
+
+@click.command()
+@click.argument(
+    "runs", nargs=-1, required=True, metavar="RUNFOLDER...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page. Default: report.html in the run folder; of several runs, here.",
+)
+@quiet_option
+@json_option
+def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bool) -> None:
+    """Write one HTML page on runs: curves, settings and their origin.
+
+    \b
+    Examples:
+      runner report output/my
+      runner report output/* -o compare.html
+    """
+    from runner.report import write
+
+    with silent(if_=quiet or as_json):
+        page = write(runs, output)
+        print_line(str(page))
+    if as_json:
+        folders = [os.fspath(run.absolute()) for run in runs]
+        print_json({"format": 1, "exit_code": 0, "page": str(page), "run_folders": folders})

@@ -1,0 +1,243 @@
+"""`runner init`: a run file from an example, with what is in a bundle. The examples are in runs/.
+
+task, bundle -> `new_run_file` -> the text of a run file, and lines that explain its choices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.columns import fitting
+from runner.config.model_types import MODEL_TYPES
+from runner.errors import UsageError, as_shown, read_value
+from runner.inputs import Bundle
+from runner.plan.shapes import ModelShape
+
+EXAMPLES = {
+    "masked-lm": "bert-large-deepspeed.yaml",
+    "causal-lm": "gpt2-large-fsdp.yaml",
+    "instruction": "neural-chat-qlora.yaml",
+    "image-classification": "cifar10-ddp.yaml",
+}
+"""Task -> the example that its run file begins as."""
+
+_TYPES = {
+    "masked-lm": "MASKED_LM",
+    "causal-lm": "CAUSAL_LM",
+    "instruction": "CAUSAL_LM",
+    "image-classification": "IMAGE_CLASSIFICATION",
+}
+_KEYS = {
+    "masked-lm": ("text",),
+    "causal-lm": ("text",),
+    "instruction": ("prompt", "response"),
+    "image-classification": ("image", "label"),
+}
+_USUAL_NAMES = {
+    "text": ("text", "content"),
+    "prompt": ("prompt", "instruction", "question", "input", "user"),
+    "response": ("response", "completion", "output", "answer", "assistant"),
+    "image": ("image", "img"),
+    "label": ("label", "labels", "fine_label"),
+}
+_VALIDATION = ("validation", "valid", "val", "dev", "test")
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    settings: Mapping[str, Any]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A dataset, and key of the run file -> its value."""
+
+    keys: Mapping[str, str]
+    comments: Mapping[str, str]
+
+
+def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
+    """Returns the text of a new run file, and lines that explain it.
+
+    Args:
+        task: a key of `EXAMPLES`.
+        path: the file that will be written.
+        bundle: whose assets are used; None: those of the example.
+
+    Raises:
+        UsageError: the bundle has no model or no dataset for the task.
+        DamageError: the bundle's lock is damaged.
+    """
+    example = Path(__file__).with_name(EXAMPLES[task])
+    blocks = _blocks(example.read_text(encoding="utf-8"))
+    where = "BUNDLE" if bundle is None else str(bundle)
+    head = f"# Next: runner check {path} --bundle {where}   (all keys: docs/runner.md)\n"
+    blocks["name"] = f"name: {_name(path)}\n"
+    if bundle is None:
+        said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
+        return head + "".join(blocks.values()), said
+    opened = Bundle.open(bundle)
+    model, data = _model(task, opened), _data(task, opened)
+    if f"asset: {model.name}" not in blocks["model"]:
+        _adapt(blocks, model)
+    blocks["model"] = (
+        f"model: {{asset: {_word(model.name)}, init: pretrained}}   "
+        f"# init: scratch trains from config.json alone{_also(model.others)}\n"
+    )
+    lines = [
+        f"  {key}: {value}" + (f"   # {data.comments[key]}" if data.comments.get(key) else "")
+        for key, value in data.keys.items()
+    ]
+    blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
+    said = [f"model {model.name}: {_why(model.others)}", *_describe(data)]
+    if environment := _environment(opened):
+        blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
+        said.append(f"environment {environment}: the ranks run in it")
+    return head + "".join(blocks.values()), said
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """Key -> its lines and the comments above it; those above the first key are omitted."""
+    blocks: dict[str, str] = {}
+    key = above = ""
+    for line in text.splitlines(keepends=True):
+        if found := re.match(r"([a-z_]+):", line):
+            blocks[found[1]] = (above if key else "") + line
+            key, above = found[1], ""
+        elif line.startswith("#"):
+            above += line
+        else:
+            blocks[key] += line
+    return blocks
+
+
+def _adapt(blocks: dict[str, str], model: _Model) -> None:
+    """Removes from an example what fits its own model only."""
+    length = ModelShape.of(model.settings, None).longest
+    if found := re.match(r"sequence_length: (\d+)", blocks.get("sequence_length", "")):
+        tokens = min(int(found[1]), length or int(found[1]))
+        most = f"   # tokens; the model takes {length}" if length else ""
+        blocks["sequence_length"] = f"sequence_length: {tokens}{most}\n"
+    if "lora" in blocks:
+        blocks["lora"] = re.sub(r", targets: \[[^]]*\]", "", blocks["lora"])
+    if "quantization" in blocks:
+        blocks["quantization"] = f"# {blocks['quantization'].rstrip()}   # needs a GPU\n"
+        blocks["optimizer"] = blocks["optimizer"].replace("paged_adamw_8bit", "adamw")
+
+
+def _model(task: str, bundle: Bundle) -> _Model:
+    found = []
+    types = set(MODEL_TYPES[_TYPES[task]].split())
+    encoders = set(MODEL_TYPES["MASKED_LM"].split())
+    known = {name for group in MODEL_TYPES.values() for name in group.split()}
+    models = {}
+    for name, asset in bundle.lock.assets.items():
+        path = bundle.asset_path(name) / "config.json"
+        if asset.kind not in ("model", "files") or not path.is_file() or asset.base_of:
+            continue
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            kind = str(settings["model_type"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        models[name] = settings
+        # Some encoders can be built as decoders; a true decoder comes first.
+        rank = int(_TYPES[task] == "CAUSAL_LM" and kind in encoders)
+        if kind in types or kind not in known:
+            found.append((rank + 2 * (kind not in types), name))
+    if not found:
+        have = ", ".join(f"{name} ({kind['model_type']})" for name, kind in models.items())
+        raise UsageError(
+            f"{bundle.root}: no model in this bundle fits the task {task}.",
+            f"Its models: {have or 'none'}. Stage one: stage init, stage fetch.",
+        )
+    rank, best = min(found, key=lambda pair: pair[0])
+    others = [name for of, name in found if of == rank and name != best]
+    return _Model(best, models[best], tuple(others))
+
+
+def _data(task: str, bundle: Bundle) -> _Data:
+    found = []
+    for name, asset in bundle.lock.assets.items():
+        for config, splits in asset.configs.items():
+            train = "train" if "train" in splits else next(iter(splits), None)
+            if train is None:
+                continue
+            columns = {column.name: column.type for column in splits[train].schema or ()}
+            chosen, comments = _columns(task, columns)
+            if chosen:
+                validation = next((v for v in _VALIDATION if v in splits and v != train), "null")
+                keys = {"asset": _word(name)}
+                keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}
+                keys |= {**chosen, "train": _word(train)}
+                keys["validation"] = validation if validation == "null" else _word(validation)
+                comments["validation"] = "null: none" if validation != "null" else ""
+                found.append(_Data(keys, comments))
+    if not found:
+        wanted = " and ".join(_KEYS[task])
+        have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
+        raise UsageError(
+            f"{bundle.root}: no dataset in this bundle has columns for the task {task} ({wanted}).",
+            f"Its datasets: {', '.join(have) or 'none'}; `stage show {bundle.root}` lists columns.",
+        )
+    others = [data.keys["asset"] for data in found[1:]]
+    comments = {**found[0].comments, "asset": _also(others).removeprefix("; ")}
+    keys = {
+        key: value for key, value in found[0].keys.items() if (key, value) != ("config", "auto")
+    }
+    return _Data(keys, comments)
+
+
+def _columns(task: str, columns: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Key of the run file -> column, and key -> comment; empty: the columns do not fit the task."""
+    if task == "instruction" and (messages := fitting("messages", columns)):
+        return {"messages": _word(messages[0])}, {"messages": "lists of {role, content}"}
+    chosen: dict[str, str] = {}
+    comments: dict[str, str] = {}
+    for key in _KEYS[task]:
+        able = [name for name in fitting(key, columns) if name not in chosen.values()]
+        usual = [name for name in able if name.casefold() in _USUAL_NAMES[key]]
+        if not able:
+            return {}, {}
+        chosen[key] = (usual or able)[0]
+        comments[key] = _also([name for name in able if name != chosen[key]]).removeprefix("; ")
+    return {key: _word(column) for key, column in chosen.items()}, comments
+
+
+def _describe(data: _Data) -> list[str]:
+    keys = {key: value for key, value in data.keys.items() if key != "asset"}
+    what = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    return [f"dataset {data.keys['asset']}: {what}"]
+
+
+def _environment(bundle: Bundle) -> str | None:
+    kinds = {name: asset.kind for name, asset in bundle.lock.assets.items()}
+    return next((name for name, kind in kinds.items() if kind == "environment"), None)
+
+
+def _why(others: Sequence[str]) -> str:
+    if others:
+        return f"the first that fits the task; also: {', '.join(others)}"
+    return "the only one that fits the task"
+
+
+def _also(others: Sequence[str]) -> str:
+    """The other possible values, for the end of a line: names can hold line breaks."""
+    return f"; also: {' '.join(as_shown(', '.join(others)).split())}" if others else ""
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"
+
+
+def _word(text: str) -> str:
+    """Text as a value in YAML: plain where that means the same."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and read_value(text) == text
+    return text if is_plain else json.dumps(text)

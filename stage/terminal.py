@@ -1,0 +1,151 @@
+"""Text for a terminal: control characters escaped, colours that mean something, whole words.
+
+`shown(text, stream)` is text as that stream should get it. A file or a pipe gets the text as it is.
+Colours: errors are red, verdicts that are good are green, warnings are yellow, commands are cyan
+and paths are bold. NO_COLOR, FORCE_COLOR and TERM=dumb count, in this order. Lines are wrapped at
+spaces to the width of the terminal; a path or a command stays on one line, so that it can be
+copied.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from stage.errors import as_shown
+
+_NARROWEST = 20  # columns; in fewer, nothing is wrapped
+_RESET = "\033[0m"
+_RED, _GREEN, _YELLOW, _CYAN, _BOLD = "\033[1;31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m"
+
+_PROGRAM = (
+    r"(?:stage|runner|srun|sbatch|squeue|scancel|rsync|pip|python3?|sh|uv|conda|ssh-keygen|"
+    r"sha256sum|mkdir|chmod|namei|rm|mv|export)"
+)
+# A command stands in backticks, or it follows `-> `, `: ` or the beginning of a line.
+_COMMAND = re.compile(
+    rf"(?P<quoted>`[^`\n]+`)|(?:(?<=-> )|(?<=: )|^ *)(?P<bare>{_PROGRAM} [^\n]+?)"
+    r"(?=$|[;,.)](?:\s|$)| \(| {2,})",
+    re.MULTILINE,
+)
+_PATH = re.compile(
+    r"(?<![\w`/.~-])(?:"
+    r"(?:https?://|~/|\.{0,2}/)[^\s`'\"(),;]*[^\s`'\"(),;:.]"
+    r"|[\w.+-]*[A-Za-z][\w.+-]*/[\w./%@+-]*[\w%+-]{2}"
+    r"|[\w.+-]+\.(?:ya?ml|json|jsonl|lock|csv|parquet|safetensors|log|sbatch|html|md|pub)\b"
+    r")(?::\d+)?"
+)
+_WORDS = (
+    (re.compile(r"^error:", re.MULTILINE), _RED),
+    (re.compile(r"^\s*warning:", re.MULTILINE), _YELLOW),
+    (re.compile(r"(?<=: )(?:sound|finished)\b(?! already)"), _GREEN),
+    (re.compile(r"^nothing found that would fail"), _GREEN),
+)
+_PREFIX = re.compile(r"\s*(?:error: |warning: |-> |\d+\. )?")
+
+
+class Stream(Protocol):
+    """A stream of text, such as sys.stderr."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+
+    def fileno(self) -> int:
+        """Its file descriptor."""
+
+
+def shown(text: str, stream: Stream, environ: Mapping[str, str] = os.environ) -> str:
+    """Text as a stream should get it."""
+    text = as_shown(text)
+    width = _width(stream)
+    if width is not None and width >= _NARROWEST:
+        text = wrapped(text, width)
+    return coloured(text) if has_colour(stream, environ) else text
+
+
+def has_colour(stream: Stream, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream gets colours (no-color.org, force-color.org)."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return environ["FORCE_COLOR"] != "0"
+    return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
+
+
+def coloured(text: str) -> str:
+    """Text with colours. Pure."""
+    marks = [
+        (match.span(), colour) for pattern, colour in _WORDS for match in pattern.finditer(text)
+    ]
+    marks += [(span, _CYAN) for span in _commands(text)]
+    marks += [(match.span(), _BOLD) for match in _PATH.finditer(text)]
+    result, end = [], 0
+    for (start, stop), colour in sorted(marks, key=lambda mark: mark[0][0]):
+        if start >= end:  # the first mark wins: a path in a command has the command's colour
+            result += [text[end:start], colour, text[start:stop], _RESET]
+            end = stop
+    return "".join([*result, text[end:]])
+
+
+def wrapped(text: str, width: int) -> str:
+    """Text in lines of at most `width` columns, broken at spaces only. Pure.
+
+    What is longer than a line, such as a path or a command, stays whole.
+    """
+    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+
+
+def _wrapped_line(line: str, width: int) -> Iterator[str]:
+    if _columns(line) <= width:
+        yield line
+        return
+    prefix = _PREFIX.match(line)
+    start = prefix[0] if prefix else ""
+    indent = " " * (
+        len(start) if start.strip() in ("->", "") else len(start) - len(start.lstrip()) + 2
+    )
+    current, gap = start, ""
+    for word, space in _units(line[len(start) :]):
+        if current.strip() and current != start and _columns(current + gap + word) > width:
+            yield current
+            current, gap = indent, ""
+        current, gap = current + gap + word, space
+    yield current
+
+
+def _units(text: str) -> Iterator[tuple[str, str]]:
+    """Words and commands, each with the spaces after it."""
+    at = 0
+    commands = list(_commands(text))
+    for gap in re.finditer(r" +", text):
+        if not any(start < gap.start() < stop for start, stop in commands):
+            yield text[at : gap.start()], gap[0]
+            at = gap.end()
+    yield text[at:], ""
+
+
+def _commands(text: str) -> Iterator[tuple[int, int]]:
+    """Where the commands of a text begin and end."""
+    for match in _COMMAND.finditer(text):
+        yield match.span(match.lastgroup or 0)
+
+
+def _columns(text: str) -> int:
+    """The columns that a text takes: characters of Chinese take two."""
+    return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text)
+
+
+def _width(stream: Stream) -> int | None:
+    """The columns of a terminal; None: it is none, or its width is unknown."""
+    if not stream.isatty():
+        return None
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdigit():
+        return int(asked)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None

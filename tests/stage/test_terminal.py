@@ -1,0 +1,131 @@
+"""What a person sees: colours that mean something, and whole words. A pipe gets plain text."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from stage.terminal import coloured, wrapped
+
+ROOT = Path(__file__).resolve().parents[2]
+ERROR = (
+    "error: my.yaml:18: `prompts`: its header has no comma, and would be one column.\n"
+    "  -> Where the bundle was made: stage patch BUNDLE --report damage.json -o PATCH. "
+    "Or look at /home/me/.local/state/airlift/receipts/4f1c.damage.json"
+)
+RED, GREEN, YELLOW, CYAN, BOLD, END = (f"\033[{n}m" for n in ("1;31", "32", "33", "36", "1", "0"))
+
+
+@pytest.mark.parametrize("width", [20, 34, 40, 60, 80, 200])
+def test_text_is_broken_at_spaces_and_neither_paths_nor_commands_are(width: int) -> None:
+    text = wrapped(ERROR, width)
+    assert text.split() == ERROR.split()
+    assert "stage patch BUNDLE --report damage.json -o PATCH" in text
+    assert "/home/me/.local/state/airlift/receipts/4f1c.damage.json" in text
+    for line in text.splitlines():
+        is_one_thing = re.fullmatch(r" *(stage patch .*|/home/\S+|-> \S+)", line)
+        assert len(line) <= width or is_one_thing, line
+
+
+def test_lines_after_a_remedy_are_indented_below_it() -> None:
+    lines = wrapped(ERROR, 60).splitlines()
+    arrow = next(number for number, line in enumerate(lines) if line.startswith("  -> "))
+    assert all(line.startswith("     ") for line in lines[arrow + 1 :])
+
+
+def test_columns_of_a_table_and_text_that_fits_stay_as_they_are() -> None:
+    table = "run    state     step\na      running   3/10"
+    assert wrapped(table, 30) == table
+
+
+def test_chinese_characters_take_two_columns() -> None:
+    assert wrapped("模型 模型 模型", 10).splitlines() == ["模型 模型", "模型"]
+
+
+def test_colours_say_what_is_wrong_sound_a_command_or_a_path() -> None:
+    text = coloured(ERROR)
+    assert text.startswith(f"{RED}error:{END} {BOLD}my.yaml:18{END}: {CYAN}`prompts`{END}")
+    assert f"{CYAN}stage patch BUNDLE --report damage.json -o PATCH{END}." in text
+    assert text.endswith(f"{BOLD}/home/me/.local/state/airlift/receipts/4f1c.damage.json{END}")
+    assert f"bundle: {GREEN}sound{END}: 3 files" in coloured("bundle: sound: 3 files")
+    assert coloured("warning: slow").startswith(f"{YELLOW}warning:{END}")
+    plain = "step 1/120  epoch 0.02  loss 10.8503  lr 5.83e-05  234 tokens/s"
+    assert coloured(plain) == plain
+
+
+def on_terminal(*command: str, width: int = 60, **environ: str) -> str:
+    """What a terminal shows of a command: stdout and stderr."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    kept = {key: value for key, value in os.environ.items() if key not in names}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**kept, "TERM": "xterm", **environ},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # Linux: the other end is closed
+        pass
+    process.wait(60)
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def in_pipe(*command: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", **environ},
+    )
+    return done.stdout + done.stderr
+
+
+MISTAKE = ("stage", "verify", "a-folder/with-a-long-name/that-is/not-there")
+
+
+def test_a_terminal_gets_colours_and_lines_of_its_width() -> None:
+    shown = on_terminal(*MISTAKE)
+    assert shown.startswith(f"{RED}error:{END}")
+    plain = re.sub(r"\033\[[\d;]*m", "", shown)
+    assert "a-folder/with-a-long-name/that-is/not-there" in plain
+    assert len(plain.splitlines()) > len(in_pipe(*MISTAKE).splitlines())
+    assert all(len(line) <= 60 for line in plain.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_colour"),
+    [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"FORCE_COLOR": "0"}, False),
+     ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False), ({"TERM": "dumb", "FORCE_COLOR": "1"}, True)],
+)  # fmt: skip
+def test_a_terminal_without_colours_gets_none(environ: dict[str, str], has_colour: bool) -> None:
+    assert ("\033" in on_terminal(*MISTAKE, **environ)) == has_colour
+
+
+def test_a_pipe_gets_plain_text_unless_colours_are_forced() -> None:
+    plain = in_pipe(*MISTAKE)
+    assert "\033" not in plain and plain.startswith("error: a-folder/with-a-long-name/")
+    forced = in_pipe(*MISTAKE, FORCE_COLOR="1")
+    assert re.sub(r"\033\[[\d;]*m", "", forced) == plain != forced
+
+
+def test_the_runner_s_messages_are_coloured_too() -> None:
+    assert on_terminal("runner", "trian").startswith(f"{RED}error:{END}")
