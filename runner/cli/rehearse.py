@@ -31,15 +31,15 @@ def rehearse(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Try RUN small and whole, in a minute: step, save, resume, evaluate, export.
+    """Try RUN small and whole, in a minute: a step, a save, an export.
 
-    Two ranks on this machine's CPU, the model cut to two layers, in the run folder's file system.
-    Everything is removed afterwards.
+    Also a resume and an evaluation. Two ranks on this machine's CPU, the model cut to two
+    layers, in the run folder's file system. Everything is removed afterwards.
 
     \b
     Examples:
       runner rehearse runs/my.yaml --bundle bundle
-      runner rehearse runs/my.yaml --bundle bundle --job      # the partition's nodes
+      runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
     from runner.launch.train import Run
     from runner.rehearse.nodes import part

@@ -330,7 +330,11 @@ def _check_request(run: Run, ranks: int, *, with_shell: bool) -> Findings:
     attempt.add_to(found)
     found.raise_errors()
     known = known_of_partition(run, os.environ, offers=True)
-    found.others += [*python_of_job(run), *surroundings(run, os.environ), *known.others]
+    found.others += [
+        *python_of_job(run, is_tried=attempt.is_under_way),
+        *surroundings(run, os.environ),
+        *known.others,
+    ]
     found.lines += known.lines
     for line in (*found.lines, *map(str, found.others)):
         print_line(line)

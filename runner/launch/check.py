@@ -48,7 +48,7 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
     found.errors[:0] = early.errors
     with found.keeping():
         found.lines += notes_of_job(config)
-    found.others += python_of_job(run)
+    found.others += python_of_job(run, is_tried=attempt is not None and attempt.is_under_way)
     if processes is None:
         found.others += find_tools(config)
     elif config.environment is None:
@@ -69,11 +69,15 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
     return found
 
 
-def python_of_job(run: Run) -> list[Finding]:
-    """Returns what is to be known about the job's Python, if this one cannot train."""
+def python_of_job(run: Run, *, is_tried: bool) -> list[Finding]:
+    """Returns what is to be known about the job's Python, if this one cannot train.
+
+    Args:
+        is_tried: whether `surroundings.start` tries that Python: then it examines its torch.
+    """
     config = run.config
     is_own = config.environment is None and not config.slurm.container
-    if is_own and (torch := torch_without_gpus(config.slurm)):
+    if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
         return [
             Finding(
                 "warning",

@@ -135,6 +135,11 @@ class Attempt:
     folder: tempfile.TemporaryDirectory[str] | None = None
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a shell was started."""
+        return self.process is not None
+
     def add_to(self, found: Findings) -> None:
         """Waits for the end, `LIMIT_S` after the start at the latest, and adds what is found."""
         if self.shell is None or self.process is None or self.folder is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stage.environment.compat import imports
 from tests.first_job.harness import assert_silent, programs, run_runner, torch_of
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
@@ -43,11 +45,19 @@ def test_an_example_passes_without_a_warning(
     run: Path, tmp_path: Path, twins_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(torch_of(tmp_path / "site", "2.10.0", "'12.8'"))
-    path = programs(tmp_path / "bin", sinfo=SINFO, sbatch="exit 0", squeue="exit 0")
+    # The job's shell is real, and imports the torch of the tests, which is for CPUs.
+    read = imports.read_answers
+    monkeypatch.setattr(
+        imports, "read_answers", lambda text: replace(read(text), torch={"cuda": "12.8"})
+    )
+    quiet = dict.fromkeys(("sbatch", "squeue"), "exit 0")
+    path = programs(tmp_path / "bin", sinfo=SINFO, **quiet)
     # What is below /tmp is rightly called a disk of this node: the tests' own folder is there.
     monkeypatch.setattr("runner.launch.check.check_places", lambda *_: [])
+    # /etc/profile sets PATH again, so `module` is a function, as it is on clusters.
+    login = {"PATH": path, "BASH_FUNC_module%%": "() { :; }"}
     name = twin_of(run, tmp_path).name
-    said = run_runner(tmp_path, "check", name, "--bundle", str(twins_bundle), PATH=path)
+    said = run_runner(tmp_path, "check", name, "--bundle", str(twins_bundle), **login)
     assert_silent(said)
     assert "sbatch --test-only accepts it" in said.out
     assert not (tmp_path / "output").exists()

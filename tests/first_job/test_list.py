@@ -38,6 +38,7 @@ AVOIDED: frozenset[str] = frozenset().union(
 )
 GPU = "needs a GPU, or a driver"
 ELSEWHERE = "injected in tests/runner or tests/site"
+REHEARSED = "injected in tests/runner/rehearse"
 LAUNCHERS = "another launcher than ours; `runner train` has no part that could fail so"
 NOT_INJECTED = {
     **dict.fromkeys(("C7", "C8", "L7", "L8", "N10", "B7"), GPU),
@@ -46,6 +47,7 @@ NOT_INJECTED = {
     **dict.fromkeys(("L10", "N1", "N3", "N4", "N5", "N6", "N7", "N8", "K2"), ELSEWHERE),
     **dict.fromkeys(("K8", "K9", "O1", "O2", "O5", "O6", "O7", "O8", "O9", "O10"), ELSEWHERE),
     **dict.fromkeys(("S6", "S7", "S8", "S9", "S10"), ELSEWHERE),
+    **dict.fromkeys(("T14", "K10"), REHEARSED),
     **dict.fromkeys(("O11", "O12"), "a library's own download, behind `runner exec`"),
 }
 

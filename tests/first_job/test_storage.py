@@ -89,10 +89,8 @@ QUOTA = {"S2": Found(("your quota is used up, of bytes or of files",), "quota -s
 def test_a_quota_that_is_used_up_is_called_a_quota(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_folder: Path) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(access, "_write_a_file", refuse)
+    fault = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    monkeypatch.setattr(access, "write_fault", lambda _folder: fault)
     assert_found(check(tmp_path, staged, **GPT2), QUOTA["S2"])
 
 

@@ -31,8 +31,8 @@ def make_light(folder: Path) -> None:
     """Makes the environment in `folder`, with `stage`, `runner` and `airlift` in its `bin`."""
     site = make_requirements(folder)
     # What pip recorded of airlift itself, and nothing of the editable installation's import hooks.
-    site_of_tests = Path(str(metadata.distribution(DISTRIBUTION).locate_file("")))
-    own = next(site_of_tests.glob("airlift_hpc-*.dist-info"))
+    recorded = f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"
+    own = next(found for path in sys.path for found in Path(path).glob(recorded))
     (site / own.name).symlink_to(own)
     for package in ("stage", "runner"):
         (site / package).symlink_to(ROOT / package)

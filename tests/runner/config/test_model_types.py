@@ -7,7 +7,7 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 from transformers.models.auto import modeling_auto
 
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
-from runner.preflight.preflight import TABLES
+from runner.preflight.model import TABLES
 
 
 def test_every_task_has_a_table() -> None:
