@@ -477,9 +477,7 @@ def hub_repositories(bundle_path: Path) -> tuple[str, list[HubRepository]]:
 def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
     refs = {DEFAULT_REVISION: served.versions[0].commit}
     for version in reversed(served.versions):
-        refs |= {
-            revision: version.commit for revision in version.revisions if revision != version.commit
-        }
+        refs |= {ref: version.commit for ref in version.revisions if ref != version.commit}
     snapshots = {
         v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions
     }

@@ -41,19 +41,19 @@ from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
 from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
+    check_disk,
     check_quota,
     check_readable,
     check_writable,
+    disk_needed,
     files_to_read,
     nearest_folder,
 )
-from runner.preflight.disk import check_disk, disk_needed
 from runner.preflight.findings import Findings
-from runner.preflight.light_tokenizer import serves
 from runner.preflight.model import check_index, check_model
 from runner.preflight.settings import check_accumulation, check_micro, check_precision
 from runner.preflight.texts import check_texts
-from runner.preflight.vocabulary import check_vocabulary, read_vocabulary
+from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
 from runner.run_folder.history import earlier_settings, settings_of

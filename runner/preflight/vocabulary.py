@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import StageError, UsageError
+from runner.inputs import ModelInput
+from runner.plan.transformers_tables import tokens_of_class
 from runner.preflight.findings import Finding
 
 NAMED = 3  # at most so many tokens are named in a message
 USED = ("bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Tokens that training itself may write. Not the padding: a batch here is filled with others."""
 FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line
+_NEEDED = {"masked-lm": ("mask_token", "cls_token", "sep_token"), "causal-lm": ("eos_token",)}
+"""Task -> the tokens that frame its sequences; see `runner.data.tokenizing.frame`."""
+_OTHER_FORMATS = ("tekken.json",)
 
 
 @dataclass(frozen=True)
@@ -220,3 +225,50 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     return str(settings.get("chat_template") or "")
+
+
+def serves(task: str, model: ModelInput) -> bool:
+    """Returns whether the tokenizer of a model certainly loads and has the tokens of a task.
+
+    To import transformers takes two thirds of the time of `runner check`. This only ever says yes:
+    in all other cases transformers loads the tokenizer, and its error is the one that is printed.
+    """
+    needed = _NEEDED.get(task)
+    if (
+        needed is None
+        or "tokenizer.json" not in model.digests
+        or any(name in model.digests for name in _OTHER_FORMATS)
+    ):
+        return False
+    from tokenizers import Tokenizer
+
+    try:
+        settings = _mapping(model, "tokenizer_config.json")
+        named = _mapping(model, "special_tokens_map.json") | settings
+        own = tokens_of_class(
+            str(model.settings.get("model_type")), settings.get("tokenizer_class")
+        )
+        if own is None or "auto_map" in settings:
+            return False
+        tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
+        texts = [_text(named.get(role, own.get(role))) for role in needed]
+    except Exception:  # noqa: BLE001 - tokenizers raises this class; transformers explains it
+        return False
+    has_words = tokenizer.get_vocab_size() > len(tokenizer.get_added_tokens_decoder())
+    return has_words and all(text and tokenizer.token_to_id(text) is not None for text in texts)
+
+
+def _mapping(model: ModelInput, name: str) -> dict[str, Any]:
+    if name not in model.digests:
+        return {}
+    found = json.loads(Path(model.path / name).read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is no mapping")
+    return found
+
+
+def _text(token: object) -> str | None:
+    """Returns the text of a token as transformers accepts it; None: it may be wrong."""
+    if isinstance(token, dict) and token.get("__type") == "AddedToken":
+        token = token.get("content")
+    return token if isinstance(token, str) else None

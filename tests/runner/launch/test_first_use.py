@@ -17,8 +17,8 @@ from runner.errors import CommandGroup, IncompleteError, UsageError
 from runner.inputs import check_not_inside
 from runner.launch.rank import give_up
 from runner.plan.shapes import ModelShape
-from runner.preflight import disk
-from runner.preflight.disk import disk_still_needed
+from runner.preflight import access
+from runner.preflight.access import disk_still_needed
 from runner.ranks.heartbeat import Heartbeat
 from runner.run_folder.checkpoints import TrainingState, check_before_launch
 from runner.run_folder.layout import RunFolder
@@ -88,12 +88,12 @@ def test_room_that_a_runs_own_checkpoints_take_is_not_asked_for_again(cluster: C
 def test_keep_1_is_advised_only_where_more_are_kept(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, keep: int, advised: bool
 ) -> None:
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    monkeypatch.setattr(access.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     config = RunConfig.load(cluster.write(checkpoint={"keep": keep}))
     with pytest.raises(IncompleteError) as refused:
         shape = ModelShape(1000, 512, 64, 2, 100)
-        needed = disk.disk_needed(config, shape)
-        disk.check_disk(config, RunFolder(cluster.output()), shape, needed)
+        needed = access.disk_needed(config, shape)
+        access.check_disk(config, RunFolder(cluster.output()), shape, needed)
     assert ("checkpoint.keep=1" in str(refused.value)) == advised
 
 

@@ -20,7 +20,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
 from runner.plan.shapes import shape_of
-from runner.preflight.disk import disk_needed
+from runner.preflight.access import disk_needed
 from runner.preflight.preflight import check
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle

@@ -158,7 +158,7 @@ def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
 
     from runner.inputs import resolve
     from runner.plan.shapes import shape_of
-    from runner.preflight.disk import disk_needed
+    from runner.preflight.access import disk_needed
 
     config = RunConfig.load(terminal.cluster.write())
     shape = shape_of(config, resolve(config, terminal.cluster.bundle).model)

@@ -11,7 +11,7 @@ import pytest
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.preflight.light_tokenizer import serves
+from runner.preflight.vocabulary import serves
 from tests.runner.conftest import Cluster
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
