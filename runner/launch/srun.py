@@ -138,6 +138,8 @@ def run_batch(
     environ: Mapping[str, str] | None = None,
     hang_after_s: float | None = None,
     folders: Mapping[str, str] | None = None,
+    *,
+    tests_nodes: bool = True,
 ) -> int:
     """Runs `argv` as the ranks of this job and waits for them.
 
@@ -150,6 +152,7 @@ def run_batch(
         argv: the command of a rank.
         hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
         folders: what it is -> a folder that each node must have.
+        tests_nodes: whether each node of several is tested first; a rehearsal does it itself.
 
     Returns:
         0: done. 5: stopped, submit again. Else the exit code of the first rank that failed, if it
@@ -172,7 +175,7 @@ def run_batch(
         srun_environment(job, environ, port, master.address),
     )
     _describe(job, command, master, port)
-    if job.num_nodes > 1:
+    if job.num_nodes > 1 and tests_nodes:
         check_nodes(job, variables, Meeting(master.address, port, job.num_nodes - 1, folders or {}))
     sentinel = run_folder / SENTINEL
     sentinel.unlink(missing_ok=True)

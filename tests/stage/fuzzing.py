@@ -141,5 +141,6 @@ def survives(target: str, data: bytes, folder: Path) -> None:
     try:
         PARSERS[target](data, folder)
     except StageError as error:
-        assert error.message and error.remedy, f"without a remedy: {error}"
+        for part in error.parts or (error,):  # several mistakes at once have one each
+            assert part.message and part.remedy, f"without a remedy: {part}"
         as_shown(str(error)).encode()

@@ -72,7 +72,7 @@ def launch(run: Run, folder: Path, arguments: Sequence[str], prefix: Path | None
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
     RunFolder(folder).make()
     argv = runner_command(*arguments, prefix=prefix)
-    return run_batch([*run.config.slurm.container, *argv], folder)
+    return run_batch([*run.config.slurm.container, *argv], folder, tests_nodes=False)
 
 
 def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:

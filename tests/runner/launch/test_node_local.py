@@ -238,7 +238,7 @@ def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
     assert str(right) in node_local.preview(False, environment, right)
     with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
         node_local.preview(False, environment, wrong)
-    with pytest.raises(DamageError, match=r"node-local\.sh is missing"):
+    with pytest.raises(DamageError, match=r"node-local\.sh: cannot be read: it is missing"):
         node_local.preview("auto", environment, wrong)
     environment.path.mkdir()
     for name in ("node-local.sh", "bootstrap.sh", "image.tar.gz"):

@@ -20,8 +20,8 @@ import pytest
 
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
+from tests.first_job.test_good_runs import RUNS, TWINS
 from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_good_runs import RUNS, TWINS
 from tests.support.light import make_light
 from tests.support.once import once
 from tests.support.staging import fetch_bundle

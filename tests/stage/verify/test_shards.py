@@ -90,7 +90,7 @@ def test_by_the_command_as_slurm_would_run_it(damaged: Path, tmp_path: Path) -> 
     merged = subprocess.run(command, capture_output=True, text=True)
     assert merged.returncode == 1 and json.loads(merged.stdout) == verify(damaged).to_json()
     lacking = subprocess.run(command[:-1], capture_output=True, text=True)
-    assert lacking.returncode == 2 and "1 of 3 shards are missing: 1" in lacking.stderr
+    assert lacking.returncode == 2 and "shards are missing: 1 (1 of 3)" in lacking.stderr
 
 
 def test_a_missing_doubled_or_foreign_shard_is_refused(damaged: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_missing_doubled_or_foreign_shard_is_refused(damaged: Path) -> None:
     other = reports(damaged, 2)[0]
     (path, last) = three[2]
     for given_, said in (
-        (three[:2], "1 of 3 shards are missing: 3"),
+        (three[:2], "shards are missing: 3"),
         ([*three, three[0]], "is there already"),
         ([*three[:2], other], "2 shards, not 3"),
         ([*three[:2], (path, replace(last, bundle_id="0" * 64))], "bundle id 0000"),
