@@ -12,6 +12,12 @@ from stage.environment.compat import imports
 from tests.first_job.harness import assert_silent, programs, run_runner, torch_of
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
+# Each of them imports torch twice: all of them on request, one of each engine in every run.
+SLOW = ("cifar10-ddp", "gpt2-xl-fsdp-offload", "neural-chat-qlora")
+EXAMPLES = [
+    pytest.param(run, id=run.stem, marks=[pytest.mark.slow] if run.stem in SLOW else [])
+    for run in RUNS
+]
 TWINS = {
     "bert-large-uncased": "still-bert",
     "gpt2-large": "gpt2-bare",
@@ -40,7 +46,7 @@ def twin_of(run: Path, folder: Path) -> Path:
     return folder / run.name
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", EXAMPLES)
 def test_an_example_passes_without_a_warning(
     run: Path, tmp_path: Path, twins_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
