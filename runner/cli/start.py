@@ -322,8 +322,8 @@ def _check_request(run: Run, ranks: int, *, with_shell: bool) -> Findings:
     from runner.launch.surroundings import Attempt, start
     from runner.run_folder.run_lock import check_not_held
 
+    device = device_of_job(run.config, None, os.environ)  # may refuse: nothing runs yet
     attempt = start(run, os.environ) if with_shell else Attempt(run)
-    device = device_of_job(run.config, None, os.environ)
     found = run.examine(ranks, device, with_texts=True)
     with found.keeping():
         found.lines += notes_of_job(run.config)

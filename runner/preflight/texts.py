@@ -92,26 +92,31 @@ def may_be_few(recipe: Recipe, total: int) -> bool:
         recipe: what is read.
         total: sequences per step.
     """
-    import pyarrow.parquet as pq
-
     rows = min(recipe.split.rows, recipe.limit or recipe.split.rows)
     if recipe.documents != "joined":
         return rows < ROWS_PER_SEQUENCE * total
     if rows > MOST_ROWS:
         return False
+    share = rows / max(1, recipe.split.rows)
+    return bytes_of_text(recipe) * share < LONGEST_TOKEN * recipe.sequence_length * total
+
+
+def bytes_of_text(recipe: Recipe) -> int:
+    """Bytes of the text column of a split, uncompressed, from the footers of its files."""
+    import pyarrow.parquet as pq
+
     size = 0
     for path in recipe.split.files:
         with reading(path):
-            groups = pq.read_metadata(path)
-        for group in (groups.row_group(number) for number in range(groups.num_row_groups)):
-            columns = (group.column(number) for number in range(group.num_columns))
+            metadata = pq.read_metadata(path)
+        for group in (metadata.row_group(n) for n in range(metadata.num_row_groups)):
+            columns = (group.column(n) for n in range(group.num_columns))
             size += sum(
                 column.total_uncompressed_size
                 for column in columns
                 if column.path_in_schema.split(".")[0] == recipe.dataset.text
             )
-    share = rows / max(1, recipe.split.rows)
-    return size * share < LONGEST_TOKEN * recipe.sequence_length * total
+    return size
 
 
 def check_texts(

@@ -14,13 +14,13 @@ from pathlib import Path
 from runner.config.fields import Choice
 from runner.config.run_config import BatchConfig, RunConfig
 from runner.data.recipe import Recipe, recipes
-from runner.data.table import reading
 from runner.inputs import Inputs, ModelInput
 from runner.launch.train import Run
 from runner.plan.host_memory import host_memory
 from runner.plan.memory import state_needed
 from runner.plan.plan import decide, sequence_length
 from runner.plan.shapes import Device, ModelShape, shape_of
+from runner.preflight.texts import bytes_of_text
 from runner.run_folder.layout import RunFolder
 
 RANKS = 2
@@ -136,26 +136,8 @@ def _rows(recipe: Recipe, sequences: int, role: str) -> int:
     """How many rows should fill so many sequences."""
     if recipe.documents != "joined" or not recipe.split.rows:
         return ROWS[role]
-    size = max(1.0, _bytes_of_text(recipe) / recipe.split.rows)
+    size = max(1.0, bytes_of_text(recipe) / recipe.split.rows)
     return max(ROWS[role], math.ceil(sequences * recipe.sequence_length * BYTES_OF_A_TOKEN / size))
-
-
-def _bytes_of_text(recipe: Recipe) -> int:
-    """Bytes of the text column of a split, from the footers of its files."""
-    import pyarrow.parquet as pq
-
-    size = 0
-    for path in recipe.split.files:
-        with reading(path):
-            metadata = pq.read_metadata(path)
-        for group in (metadata.row_group(n) for n in range(metadata.num_row_groups)):
-            columns = (group.column(n) for n in range(group.num_columns))
-            size += sum(
-                column.total_uncompressed_size
-                for column in columns
-                if column.path_in_schema.split(".")[0] == recipe.dataset.text
-            )
-    return size
 
 
 def memory_needed(config: RunConfig, model: ModelInput) -> int:
