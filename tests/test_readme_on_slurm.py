@@ -70,7 +70,7 @@ def laptop(
     ssh = programs / "ssh"
     ssh.write_text(
         "#!/bin/sh\n"
-        'while [ "${1#-}" != "$1" ]; do case $1 in -[op]) shift;; esac; shift; done\n'
+        'while [ "${1#-}" != "$1" ]; do case $1 in -[oplSFi]) shift;; esac; shift; done\n'
         f"shift; cd {shlex.quote(str(cluster.home))}\n"
         f"SLURM_SITE={shlex.quote(str(cluster.folder))} exec {ROOT}/scripts/slurm-site exec "
         f'-u {USER} sh -c "cd {cluster.home}; $*"\n'
