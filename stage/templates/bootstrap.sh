@@ -31,7 +31,10 @@ say() { printf '%s\n' "$*"; }
 # What ends the shell itself (it cannot fork: no memory, no more processes) is no verdict on anything.
 finish() {
   code=$?
-  if [ -n "$part" ]; then rm -rf "$part"; fi
+  if [ -n "$part" ]; then
+    rm -rf "$part"
+    [ "$parent" = "$exists" ] || rmdir "$parent" 2>/dev/null # as it was; kept if somebody else uses it
+  fi
   [ -n "$ended" ] || code=5
   exit "$code"
 }
@@ -61,8 +64,14 @@ resolve_prefix() {
   parent=${prefix%/*}
   name=${prefix##*/}
   case $name in '' | . | ..) stop 2 "$1 names no new folder." "Give a path such as \$HOME/envs/$asset" ;; esac
-  [ -d "${parent:-/}" ] || stop 2 "$parent is not a folder." "mkdir -p '$parent'"
-  parent=$(cd "${parent:-/}" && pwd) || stop 2 "$parent cannot be entered."
+  last=
+  if [ ! -d "${parent:-/}" ] && [ ! -e "$parent" ] && [ ! -L "$parent" ]; then # ~/envs of a new account; more is rather a typo
+    last=${parent##*/}
+    parent=${parent%/*}
+  fi
+  [ -d "${parent:-/}" ] || stop 2 "${prefix%/*} is not a folder." "mkdir -p '${prefix%/*}'"
+  exists=$(cd "${parent:-/}" && pwd) || stop 2 "$parent cannot be entered."
+  parent=${exists%/}${last:+/$last}
   prefix=${parent%/}/$name
 }
 
@@ -84,7 +93,7 @@ check_prefix() {
     fi
     stop 2 "$prefix exists." "Choose another path, or remove it first."
   fi
-  [ -w "$parent" ] || stop 2 "$parent cannot be written by you." "Choose a path in a folder of yours."
+  [ -w "$exists" ] || stop 2 "$exists cannot be written by you." "Choose a path in a folder of yours."
 }
 
 check_machine() {
@@ -108,12 +117,12 @@ minor() {
 }
 
 check_room() {
-  free=$(df -Pk "$parent" 2>/dev/null | { column 4; }) || free=
+  free=$(df -Pk "$exists" 2>/dev/null | { column 4; }) || free=
   if is_number "$free" && [ "$free" -lt "$needed_kib" ]; then
     stop 5 "$((needed_kib / 1024)) MiB are needed in $parent and $((free / 1024)) MiB are free. Nothing was unpacked." \
       "Free some there, or choose another disk."
   fi
-  free=$(df -Pi "$parent" 2>/dev/null | { column 4; }) || free=
+  free=$(df -Pi "$exists" 2>/dev/null | { column 4; }) || free=
   if is_number "$free" && [ "$free" -gt 0 ] && [ "$free" -lt "$needed_files" ]; then # some network disks say 0 for unknown
     stop 5 "$needed_files files are needed in $parent and $free more are possible there. Nothing was unpacked." \
       "Remove files there, or choose another disk."
@@ -206,6 +215,7 @@ unpack() {
   part=$prefix.part.$$
   trap 'stop_as 130' INT
   trap 'stop_as 143' TERM HUP
+  [ -d "$parent" ] || say "making $parent"
   mkdir -p "$part/.airlift" || stop 5 "$part cannot be made."
   uname -n >"$part/.airlift/owner" || stop 5 "$part cannot be written."
   try_out

@@ -290,6 +290,7 @@ def _uv(creation: Creation, workshop: Path) -> Path:
 def _beside(prefix: Path) -> Iterator[tuple[Path, Path]]:
     """Two paths beside PREFIX, on its disk: the unfinished environment, and a working folder."""
     part = prefix.with_name(f"{prefix.name}.part.{os.getpid()}")
+    prefix.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix.name}.work.", dir=prefix.parent) as workshop:
         try:
             yield part, Path(workshop)

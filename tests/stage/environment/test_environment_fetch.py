@@ -220,10 +220,20 @@ def group_of(leader: subprocess.Popen[bytes]) -> list[str]:
 def test_interrupted_it_leaves_nothing(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
-    running = start_bootstrap(environment_laptop.asset, tmp_path / "env")
+    running = start_bootstrap(environment_laptop.asset, tmp_path / "envs" / "env")
     os.kill(running.pid, signal.SIGTERM)
     assert running.wait() == 143
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_as_envs_of_a_new_account_is_made(
+    environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
+) -> None:
+    done = bootstrap(environment_laptop.asset, "--check", tmp_path / "envs" / "env")
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
+    done = bootstrap(environment_laptop.asset, tmp_path / "envs" / "env")
+    assert f"making {tmp_path / 'envs'}\n" in done.stdout
+    assert tree_of(tmp_path / "envs" / "env") == tree_of(created)
 
 
 def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
@@ -239,13 +249,14 @@ def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
 def test_the_packages_route_gives_the_same_tree(
     environment_laptop: EnvironmentLaptop, created: Path, tmp_path: Path
 ) -> None:
+    prefix = tmp_path / "envs" / "env"  # as ~/envs in a new account, the folder is not there
     done = environment_laptop.stage(
-        "env", "create", "bundle", "small-env", tmp_path / "env", "--route", "packages"
+        "env", "create", "bundle", "small-env", prefix, "--route", "packages"
     )
     assert done.returncode == 0, done.stderr
-    assert tree_of(tmp_path / "env") == tree_of(created)
-    assert [path.name for path in tmp_path.iterdir()] == ["env"]
-    assert run(tmp_path / "env", "greet") == "hello from the environment 1.1"
+    assert tree_of(prefix) == tree_of(created)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["env"]
+    assert run(prefix, "greet") == "hello from the environment 1.1"
 
 
 def test_an_environment_imports_nothing_that_pip_install_user_or_a_module_left(

@@ -88,6 +88,7 @@ def test_a_prefix_that_cannot_be_is_refused(
         "there": "exists",
         "link": "exists",
         "no/such/folder": "is not a folder",
+        "link/folder": "is not a folder",
         "x" * (longest + 1): "is 201 bytes long; the environment's programs have room for 200",
         "ü" * (longest // 2 + 1): "have room for 200",
         "with space": "has ' ' in it",
