@@ -38,9 +38,9 @@ def _title(folder: str) -> str:
     """`stage fetch`: and what the package says it does."""
     name = folder.replace("/", ".")
     about = (importlib.import_module(name).__doc__ or "").strip().partition("\n")[0]
-    topic = folder.partition("/")[2].replace("_", " ") or "in general"
+    topic = folder.partition("/")[2].replace("_", " ")
     about = about.partition(": ")[2] or about
-    return f"{topic[0].upper()}{topic[1:]}" + (f": {about.rstrip('.')}" if topic and about else "")
+    return f"{topic[0].upper()}{topic[1:]}: {about.rstrip('.')}" if topic else "In general"
 
 
 def _remedy(text: str) -> str:

@@ -95,7 +95,9 @@ def _part(part: type) -> str:
         for field in dataclasses.fields(part)  # type: ignore[arg-type]
     ]
     about = plain(" ".join(about.split()))
-    return "\n".join([f"### {part.__name__}", "", about, "", "| field | meaning |", "|---|---|", *rows])
+    return "\n".join(
+        [f"### {part.__name__}", "", about, "", "| field | meaning |", "|---|---|", *rows]
+    )
 
 
 def _attributes(text: str) -> dict[str, str]:

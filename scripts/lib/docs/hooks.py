@@ -8,7 +8,9 @@ from typing import Any
 from scripts.lib.docs.links import LINK, ROOT, slug
 
 DOCS = ROOT / "docs"
-_LIST_AFTER_TEXT = re.compile(r"^((?!\s*(?:[-*]|\d+\.) |\s*$|#|\|).*\n)(?=(?:-|\d+\.) )", re.MULTILINE)
+_LIST_AFTER_TEXT = re.compile(
+    r"^((?!\s*(?:[-*]|\d+\.) |\s*$|#|\|).*\n)(?=(?:-|\d+\.) )", re.MULTILINE
+)
 
 
 def slugify(heading: str, separator: str, **_more: Any) -> str:
@@ -17,7 +19,7 @@ def slugify(heading: str, separator: str, **_more: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_more: Any) -> str:
-    """Mends what Markdown dialects differ in, and links that lead out of docs/."""
+    """Fixes what Markdown dialects read differently, and links that lead out of docs/."""
     folder = (DOCS / page.file.src_uri).parent
     url = config["extra"].get("repository", "")
 

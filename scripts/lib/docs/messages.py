@@ -25,11 +25,26 @@ _FEW = 4  # texts that a function can return
 _SUGGESTIONS = {"suggest": 2, "suggest_path": 1, "suggest_relative": 3}
 """Functions that ask for the nearest name: the position of the rest of the remedy."""
 _WORDS = {
-    **{"place": "FILE:LINE", "join": "LIST", "len": "NUMBER", "human_size": "SIZE"},
-    **{"human_count": "COUNT", "install_command": "pip install ...", "shown": "VALUE"},
-    **{"_show": "VALUE", "dotted": "KEY", "quote": "PATH", "error": "REASON", "where": "PLACE"},
-    **{"strerror": "REASON", "what": "PLACE", "printable": "NAME", "repr": "VALUE"},
-    **{"here": "PLACE", "reason_of": "REASON", "exc": "REASON", "self": "PLACE"},
+    "place": "FILE:LINE",
+    "join": "LIST",
+    "len": "NUMBER",
+    "human_size": "SIZE",
+    "human_count": "COUNT",
+    "install_command": "pip install ...",
+    "shown": "VALUE",
+    "_show": "VALUE",
+    "dotted": "KEY",
+    "quote": "PATH",
+    "error": "REASON",
+    "where": "PLACE",
+    "strerror": "REASON",
+    "what": "PLACE",
+    "printable": "NAME",
+    "repr": "VALUE",
+    "here": "PLACE",
+    "reason_of": "REASON",
+    "exc": "REASON",
+    "self": "PLACE",
 }
 
 

@@ -22,7 +22,9 @@ def build(folder: Path, url: str) -> int:
     Args:
         url: the address of the repository; empty: links to its files become text.
     """
-    config = load_config(str(Path(__file__).with_name("mkdocs.yml")), site_dir=str(folder.absolute()))
+    config = load_config(
+        str(Path(__file__).with_name("mkdocs.yml")), site_dir=str(folder.absolute())
+    )
     config["extra"]["repository"] = url.removesuffix("/").removesuffix(".git")
     try:
         build_site(config)
