@@ -160,7 +160,11 @@ def _parts(
         remedy = named.get("remedy") or (call.args[2] if is_wrong and len(call.args) > 2 else None)
         values = [ast.Constant("FILE: `KEY` "), text]
         values += [ast.Constant(", found VALUE")] if is_wrong else []
-        return ast.JoinedStr(values), remedy or ast.Constant("Correct that line."), 2
+        return (
+            ast.JoinedStr(values),
+            remedy or ast.Constant("Correct that line, or make the file again."),
+            2,
+        )
     return None
 
 
