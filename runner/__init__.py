@@ -1,4 +1,4 @@
-"""runner: trains from a bundle. This is the public Python API (docs/python-api.md).
+"""runner: trains from a bundle. This is the public Python API (docs/reference/python-api.md).
 
 Everything here is imported at first use (PEP 562), so `import runner` is fast and modules can move
 without breaking user code. Modules below `runner` are internal.

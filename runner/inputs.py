@@ -219,7 +219,8 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
     if asset.kind != "environment":
         raise UsageError(
             f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, "
-            "not an environment."
+            "not an environment.",
+            "`stage show BUNDLE` lists the assets with their kinds.",
         )
     folder = bundle.asset_path(asset.name).resolve()
     try:
@@ -381,7 +382,10 @@ def _dataset(
 ) -> DatasetInput:
     asset = bundle.asset(wanted.asset)
     if asset.kind != "dataset":
-        raise UsageError(f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.")
+        raise UsageError(
+            f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.",
+            "`stage show BUNDLE` lists the assets with their kinds.",
+        )
     name, splits = _dataset_config(config, wanted, asset)
 
     def split(which: str) -> SplitInput:

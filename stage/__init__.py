@@ -1,4 +1,6 @@
-"""stage: makes, verifies and reads bundles. This is the public Python API (docs/python-api.md).
+"""stage: makes, verifies and reads bundles. This is the public Python API.
+
+Its page is docs/reference/python-api.md.
 
 Everything here is imported at first use (PEP 562), so `import stage` is fast and modules can move
 without breaking user code. Modules below `stage` are internal.

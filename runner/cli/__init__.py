@@ -17,7 +17,7 @@ _SECTIONS = {
 @click.group(
     cls=CommandGroup,
     sections=_SECTIONS,
-    page="docs/runner.md",
+    page="docs/reference/runner/README.md",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="runner")

@@ -200,7 +200,9 @@ def train(
         from runner.launch.reproduce import reproduce
 
         if overrides or dry_run:
-            raise UsageError("--reproduce cannot be combined with --set or --dry-run.")
+            raise UsageError(
+                "--reproduce cannot be combined with --set or --dry-run.", "Omit these options."
+            )
         assert recorded is not None
         sys.exit(reproduce(recorded, bundle, output, processes, os.environ, print_line))
 

@@ -163,7 +163,10 @@ def _check_limit(source: DatasetConfig, where: Where, lines: Lines) -> None:
                     suggest(split, splits, f"Valid keys: {', '.join(splits)}."),
                 )
             if rows < 1:
-                raise UsageError(f"{place}: `{split}` must be at least 1 row, found {rows}.")
+                raise UsageError(
+                    f"{place}: `{split}` must be at least 1 row, found {rows}.",
+                    "Remove the limit, or set a larger one.",
+                )
 
 
 def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None:

@@ -112,12 +112,14 @@ def load(path: Path, place: str) -> dict[str, Any]:
             suggest_path(path, "The path is relative to the run file."),
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{place}: {path} cannot be read: {error}") from None
+        raise UsageError(
+            f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {path}"
+        ) from None
     except ValueError as error:  # of hjson or json: both have these two attributes
         line, why = getattr(error, "lineno", 1), getattr(error, "msg", error)
         raise UsageError(f"{path}:{line}: not JSON: {why}", "Correct that line.") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected {{...}}")
+        raise UsageError(f"{path}: a ds_config.json is one JSON object, in braces.", "Write {...}.")
     return data
 
 
@@ -210,7 +212,10 @@ def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
             here = here.get(key) if isinstance(here, dict) else None
         with mistakes:
             if here is not None and not isinstance(here, dict):
-                raise UsageError(f"{path}: `{section}` must be {{...}}, found `{here}`.")
+                raise UsageError(
+                    f"{path}: `{section}` must be {{...}}, found `{here}`.",
+                    "Put the settings of this section in braces, or remove it.",
+                )
     mistakes.check(str(path))
 
 

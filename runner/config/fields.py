@@ -106,7 +106,8 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
     if not isinstance(mapping, Mapping):
         raise UsageError(
             f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, "
-            f"found {_show(mapping)}."
+            f"found {_show(mapping)}.",
+            "docs/reference/run-file.md lists its keys.",
         )
     fields = {
         key_of(field): field

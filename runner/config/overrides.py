@@ -61,4 +61,7 @@ def _key_and_value(text: str) -> tuple[tuple[str, ...], Any]:
     try:
         return keys, read_value(value)
     except ValueError:
-        raise UsageError(f"--set {text}: `{value}` is not a YAML value.") from None
+        raise UsageError(
+            f"--set {text}: `{value}` is not a YAML value.",
+            f"Put text in two pairs of quotes: --set '{dotted}=\"...\"'",
+        ) from None

@@ -315,8 +315,8 @@ def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfi
 def _check_names(config: RunConfig, lines: Lines) -> None:
     if not re.fullmatch(r"[\w][\w.+-]*", config.name):
         raise UsageError(
-            f"{lines.place('name')}: `{config.name}` becomes a folder's name: "
-            "letters, digits, `.`, `_`, `-`, `+`."
+            f"{lines.place('name')}: `{config.name}` cannot be the name of the run folder.",
+            "A name has letters, digits, `.`, `_`, `-` and `+`, and begins with a letter or digit.",
         )
 
 
@@ -377,11 +377,13 @@ def _check_schedule(config: RunConfig, lines: Lines) -> None:
             if part > 1 and part != int(part):
                 raise UsageError(
                     f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
-                    "nor whole steps."
+                    "nor whole steps.",
+                    f"For instance: {key}: 0.1, or {key}: 100",
                 )
     if schedule.name != "wsd" and "schedule.decay" in config.given and schedule.decay != 0.1:
         raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own."
+            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
+            "Remove schedule.decay, or set schedule.name: wsd.",
         )
 
 

@@ -78,7 +78,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     example = Path(__file__).with_name(EXAMPLES[task])
     blocks = _blocks(example.read_text(encoding="utf-8"))
     where = "BUNDLE" if bundle is None else str(bundle)
-    head = f"# Next: runner check {path} --bundle {where}   (all keys: docs/runner.md)\n"
+    keys = "docs/reference/run-file.md"
+    head = f"# Next: runner check {path} --bundle {where}   (all keys: {keys})\n"
     blocks["name"] = f"name: {_name(path)}\n"
     if bundle is None:
         said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]

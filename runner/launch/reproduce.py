@@ -75,7 +75,10 @@ def reproduce(
     """
     then = History.read(recorded)
     if not then.steps:
-        raise UsageError(f"{recorded}: no step was recorded, so there is nothing to compare with.")
+        raise UsageError(
+            f"{recorded}: no step was recorded, so there is nothing to compare with.",
+            "Give the run folder of a run that trained.",
+        )
     target = output or recorded.absolute().with_name(f"{recorded.absolute().name}-reproduced")
     if target.absolute() == recorded.absolute():
         raise UsageError(f"{target}: that is the recorded run itself.", "Give another --output.")
@@ -89,7 +92,8 @@ def reproduce(
     ranks = then.facts.get("world_size")
     if not isinstance(ranks, int) or ranks < 1:
         raise UsageError(
-            f"{then.folder.environment}: it does not record how many ranks there were."
+            f"{then.folder.environment}: it does not record how many ranks there were.",
+            "Give another run folder: this one is damaged, or an old version wrote it.",
         )
     planned = world_size(ranks_environment.role(environ, processes), processes or ranks, environ)
     inside_slurm = "SLURM_JOB_ID" in environ

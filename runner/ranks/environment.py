@@ -353,7 +353,10 @@ def _checked(place: RankEnvironment) -> RankEnvironment:
         0 <= place.rank < place.world_size
         and 0 <= place.local_rank < place.local_world_size <= place.world_size
     ):
-        raise UsageError(f"these rank variables contradict each other: {place.variables()}")
+        raise UsageError(
+            f"these rank variables contradict each other: {place.variables()}",
+            "Start the ranks with srun, mpirun or torchrun, in a shell without these variables.",
+        )
     return place
 
 

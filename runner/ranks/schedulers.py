@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.errors import UsageError
 from runner.slurm.environment import read_number
 
-PAGE = "docs/other-schedulers.md"
+PAGE = "docs/howto/other-schedulers.md"
 MPI_VARIABLES = (
     # name, rank, ranks, rank on this node, ranks on this node
     (

@@ -60,13 +60,18 @@ def _load(run: Run) -> str:
         if lost := sorted(info["missing_keys"]):
             raise StageError(
                 f"the exported model lacks {len(lost)} weights: {', '.join(map(str, lost[:3]))}.",
+                "Look at config.json of the staged model: the weights and it must be of one model.",
                 exit_code=1,
             )
     model.eval()
     with torch.no_grad():
         logits = model(**_inputs(run, model)).logits
     if not bool(torch.isfinite(logits).all()):
-        raise StageError("the exported model gives nan or inf.", exit_code=1)
+        raise StageError(
+            "the exported model gives nan or inf.",
+            "Verify the weights (stage verify BUNDLE --deep), or lower optimizer.lr.",
+            exit_code=1,
+        )
     return f"{type(model).__name__}, from_pretrained"
 
 

@@ -32,7 +32,11 @@ def second(trainer: Trainer) -> None:
     note = _noting(trainer)
     trainer.resume()
     if trainer.step != 1:
-        raise StageError(f"it resumed from step {trainer.step}, not from step 1.", exit_code=1)
+        raise StageError(
+            f"it resumed from step {trainer.step}, not from step 1.",
+            "Rehearse again; if it ends the same way, report it with this message.",
+            exit_code=1,
+        )
     _step(trainer)
     note("resume", f"from step-1; then {_last(trainer, 'loss')}")
     trainer.evaluate()

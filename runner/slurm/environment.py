@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from runner.errors import UsageError
 
+_RESTART = "Start it with sbatch or srun, in a shell that did not set this variable by hand."
+
 VARIABLES = {
     "job_id": "SLURM_JOB_ID",
     "job_num_nodes": "SLURM_JOB_NUM_NODES",
@@ -139,7 +141,8 @@ def task_counts(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
             raise UsageError(
-                f"{VARIABLES['step_tasks_per_node']}={text!r} is not a list of task counts"
+                f"{VARIABLES['step_tasks_per_node']}={text!r} is not a list of task counts",
+                _RESTART,
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
@@ -156,7 +159,7 @@ def host_names(nodes: str) -> list[str]:
     names = [name for part in re.split(r",(?![^\[]*\])", nodes) for name in _expanded(part)]
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-            raise UsageError(f"the host list {nodes!r} is not one of Slurm's")
+            raise UsageError(f"the host list {nodes!r} is not one of Slurm's", _RESTART)
     return names
 
 
@@ -214,7 +217,7 @@ def read_number(environ: Mapping[str, str], variable: str) -> int:
     """
     text = environ[variable]
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{variable}={text!r} is not a number")
+        raise UsageError(f"{variable}={text!r} is not a number", _RESTART)
     return int(text)
 
 

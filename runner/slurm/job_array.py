@@ -62,7 +62,10 @@ def _axis(text: str) -> tuple[str, list[str]]:
             "For instance: --array optimizer.lr=1e-4,3e-4",
         )
     if len(set(values)) != len(values):
-        raise UsageError(f"--array {text}: a value twice would be the same run twice.")
+        raise UsageError(
+            f"--array {text}: a value is given twice, which would be the same run twice.",
+            "Give each value once.",
+        )
     for value in values:
         if not re.fullmatch(r"[\w.+-]+", value):
             raise UsageError(

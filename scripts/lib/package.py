@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "stage", "runner")
 PAGES = {
     "Repository": "",
-    "Documentation": "/blob/v{version}/docs/stage.md",
+    "Documentation": "/blob/v{version}/docs/README.md",
     "Changelog": "/blob/v{version}/docs/CHANGELOG.md",
     "Security": "/blob/v{version}/docs/SECURITY.md",
 }

@@ -151,7 +151,7 @@ class WorkFolder:
         if foreign:
             names = join_limited([printable(path) for path in foreign], _SHOWN)
             raise UsageError(
-                f"{self.root}: not from any fetch: {names}. A bundle holds nothing else.",
+                f"{self.root}: `stage fetch` did not put these here: {names}.",
                 "Move that out of the folder, then run again.",
             )
         return stale

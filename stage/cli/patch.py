@@ -83,7 +83,7 @@ def patch(
         elif since is not None and report is None:
             outcome = patch_since(bundle, since, output, size, reporter)
         else:
-            raise UsageError("Either --report or --since.", "stage patch --help")
+            raise UsageError("Give one of --report and --since.", "stage patch --help")
     for path in outcome.left:
         say(f"not repaired: {path} is not of the bundle: move it out of the copy", err=True)
     if as_json:

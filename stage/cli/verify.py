@@ -141,14 +141,14 @@ def _check_options(
     """Refuses options of `verify` that do not go together."""
     if deep and (fast or merge or shard):
         raise UsageError(
-            "--deep: loads sound files after every byte was read, so it goes without --fast, "
-            "--shard and --merge.",
+            "--deep cannot be combined with --fast, --shard or --merge: it loads files after "
+            "every byte was read.",
             "Omit one of them.",
         )
     if merge and (shard or fast or signers or no_resume):
         raise UsageError(
-            "--merge: takes reports, so it goes without --shard, --fast, --no-resume and "
-            "--signers.",
+            "--merge cannot be combined with --shard, --fast, --no-resume or --signers: it reads "
+            "reports, not a bundle.",
             "stage verify BUNDLE --fast --signers FILE checks the signature.",
         )
     if not merge and len(paths) > 1:

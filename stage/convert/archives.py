@@ -479,7 +479,7 @@ def _name(entry: tarfile.TarInfo) -> str:
 
 def _damaged(what: str, error: Exception) -> DamageError:
     return DamageError(
-        f"{what}: the archive is torn or damaged: {error or type(error).__name__}.",
+        f"{what}: the archive is cut off or damaged: {error or type(error).__name__}.",
         "The published file itself is broken, or it is another file: check its address and sha256.",
     )
 

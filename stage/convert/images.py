@@ -110,7 +110,8 @@ def read_image(path: str, file: Path, what: str) -> dict[str, bytes | str]:
     size = file.stat().st_size
     if size > MAX_IMAGE:
         raise UsageError(
-            f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}."
+            f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
+            "Make the image smaller, or remove it from the folder.",
         )
     return {"bytes": file.read_bytes(), "path": path.rpartition("/")[2]}
 

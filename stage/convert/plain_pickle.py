@@ -174,7 +174,8 @@ def read_pickle(path: Path, where: str) -> Any:
     """
     if (size := path.stat().st_size) > MAX_SIZE:
         raise PolicyError(
-            f"{where}: a pickle of {human_size(size)}; the limit is {human_size(MAX_SIZE)}."
+            f"{where}: a pickle of {human_size(size)}; the limit is {human_size(MAX_SIZE)}.",
+            "Check the address: the files of CIFAR are smaller.",
         )
     stream = io.BytesIO(path.read_bytes())
     try:

@@ -146,7 +146,8 @@ def _with_files(
     for split, paths in splits.items():
         if not is_split_name(split):
             raise PolicyError(
-                f"{what}: {printable(split)} cannot name a split: it names files in the bundle."
+                f"{what}: {printable(split)} cannot name a split: it names files in the bundle.",
+                "Get the dataset with `hf download`, rename the split, and use `path:`.",
             )
         parquet_layout.check_shards_are_whole(paths, what)
         shards = [

@@ -79,7 +79,8 @@ class Manifest:
         path = Path(path)
         if path.suffix == ".lock":
             raise UsageError(
-                f"{path}: this is a lock; give its manifest ({path.with_suffix('.yaml').name})."
+                f"{path}: this is a lock, not a manifest.",
+                f"Give its manifest: {path.with_suffix('.yaml').name}",
             )
         with reading_yaml(path) as (data, lines):
             _check_not_run_file(path, data)

@@ -173,7 +173,10 @@ def patch_since(
             f"{old_lock}: incomplete: no bundle was ever finished with it.", "Give its stage.lock."
         )
     if sha256_of_bytes(data) == bundle.id:
-        raise UsageError(f"{old_lock}: is the lock of this very bundle: there is nothing to carry.")
+        raise UsageError(
+            f"{old_lock}: this is the lock of the same bundle: there is nothing to carry.",
+            "Give the lock of the version that is on the other side.",
+        )
     had = {file.sha256 for file in old.files}
     maker = _Maker(bundle)
     for file in bundle.lock.files:

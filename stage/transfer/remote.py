@@ -49,7 +49,7 @@ class PushTarget:
             raise UsageError(f"{text!r}: not a target for a bundle.", "Give HOST:DIR, or a folder.")
         if host is None and "@" in folder and "/" not in folder:
             raise UsageError(
-                f"{text}: a folder here, or did you mean another machine?",
+                f"{text}: it can be a folder here, or another machine.",
                 f"There: {text}:bundle. Here: ./{text}",
             )
         if host is not None:

@@ -218,7 +218,7 @@ class YamlFields(Fields):
         data: Mapping[str, Any],
         lines: Lines,
         where: Where = (),
-        reference: str = "docs/stage.md",
+        reference: str = "docs/reference/manifest.md",
     ) -> None:
         remedy = f"Correct that line; {reference} says what each key takes."
         self.lines = lines

@@ -59,11 +59,16 @@ class VerifyPackage(ModuleType):
 
         root = Path(path)
         if level not in LEVELS:
-            raise UsageError(f"level={level!r}: should be one of {', '.join(LEVELS)}.")
+            raise UsageError(
+                f"level={level!r}: there is no such level.", f"Use one of: {', '.join(LEVELS)}."
+            )
         if bundle_id is not None:
             bundle_id = bundle_id.removeprefix("sha256:").lower()
             if not is_hex(bundle_id, 64):
-                raise UsageError(f"bundle_id={bundle_id!r}: should be 64 hex digits.")
+                raise UsageError(
+                    f"bundle_id={bundle_id!r}: a bundle id has 64 hex digits.",
+                    "`stage show BUNDLE` prints it.",
+                )
         check_is_bundle(root)
         if level == "fast":
             return verify(root, "fast", bundle_id=bundle_id)

@@ -89,7 +89,7 @@ def test_in_an_environment_of_a_bundle_its_environment_file_is_named(
 
 def test_no_message_installs_airlift_by_its_name() -> None:
     named = re.compile(r"pip install (--upgrade )?['\"]?airlift")
-    sources = [*ROOT.glob("stage/**/*"), *ROOT.glob("runner/**/*"), *ROOT.glob("docs/*.md")]
+    sources = [*ROOT.glob("stage/**/*"), *ROOT.glob("runner/**/*"), *ROOT.glob("docs/**/*.md")]
     texts = [path for path in sources if path.suffix in (".py", ".sh", ".md")]
     found = [path for path in texts if named.search(path.read_text(encoding="utf-8"))]
     assert found in ([], [ROOT / "docs/CHANGELOG.md"])

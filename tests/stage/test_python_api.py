@@ -146,7 +146,7 @@ def laptop_without_a_hub(folder: Path) -> None:
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs/python-api.md").read_text()
+    text = (ROOT / "docs/reference/python-api.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     laptop_without_a_hub(tmp_path)
     printed = in_a_new_process(example, folder=tmp_path)
@@ -156,7 +156,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_all_that_is_public() -> None:
-    text = (ROOT / "docs/python-api.md").read_text()
+    text = (ROOT / "docs/reference/python-api.md").read_text()
     for package in (stage, runner):
         missing = [n for n in package.__all__ if n != "__version__" and f"{n}" not in text]
         assert not missing

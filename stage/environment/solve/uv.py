@@ -211,7 +211,8 @@ class Uv:
             return None
         if done.returncode != 0:
             raise IncompleteError(
-                f"{name}: uv cannot find a version that fits: {done.stderr.strip()[-400:]}"
+                f"{name}: uv cannot find a version that fits: {done.stderr.strip()[-400:]}",
+                "Run the same command again; if it ends the same way, pin this package.",
             )
         packages = tomllib.loads(output.read_text(encoding="utf-8"))["packages"]
         found = (str(p["version"]) for p in packages if p["name"] == name and p.get("wheels"))

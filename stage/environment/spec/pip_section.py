@@ -196,7 +196,7 @@ class _Reader:
                 raise _cannot_travel(value, place, reason)
             case _:
                 raise UsageError(
-                    f"{place}: the option `{flag}` cannot be honoured in a lock.",
+                    f"{place}: the option `{flag}` has no effect in a lock.",
                     "Known are -r, -c, --index-url, --extra-index-url, --find-links, --no-index, "
                     "--pre, --trusted-host and --no-binary NAME.",
                 )
@@ -276,7 +276,7 @@ def _requirement(text: str, place: str) -> PipRequirement:
 def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
     found = re.findall(r"--hash[= ](\w+):(\S+)", tail)
     if other := _ANYTHING_BUT_HASH.search(tail):
-        problem = f"{place}: `{text}`: `{other[0]}` cannot be honoured in a lock."
+        problem = f"{place}: `{text}`: `{other[0]}` has no effect in a lock."
         raise UsageError(problem, "Take it out.")
     for algorithm, value in found:
         if algorithm != "sha256" or not is_hex(value, 64):

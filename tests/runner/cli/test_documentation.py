@@ -1,4 +1,4 @@
-"""docs/runner.md knows every command and option of `runner`, and no other."""
+"""docs/reference/runner/README.md knows every command and option of `runner`, and no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 from runner.cli import main
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "runner.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[3] / "docs/reference/runner/README.md").read_text(
+    encoding="utf-8"
+)
 COMMANDS: dict[str, click.Command] = dict(main.commands)
 
 
@@ -23,7 +25,7 @@ def options_of(command: click.Command) -> set[str]:
 
 def synopsis_of(name: str) -> str:
     line = re.search(rf"^    runner {name} .*(\n {{8,}}.*)*", TEXT, re.MULTILINE)
-    assert line, f"docs/runner.md does not show how `runner {name}` is called"
+    assert line, f"docs/reference/runner/README.md does not show how `runner {name}` is called"
     return line[0]
 
 

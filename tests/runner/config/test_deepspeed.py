@@ -251,7 +251,7 @@ def test_a_precision_that_contradicts_names_both(tmp_path: Path) -> None:
     [
         ('{"train_batch_size": 4\n "gradient_clipping" 1.0}', "ds_config.json:2: not JSON"),
         ('{\n"zero_optimization": {"stage": 2},\n', "not JSON"),
-        ("[1, 2]", "expected {...}"),
+        ("[1, 2]", "is one JSON object"),
         ('{"train_batch_size": 4, "train_batch_size": 8}', "`train_batch_size` is written twice"),
         ('{"optimizer": {"type": "Lamb"}}', "optimizer.type Lamb is not supported"),
         ('{"optimizer": "AdamW"}', "`optimizer` must be {...}"),

@@ -1,4 +1,4 @@
-"""docs/stage.md knows every command, option, exit code and key, and no other."""
+"""docs/reference/stage/ knows every command, option, exit code and key, and no other."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ def test_what_completion_needs_is_documented() -> None:
 
 
 def documentation() -> str:
-    texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)
+
+
+def command_pages() -> str:
+    pages = sorted((ROOT / "docs/reference/stage").glob("*.md"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in pages)
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_and_option_is_documented(name: str) -> None:
-    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
+    text = command_pages()
     section = re.search(rf"^## `stage {name}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section, f"docs/stage.md has no section on `stage {name}`"
+    assert section, f"docs/reference/stage/ has no section on `stage {name}`"
     options = {
         option
         for parameter in commands()[name].params
@@ -58,7 +63,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
 
 
 def test_no_option_is_documented_that_is_not_there() -> None:
-    text = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
+    text = command_pages()
     for name, section in re.findall(
         r"^## `stage (env \w+|\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
     ):

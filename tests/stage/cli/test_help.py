@@ -95,7 +95,7 @@ def test_commands_are_in_sections_with_summaries_on_one_line(
 
 
 def test_docs_stage_md_has_the_same_sections() -> None:
-    table = (ROOT / "docs/stage.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/stage/README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (laptop|between|cluster|both|) ?\| (\[.*?) \|", table, re.MULTILINE)
     documented: dict[str, set[str]] = {}
     where = ""
@@ -125,7 +125,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ids=" ".join,
 )
 def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
-    """As docs/stage.md says to set it up."""
+    """As docs/reference/stage/README.md says to set it up."""
     bash = shutil.which("bash")
     assert bash
     script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))

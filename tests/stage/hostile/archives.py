@@ -157,7 +157,7 @@ def polyglot() -> bytes:
 
 NOISE = bytes(range(256)) * 400
 LINK, HARD, CHR, FIFO = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
-TORN = ("torn or damaged",)
+TORN = ("cut off or damaged",)
 
 
 def bomb(pack: Callable[[bytes], bytes], data: Callable[[], bytes]) -> Callable[[], bytes]:

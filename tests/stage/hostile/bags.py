@@ -334,13 +334,13 @@ CASES = [
     Case(
         "fetch into it: journal not UTF-8",
         2,
-        ("not from any fetch",),
+        ("did not put these here",),
         into(lambda root: (root / layout.FETCH_PARTIAL).write_bytes(b"\xff\xfe\n../../precious\n")),
     ),
     Case(
         "fetch into it: journal of what is not ours",
         2,
-        ("not from any fetch",),
+        ("did not put these here",),
         into(lambda root: (root / layout.FETCH_PARTIAL).write_text("../../precious\nstage.lock\n")),
     ),
     Case(

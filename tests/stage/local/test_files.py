@@ -319,7 +319,7 @@ def test_a_persons_file_among_the_block_digests_is_not_deleted(folder: Path) -> 
         (folder / "bundle/blocks" / name).write_text("mine")
     (folder / "raw/a.txt").write_text("new\n")
     said = run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r", code=2).stderr
-    assert "not from any fetch: `blocks/notes.txt`." in said
+    assert "`stage fetch` did not put these here: `blocks/notes.txt`." in said
     (folder / "bundle/blocks/notes.txt").rename(folder / "notes.txt")
     run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r")
     assert not (folder / "bundle/blocks").exists()

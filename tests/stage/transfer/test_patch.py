@@ -449,7 +449,7 @@ def test_what_cannot_be_patched_is_said(sound: Path, copy: Path, tmp_path: Path)
     (tmp_path / "r.json").write_text(json.dumps(verify(copy).to_json()))
     (tmp_path / "not.json").write_text("[1]")
     for arguments, said in (
-        ((sound, "-o", tmp_path / "p"), "Either --report or --since"),
+        ((sound, "-o", tmp_path / "p"), "one of --report and --since"),
         (
             (sound, "--report", tmp_path / "r.json", "-o", tmp_path / "p"),
             "names nothing that a patch can repair",

@@ -1,0 +1,89 @@
+"""The pages in docs/: their links, what is generated in them, and the site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.docs import generate, links, messages, schemas
+
+DOCS = links.ROOT / "docs"
+
+
+def test_every_link_and_anchor_of_the_pages_leads_somewhere() -> None:
+    assert list(links.broken()) == []
+
+
+def test_anchors_are_those_of_a_code_host() -> None:
+    assert links.slug("`stage fetch MANIFEST -o BUNDLE`") == "stage-fetch-manifest--o-bundle"
+    assert links.slug("Code of a model: `allow_code`") == "code-of-a-model-allow_code"
+
+
+def test_what_is_generated_is_as_the_code_gives_it() -> None:
+    """`scripts/docs --write` writes it again."""
+    assert [page.relative_to(links.ROOT) for page, _ in generate.stale()] == []
+    assert generate.used() == set(generate.BLOCKS)
+
+
+def test_a_message_that_the_code_gets_is_in_the_list(tmp_path: Path) -> None:
+    said = {(item.folder, item.code, item.text) for item in messages.messages()}
+    assert ("stage/bundle", 2, "ROOT: not a bundle: it is a file.") in said
+    assert ("runner/config", 2, "FILE:LINE: `epochs` and `steps` are both given.") in said
+    assert {item.code for item in messages.messages()} == {1, 2, 3, 4, 5}
+
+
+def test_folders_hold_at_most_twelve_pages() -> None:
+    folders = [path for path in DOCS.rglob("*") if path.is_dir() and path.name != "adr"]
+    counts = {path: sum(file.is_file() for file in path.iterdir()) for path in folders}
+    assert {str(path): count for path, count in counts.items() if count > 12} == {}
+
+
+def test_sentences_of_the_tutorial_are_short() -> None:
+    """25 words at most, as in the README."""
+    text = (DOCS / "tutorial/first-cluster.md").read_text("utf-8")
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    sentences = re.split(r"[.:;?!](?:\s|$)|\n\n|\|", re.sub(r"`[^`]*`", "code", prose))
+    assert [s for s in sentences if len(s.split()) > 25] == []
+
+
+def test_the_tutorial_and_the_how_to_pages_name_commands_that_exist() -> None:
+    known = {
+        heading
+        for name in ("stage", "runner")
+        for heading in re.findall(
+            r"^## (.*)$", (DOCS / f"reference/commands-{name}.md").read_text("utf-8"), re.MULTILINE
+        )
+    }
+    groups = {"stage env"}
+    for page in [*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md"), DOCS / "README.md"]:
+        for line in page.read_text("utf-8").splitlines():
+            if not line.startswith("    "):
+                continue
+            command = re.match(
+                r" +(?:\w*\$ )?(?:srun (?:-\S+ )*)?((?:stage|runner) [a-z]+)( [a-z]+)?", line
+            )
+            if command:
+                name = command[1] if command[1] not in groups else f"{command[1]}{command[2]}"
+                assert name in known, f"{page.name}: {line}"
+
+
+def test_the_schemas_are_sound() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    for path in schemas.FOLDER.rglob("*.json"):
+        name = path.relative_to(schemas.FOLDER).with_suffix("").as_posix()
+        jsonschema.Draft202012Validator.check_schema(schemas.load(name))
+
+
+def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    from scripts.lib.docs import site
+
+    assert site.build(tmp_path / "site", "") == 0
+    home = (tmp_path / "site/index.html").read_text("utf-8")
+    assert "tutorial/first-cluster.html" in home and "fonts.googleapis" not in home
+    (tmp_path / "site/index.html").write_text('<script src="https://cdn.example/x.js"></script>')
+    assert site.foreign(tmp_path / "site") == [
+        (tmp_path / "site/index.html", "https://cdn.example/x.js")
+    ]
