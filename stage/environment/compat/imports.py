@@ -49,6 +49,7 @@ class Answers:
         failed: package -> kind, text and the name of a missing module.
         unfinished: the package whose import did not end; empty: none.
         done: whether the probe came to its end.
+        kept: whether it answered what was found earlier, without an import.
     """
 
     python: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Answers:
     failed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfinished: str = ""
     done: bool = False
+    kept: bool = False
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -71,7 +73,7 @@ def read_answers(text: str) -> Answers:
     torch: dict[str, str | None] = {}
     imported: dict[str, Mapping[str, Any]] = {}
     failed: dict[str, Mapping[str, Any]] = {}
-    begun, done = "", False
+    begun, done, kept = "", False, False
     for line in text.splitlines():
         try:
             answer = json.loads(line)
@@ -89,7 +91,9 @@ def read_answers(text: str) -> Answers:
             failed[answer["failed"]], begun = answer, ""
         elif "done" in answer:
             done = True
-    return Answers(python, torch, imported, failed, begun, done)
+        elif "kept" in answer:
+            kept = True
+    return Answers(python, torch, imported, failed, begun, done, kept)
 
 
 def faults(answers: Answers, returncode: int | None) -> list[Fault]:

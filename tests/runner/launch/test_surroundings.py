@@ -225,6 +225,19 @@ def test_an_import_that_would_fail_in_the_ranks_is_found(
     assert all(word in said(found) for word in words), said(found)
 
 
+def test_an_import_is_tried_again_when_something_changes_and_a_failure_is_never_kept(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    assert "tried earlier today" not in said(tried(cluster))
+    assert "tried earlier today; nothing has changed" in said(tried(cluster))
+    (init,) = python.glob("lib/python*/site-packages/transformers/__init__.py")
+    init.write_text("raise ImportError('not today')\n")
+    for _ in range(2):
+        assert "not today" in said(tried(cluster))
+    init.write_text(SAFE)
+    assert "tried earlier today" not in said(tried(cluster, task="causal-lm"))
+
+
 def test_a_package_that_is_missing_says_what_installs_it(
     cluster: Cluster, login: Callable[[str], None], python: Path
 ) -> None:
