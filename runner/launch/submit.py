@@ -44,6 +44,28 @@ REMEDIES = {
     "more processors": "Lower slurm.tasks_per_node or slurm.options cpus-per-task.",
     "time limit": "See `sinfo -o '%P %l'` for the limits, and lower slurm.time.",
     "node count": "See `sinfo -s`, and lower slurm.nodes.",
+    "no partition specified": "This cluster has no default partition: see `sinfo -s`, and set "
+    "slurm.partition.",
+    "partition not available": "`sinfo -s` shows which partitions are up; set slurm.partition.",
+    "partition configuration not available": "See `scontrol show partition` for its limits of "
+    "nodes and time; lower slurm.nodes or slurm.time, or set another slurm.partition.",
+    "group not permitted": "See `scontrol show partition` (AllowGroups, AllowAccounts): set "
+    "another slurm.partition, or ask the site for access.",
+    "accounting/qos policy": "`sacctmgr show assoc user=$USER` and `sacctmgr show qos` show your "
+    "limits of jobs, nodes, GPUs and time; lower slurm.nodes, slurm.gpus_per_node or slurm.time, "
+    "or set slurm.options.account or qos.",
+    "feature specification": "See `sinfo -o '%P %f'` for the features of the nodes, and correct "
+    "slurm.options.constraint.",
+    "reservation": "See `scontrol show reservation`, and correct slurm.options.reservation.",
+    "memory specification": "See `sinfo -N -o '%n %m'` for the memory of the nodes, and lower mem "
+    "in slurm.options.",
+    "cpu count": "See `sinfo -N -o '%n %c'` for the CPUs of the nodes, and lower "
+    "slurm.tasks_per_node or slurm.options cpus-per-task.",
+    "tres": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set slurm.gpus_per_node.",
+    "license": "See `scontrol show lic`, and correct slurm.options.licenses.",
+    "wckey": "See `sacctmgr show wckey user=$USER`, and correct slurm.options.wckey.",
+    "permission denied": "Slurm lets this account submit no such job: see `sacctmgr show assoc "
+    "user=$USER`, and set slurm.options.account or slurm.partition.",
     "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
 }
 """Parts of sbatch's error messages, in lower case -> the remedy."""

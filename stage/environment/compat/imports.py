@@ -268,6 +268,17 @@ def _not_together(package: str, text: str, match: re.Match[str], answers: Answer
     )
 
 
+def _no_toolkit(package: str, text: str, match: re.Match[str], answers: Answers) -> Fault:
+    cuda = answers.torch.get("cuda")
+    return Fault(
+        package,
+        f"{package} looks for a CUDA toolkit while it is imported, and CUDA_HOME names none: "
+        f"{_short(text)}",
+        f"Load the module of CUDA{f' {cuda}' if cuda else ''} (slurm.modules), set CUDA_HOME in "
+        f"slurm.setup, or ask for a newer {package}, which needs none to be imported.",
+    )
+
+
 def _wrong_version(package: str, text: str, match: re.Match[str], answers: Answers) -> Fault:
     return Fault(
         package,
@@ -283,6 +294,7 @@ _RULES: Sequence[tuple[str, Rule]] = (
     (r"version [`']GLIBC_([\d.]+)' not found", _old_glibc),
     (r"undefined symbol: (\S+)", _other_build),
     (r"operator (torchvision::\w+) does not exist", _other_build),
+    (r"CUDA_HOME does not exist|CUDA_HOME environment variable is not set", _no_toolkit),
     (r"(\S+\.so[\w.]*): cannot open shared object file", _no_library),
     (r"([\w.-]+ *(?:[<>=!~]=?[^ ,]+,?)+) is required for a normal functioning", _wrong_version),
     (r"cannot import name '\w+' from (?:partially initialized module )?'([\w.]+)'", _not_together),
