@@ -92,7 +92,13 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     )
     if environ.get("SLURM_PROCID", "0") == "0":
         own = {name: variables[name] for name in ("PYTHONNOUSERSITE",) if name in variables}
-        said = (note_for_script({**environ, **own}), about, avoided, _note_on_loggers(environ), *notes)
+        said = (
+            note_for_script({**environ, **own}),
+            about,
+            avoided,
+            _note_on_loggers(environ),
+            *notes,
+        )
         for note in filter(None, said):
             print(f"runner exec: {note}", file=sys.stderr, flush=True)
     os.execve(program, list(command), variables)
