@@ -17,7 +17,7 @@ from tests.first_job import (
 from tests.runner.exec import test_exec
 from tests.runner.launch import test_surroundings
 from tests.runner.ranks import test_node_test
-from tests.runner.rehearse import test_rehearsal
+from tests.runner.rehearse import test_nodes, test_rehearsal
 
 PAGE = Path(__file__).parents[2] / "docs/first-job-failures.md"
 ENTRY = re.compile(r"[A-Z]\d+")
@@ -31,6 +31,7 @@ FOUND: frozenset[str] = frozenset().union(
     *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET, test_slurm.UNEVEN),
     *(test_storage.DISKS, test_storage.QUOTA, test_storage.NODES, test_storage.RESUMED),
     *(test_batch_and_memory.ROWS, test_slurm.TOO_FEW, test_node_test.FOUND, test_rehearsal.FOUND),
+    test_nodes.LOCKED_MEMORY,
     filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.
@@ -49,11 +50,11 @@ GPU = "needs a GPU, or a driver"
 ELSEWHERE = "injected in tests/runner or tests/site"
 LAUNCHERS = "another launcher than ours; `runner train` has no part that could fail so"
 NOT_INJECTED = {
-    **dict.fromkeys(("C7", "C8", "L8", "N10", "B7"), GPU),
+    **dict.fromkeys(("C7", "C8", "L8", "B7"), GPU),
     **dict.fromkeys(("X10", "L2", "L3", "L4", "L9"), LAUNCHERS),
     **dict.fromkeys(("E2", "E9", "L10", "N1", "N6", "K2"), ELSEWHERE),
     **dict.fromkeys(("K8", "K9", "O1", "O2", "O5", "O6", "O7", "O10"), ELSEWHERE),
-    "K10": "a slow test of tests/runner/rehearse",
+    "K10": "the transformers of these tests only warns",
     **dict.fromkeys(("O11", "O12"), "a library's own download, behind `runner exec`"),
 }
 
