@@ -36,7 +36,7 @@ from runner.ranks.network import (
 LEAST_SHARED_MEMORY = 2**28
 """NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
 LEAST_LOCKED_MEMORY = 2**30
-"""What InfiniBand sends stays in memory that is locked. Sites set no limit; the kernel's is 8 MB."""
+"""What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
 INFINIBAND = Path("/sys/class/infiniband")
 COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
