@@ -26,7 +26,6 @@ from tests.first_job.harness import (
     Found,
     Said,
     assert_found,
-    bundle_of_variants,
     programs,
     run_runner,
     torch_of,
@@ -61,13 +60,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
         Found(("are mutually exclusive",), "Keep one of mem"),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
-    """A sound bundle with a small GPT-2."""
-    gpt2 = (bundle / "data/models/tiny-gpt2", lambda _folder: None)
-    return bundle_of_variants(tmp_path_factory.mktemp("staged"), {"gpt2": gpt2})
 
 
 @pytest.mark.parametrize("entry", REFUSED)

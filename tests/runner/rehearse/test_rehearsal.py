@@ -163,6 +163,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(cluster: Cluster) -> Non
     assert "no file can be made in /proc" in said and "Choose an --output" in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     process = cluster.start("rehearse", "tiny.yaml")
     wait_for(lambda: list(cluster.folder.glob("output/.tiny.rehearsal-*/run/logs/rank-1.pulse")))
