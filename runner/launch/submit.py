@@ -280,17 +280,20 @@ def check(wanted: SbatchRequest) -> tuple[str, str]:
     Raises:
         UsageError: Slurm would refuse the job, or leave it waiting forever.
     """
+    text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
+    minutes = f" ({wanted.time} minutes)" if (wanted.time or "").isdigit() else ""
     if shutil.which("sbatch") is None:
-        return "Slurm request: not checked, there is no sbatch here", ""
+        return f"Slurm request{minutes}: not checked, there is no sbatch here", ""
     _check_time(wanted)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "submit.sbatch")
-        script.write_text(sbatch_script(wanted), encoding="utf-8")
+        script.write_text(text, encoding="utf-8")
         try:
             warning = _test(script, wanted)
         except NoClusterError as error:
             return f"Slurm request: not checked: {error.message}", ""
     shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    shape += minutes
     accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
     return f"Slurm request: {shape}: {accepts}", warning
 
