@@ -30,6 +30,9 @@ from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
+    "accounting/qos policy": "`sacctmgr show assoc user=$USER` and `sacctmgr show qos` show your "
+    "limits of jobs, nodes, GPUs and time; lower slurm.nodes, slurm.gpus_per_node or slurm.time, "
+    "or set slurm.options.account or qos.",
     "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
     "gres option unsupported": "Ask with slurm.gpus_per_node alone, which becomes --gres, and "
     "remove gpus, gpus-per-task and gpus-per-socket from slurm.options.",
@@ -51,9 +54,6 @@ REMEDIES = {
     "nodes and time; lower slurm.nodes or slurm.time, or set another slurm.partition.",
     "group not permitted": "See `scontrol show partition` (AllowGroups, AllowAccounts): set "
     "another slurm.partition, or ask the site for access.",
-    "accounting/qos policy": "`sacctmgr show assoc user=$USER` and `sacctmgr show qos` show your "
-    "limits of jobs, nodes, GPUs and time; lower slurm.nodes, slurm.gpus_per_node or slurm.time, "
-    "or set slurm.options.account or qos.",
     "feature specification": "See `sinfo -o '%P %f'` for the features of the nodes, and correct "
     "slurm.options.constraint.",
     "reservation": "See `scontrol show reservation`, and correct slurm.options.reservation.",
@@ -73,7 +73,7 @@ REMEDIES = {
 _WAITS = ("down, drained or reserved", "required node not available", "requested nodes are busy")
 """Parts of sbatch's messages, with --test-only, on a job that sbatch without it accepts."""
 
-_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused")
+_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused", "temporarily unable")
 _ADVICE_ELSEWHERE = (
     "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
 )

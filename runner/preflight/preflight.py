@@ -51,7 +51,12 @@ from runner.preflight.access import (
 )
 from runner.preflight.findings import Findings
 from runner.preflight.model import check_index, check_model
-from runner.preflight.settings import check_accumulation, check_micro, check_precision
+from runner.preflight.settings import (
+    check_accumulation,
+    check_micro,
+    check_precision,
+    check_warmup,
+)
 from runner.preflight.texts import check_texts
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
@@ -222,7 +227,7 @@ def _examine_run(
     found.lines += [resumed] if resumed else []
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
-    found.others += check_precision(config, model.settings, precision)
+    found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]
     if world_size is not None and isinstance(total, int) and isinstance(micro, int):
         found.others += check_accumulation(config, total, micro, world_size)
     return length, total if isinstance(total, int) else None
