@@ -50,7 +50,7 @@ from runner.preflight.access import (
     nearest_folder,
 )
 from runner.preflight.findings import Findings
-from runner.preflight.model import check_index, check_model
+from runner.preflight.model import check_config, check_index, check_model
 from runner.preflight.settings import (
     check_accumulation,
     check_micro,
@@ -125,6 +125,8 @@ def examine(
     shape = found.attempt(shape_of, config, inputs.model)
     before = len(found.errors)
     layers = found.attempt(check_model, config, inputs.model)
+    if shape is not None and len(found.errors) == before:
+        found.attempt(check_config, config, inputs.model)
     if shape is not None:
         _examine_model(found, config, inputs.model, shape)
         model_fits = len(found.errors) == before
