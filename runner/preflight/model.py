@@ -60,6 +60,11 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             f"{remedy} a decoder such as GPT-2.",
         )
     _check_first_weights(config, model)
+    _check_weights_can_be_trained(config, model)
+    return check_wrap(config, model.path)
+
+
+def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
     if "quantization_config" in model.settings and config.model.init != "scratch":
         why = "LoRA here begins with whole weights, and quantises them itself."
         if config.lora is None:
@@ -78,7 +83,6 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             if config.lora
             else "Set model.init: scratch, or stage the weights.",
         )
-    return check_wrap(config, model.path)
 
 
 def check_config(config: RunConfig, model: ModelInput) -> None:
