@@ -65,7 +65,8 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
 
 
 def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
-    if "quantization_config" in model.settings and config.model.init != "scratch":
+    is_trained = config.lora is not None or config.model.init == "pretrained"
+    if is_trained and "quantization_config" in model.settings:
         why = "LoRA here begins with whole weights, and quantises them itself."
         if config.lora is None:
             why = "such weights cannot be trained."
@@ -88,8 +89,8 @@ def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
 def check_config(config: RunConfig, model: ModelInput) -> None:
     """Refuses a config.json that the installed transformers does not read.
 
-    Its type is known, and a value in it is not: a way to scale positions, a width that the heads do
-    not divide. To import transformers takes a second, so a config that it reads is remembered.
+    Its type is known, and a value in it is wrong: a width that the heads do not divide, text where
+    a number belongs. To import transformers takes a second, so a config that it reads is kept.
 
     Raises:
         UsageError: transformers refuses it; with its words.
