@@ -17,6 +17,9 @@ from pathlib import Path
 NEEDED = "torch"
 """A folder stays if this package is nowhere else: a site's module may provide it by PYTHONPATH."""
 
+HIDDEN = ("torch", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "deepspeed")
+"""Packages of another version would change or end a script."""
+
 
 def isolate(
     environ: MutableMapping[str, str], say: Callable[[str], None], path: list[str] | None = None
@@ -62,13 +65,21 @@ def folders(environ: Mapping[str, str]) -> list[str]:
 
 
 def note_for_script(environ: Mapping[str, str]) -> str | None:
-    """A line for a user's own script, which keeps its PYTHONPATH; None if there is none."""
-    found = folders(environ)
-    if not found:
+    """A line for a user's own script, which keeps its PYTHONPATH and `~/.local`; None: nothing."""
+    if found := folders(environ):
+        return (
+            f"PYTHONPATH is set: the script imports from {', '.join(found)} before its environment "
+            "(not meant? unset PYTHONPATH)"
+        )
+    user = _user_site()
+    if user not in sys.path or environ.get("PYTHONNOUSERSITE"):
+        return None
+    hides = [name for name in HIDDEN if PathFinder.find_spec(name, [user]) is not None]
+    if not hides:
         return None
     return (
-        f"PYTHONPATH is set: the script imports from {', '.join(found)} before its environment "
-        "(not meant? unset PYTHONPATH)"
+        f"the script imports {', '.join(hides)} from {user} (pip install --user), before those of "
+        "its environment (not meant? export PYTHONNOUSERSITE=1)"
     )
 
 

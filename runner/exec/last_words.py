@@ -14,6 +14,10 @@ from typing import Optional, Type
 _NO_INTERNET = "a compute node has no internet: "
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
 _SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
+_NO_GPU = (
+    "no GPU can be used here: ask for one (sbatch --gres=gpu:1), start a container with --nv, and "
+    "look at CUDA_VISIBLE_DEVICES"
+)
 # A part of the error's text -> what helps. The first that is found counts.
 ADVICE = (
     (
@@ -48,6 +52,11 @@ ADVICE = (
         "`ninja` is not on PATH: activate the environment that has it, before runner exec",
     ),
     ("ninja not being installed", "`ninja` is not on PATH: activate the environment that has it"),
+    (
+        "ds_opt_adam",
+        "DeepSpeed's CPU Adam was not compiled: the cause is the first error above; torch's own "
+        "AdamW needs no compiler",
+    ),
     (
         "Error building extension",
         "compiling failed: the compiler's own error is above; torch's own optimizer needs none",
@@ -87,6 +96,44 @@ ADVICE = (
     (
         "No locks available",
         "that folder's disk has no file locks: use one on the node's own disk, such as $TMPDIR",
+    ),
+    (
+        "unction not implemented",
+        "if it is about a lock: that folder's disk has none; use one on the node's own disk, such "
+        "as $TMPDIR",
+    ),
+    (
+        "C10d store has failed",
+        "torchrun's ends do not find each other: start it once on each node (srun "
+        "--ntasks-per-node=1), all with the same --rdzv-endpoint of the first node; on one node: "
+        "torchrun --standalone",
+    ),
+    (
+        "invalid device ordinal",
+        "more processes than GPUs: --nproc_per_node=$(nvidia-smi -L | wc -l)",
+    ),
+    ("No CUDA GPUs are available", _NO_GPU),
+    ("Found no NVIDIA driver", _NO_GPU),
+    ("libcuda.so", _NO_GPU),
+    (
+        "GLIBCXX_",
+        "another C++ library is found first: export LD_LIBRARY_PATH=PREFIX/lib:$LD_LIBRARY_PATH "
+        "with the PREFIX of the environment, or unload the gcc or cuda module",
+    ),
+    (
+        "FlashAttention2 has been toggled on",
+        'flash-attn is not usable here: attn_implementation="sdpa" in the script needs none',
+    ),
+    ("compiled using NumPy 1", "a package is older than NumPy 2: ask for `numpy<2`"),
+    ("numpy.dtype size changed", "a package is older than NumPy 2: ask for `numpy<2`"),
+    (
+        "Disk quota exceeded",
+        "your quota is used up: `quota -s` (Lustre: `lfs quota -h -u $USER .`); write elsewhere",
+    ),
+    (
+        "trust_remote_code",
+        "the model has code of its own: `allow_code: true` in the manifest brings it, and the "
+        "script must pass trust_remote_code=True",
     ),
     (
         "NLTK Downloader",

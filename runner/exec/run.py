@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -90,7 +91,15 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
         f"{counts['datasets']} of datasets{metrics}); caches: {folder}"
     )
     if environ.get("SLURM_PROCID", "0") == "0":
-        for note in filter(None, (note_for_script(environ), about, avoided, *notes)):
+        own = {name: variables[name] for name in ("PYTHONNOUSERSITE",) if name in variables}
+        said = (
+            note_for_script({**environ, **own}),
+            about,
+            avoided,
+            _note_on_loggers(environ),
+            *notes,
+        )
+        for note in filter(None, said):
             print(f"runner exec: {note}", file=sys.stderr, flush=True)
     os.execve(program, list(command), variables)
 
@@ -126,12 +135,23 @@ def environment(
         "HF_EVALUATE_CACHE": environ.get("HF_EVALUATE_CACHE") or str(folder / "evaluate"),
         "HF_MODULES_CACHE": environ.get("HF_MODULES_CACHE") or str(folder / "modules"),
         "HF_HUB_DISABLE_XET": "1",
+        "WANDB_MODE": environ.get("WANDB_MODE") or "offline",
         "PYTHONPATH": os.pathsep.join(
             filter(None, (str(folder / "python"), environ.get("PYTHONPATH")))
         ),
         # Otherwise `load_dataset("csv", ...)` first connects to a host on the internet.
         "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     }
+
+
+def _note_on_loggers(environ: Mapping[str, str]) -> str:
+    """One line where wandb is installed, and would otherwise wait for its server for hours."""
+    if environ.get("WANDB_MODE") or importlib.util.find_spec("wandb") is None:
+        return ""
+    return (
+        "WANDB_MODE=offline, because a compute node has no internet: `wandb sync` uploads the run "
+        "later (to change it: export WANDB_MODE=online)"
+    )
 
 
 def _with_loopback(hosts: str) -> str:

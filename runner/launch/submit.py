@@ -30,6 +30,9 @@ from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
+    "accounting/qos policy": "`sacctmgr show assoc user=$USER` and `sacctmgr show qos` show your "
+    "limits of jobs, nodes, GPUs and time; lower slurm.nodes, slurm.gpus_per_node or slurm.time, "
+    "or set slurm.options.account or qos.",
     "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
     "gres option unsupported": "Ask with slurm.gpus_per_node alone, which becomes --gres, and "
     "remove gpus, gpus-per-task and gpus-per-socket from slurm.options.",
@@ -44,6 +47,25 @@ REMEDIES = {
     "more processors": "Lower slurm.tasks_per_node or slurm.options cpus-per-task.",
     "time limit": "See `sinfo -o '%P %l'` for the limits, and lower slurm.time.",
     "node count": "See `sinfo -s`, and lower slurm.nodes.",
+    "no partition specified": "This cluster has no default partition: see `sinfo -s`, and set "
+    "slurm.partition.",
+    "partition not available": "`sinfo -s` shows which partitions are up; set slurm.partition.",
+    "partition configuration not available": "See `scontrol show partition` for its limits of "
+    "nodes and time; lower slurm.nodes or slurm.time, or set another slurm.partition.",
+    "group not permitted": "See `scontrol show partition` (AllowGroups, AllowAccounts): set "
+    "another slurm.partition, or ask the site for access.",
+    "feature specification": "See `sinfo -o '%P %f'` for the features of the nodes, and correct "
+    "slurm.options.constraint.",
+    "reservation": "See `scontrol show reservation`, and correct slurm.options.reservation.",
+    "memory specification": "See `sinfo -N -o '%n %m'` for the memory of the nodes, and lower mem "
+    "in slurm.options.",
+    "cpu count": "See `sinfo -N -o '%n %c'` for the CPUs of the nodes, and lower "
+    "slurm.tasks_per_node or slurm.options cpus-per-task.",
+    "tres": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set slurm.gpus_per_node.",
+    "license": "See `scontrol show lic`, and correct slurm.options.licenses.",
+    "wckey": "See `sacctmgr show wckey user=$USER`, and correct slurm.options.wckey.",
+    "permission denied": "Slurm lets this account submit no such job: see `sacctmgr show assoc "
+    "user=$USER`, and set slurm.options.account or slurm.partition.",
     "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
 }
 """Parts of sbatch's error messages, in lower case -> the remedy."""
@@ -51,7 +73,7 @@ REMEDIES = {
 _WAITS = ("down, drained or reserved", "required node not available", "requested nodes are busy")
 """Parts of sbatch's messages, with --test-only, on a job that sbatch without it accepts."""
 
-_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused")
+_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused", "temporarily unable")
 _ADVICE_ELSEWHERE = (
     "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
 )
@@ -258,17 +280,20 @@ def check(wanted: SbatchRequest) -> tuple[str, str]:
     Raises:
         UsageError: Slurm would refuse the job, or leave it waiting forever.
     """
+    text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
+    minutes = f" ({wanted.time} minutes)" if (wanted.time or "").isdigit() else ""
     if shutil.which("sbatch") is None:
-        return "Slurm request: not checked, there is no sbatch here", ""
+        return f"Slurm request{minutes}: not checked, there is no sbatch here", ""
     _check_time(wanted)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "submit.sbatch")
-        script.write_text(sbatch_script(wanted), encoding="utf-8")
+        script.write_text(text, encoding="utf-8")
         try:
             warning = _test(script, wanted)
         except NoClusterError as error:
             return f"Slurm request: not checked: {error.message}", ""
     shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    shape += minutes
     accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
     return f"Slurm request: {shape}: {accepts}", warning
 

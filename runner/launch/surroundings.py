@@ -25,7 +25,7 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
-from runner.inputs import environments, imports, running_tree, runs_on
+from runner.inputs import environments, imports, running_tree, runs_on, state_folder
 from runner.installed import (
     PIP_NAMES,
     for_tokenizer,
@@ -228,7 +228,10 @@ def shell_of(run: Run) -> Shell:
     else:
         head.append(f"airlift_python={shlex.quote(str(python))}")
     words = [shlex.quote(word) for word in (_BOOT, str(imports.PROBE))]
-    head.append(f'exec "$airlift_python" -c {" ".join(words)} ANSWERS {" ".join(names)}')
+    # Failures are never kept: they are tried again each time.
+    kept = shlex.quote(str(state_folder(os.environ) / "imports"))
+    command = f'exec "$airlift_python" -c {" ".join(words)} --keep {kept} ANSWERS'
+    head.append(" ".join([command, *names]))
     return Shell("\n".join([*head, ""]), lines, tuple(left_out), tuple(names), leaves)
 
 
@@ -284,9 +287,11 @@ def explain(run: Run, shell: Shell, outcome: Outcome, shapes: Sequence[NodeShape
         found.errors += errors
     if not errors and outcome.code == 0:
         what = ", ".join(PIP_NAMES.get(name, name) for name in shell.names)
+        kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
         found.lines.append(
             f"the job's shell works here: {_described(run.config)}"
             + (f"{answers.python.get('python')} imports {what}" if what else "its Python starts")
+            + kept
         )
     return found
 

@@ -1,16 +1,22 @@
 """What a micro batch takes on a rank's device beside the model's state: measured, or estimated.
 
 `measured` runs `runner.training.footprint` in a child process, because the launcher does not import
-torch. Where torch or transformers is not installed here, `estimated` is a formula; the reason is
-printed with it.
+torch. This takes seconds, so the answer is kept in the user's state folder until something that it
+follows from changes. Where torch or transformers is not installed here, `estimated` is a formula;
+the reason is printed with it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from runner import kept
 from runner.config.run_config import RunConfig
 from runner.errors import StageError, human_size
 from runner.inputs import ModelInput
@@ -24,6 +30,15 @@ USABLE = 0.9
 BUCKET = 50_000_000  # elements; what our ds_config sets
 PREFETCH = 50_000_000  # elements; its stage3_prefetch_bucket_size
 LIVE = 1_000_000_000  # elements; its stage3_max_live_parameters
+
+_SOURCES = (Path(__file__), Path(__file__).parents[1] / "training" / "footprint.py")
+# A micro batch takes the same with other values of these keys.
+_WITHOUT_MEMORY = re.compile(
+    "(name|bundle|epochs|steps|schedule|checkpoint|evaluation|hang_after|seed|slurm|datasets?|path|"
+    "notes)($|[.])"
+)
+# transformers imports these where they are installed; the child needs none of what they do.
+_NOT_NEEDED = ("scipy", "sklearn")
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ def measured(
     shape: ModelShape,
     world_size: int,
 ) -> Footprint:
-    """Measures in a child process; estimates where that is not possible here.
+    """Measures in a child process, once; estimates where that is not possible here.
 
     Args:
         config: the run file, with its precision decided.
@@ -82,18 +97,46 @@ def measured(
     """
     if why_not := why_not_here(config):
         return estimated(config, shape, length, zero, why_not)
+    path = _kept_at(config, length, zero, model, shape, world_size)
     try:
-        return in_child(
+        return Footprint(**kept.read(path))
+    except TypeError:  # there is none, or it is of another version
+        pass
+    try:
+        found = in_child(
             _measure, (config, length, zero, model, shape, world_size), "measuring memory", ""
         )
     except StageError as error:
         return estimated(config, shape, length, zero, error.message)
+    if not found.why_estimated:
+        kept.keep(path, asdict(found))
+    return found
+
+
+def _kept_at(
+    config: RunConfig, length: int, zero: int, model: ModelInput, shape: ModelShape, world_size: int
+) -> Path:
+    """The file of a measurement; its name follows from all that decides what is measured."""
+    given = sorted(key for key in config.given if not _WITHOUT_MEMORY.match(key))
+    settings = {k: v for k, v in asdict(config).items() if not _WITHOUT_MEMORY.match(k)}
+    first = (config.model.folder / "config.json",) if config.model.folder is not None else ()
+    sources = [path.read_bytes() for path in (*_SOURCES, *first) if path.is_file()]
+    return kept.path_of(
+        "memory",
+        kept.versions("torch", "transformers", "peft"),
+        [hashlib.sha256(source).hexdigest() for source in sources],
+        {**settings, "given": given, "theirs": sorted(config.theirs)},
+        [length, zero, world_size, asdict(shape)],
+        sorted(model.tokenizer_digests.items()),
+    )
 
 
 def _measure(
     config: RunConfig, length: int, zero: int, model: ModelInput, shape: ModelShape, world_size: int
 ) -> Footprint:
     """In the child."""
+    for name in _NOT_NEEDED:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type] # `import` fails then
     from runner.training.footprint import footprint
 
     return footprint(config, length, zero, model=model, shape=shape, world_size=world_size)

@@ -6,14 +6,15 @@ import json
 import re
 from importlib import metadata
 
+from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
-from runner.installed import is_installed
-from runner.plan.model_layers import check_wrap
+from runner.installed import is_installed, is_light
+from runner.plan.model_layers import check_wrap, why_not_here
 from runner.plan.shapes import ModelShape
-from runner.plan.transformers_tables import model_types
+from runner.plan.transformers_tables import leave_torch_alone, model_types
 
 TABLES = {
     "masked-lm": "MASKED_LM",
@@ -59,10 +60,19 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             f"{remedy} a decoder such as GPT-2.",
         )
     _check_first_weights(config, model)
-    if config.lora is not None and "quantization_config" in model.settings:
+    _check_weights_can_be_trained(config, model)
+    return check_wrap(config, model.path)
+
+
+def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
+    is_trained = config.lora is not None or config.model.init == "pretrained"
+    if is_trained and "quantization_config" in model.settings:
+        why = "LoRA here begins with whole weights, and quantises them itself."
+        if config.lora is None:
+            why = "such weights cannot be trained."
         raise UsageError(
             f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); "
-            "LoRA here begins with whole weights, and quantises them itself.",
+            f"{why}",
             "Stage the model that it was made from.",
         )
     if config.model.init == "pretrained" and not any(
@@ -74,7 +84,48 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             if config.lora
             else "Set model.init: scratch, or stage the weights.",
         )
-    return check_wrap(config, model.path)
+
+
+def check_config(config: RunConfig, model: ModelInput) -> None:
+    """Refuses a config.json that the installed transformers does not read.
+
+    Its type is known, and a value in it is wrong: a width that the heads do not divide, text where
+    a number belongs. To import transformers takes a second, so a config that it reads is kept.
+
+    Raises:
+        UsageError: transformers refuses it; with its words.
+    """
+    if why_not_here(config) or is_light():
+        return
+    path = kept.path_of(
+        "configs", kept.versions("transformers"), sorted(model.tokenizer_digests.items())
+    )
+    if kept.read(path) == model.asset:
+        return
+    leave_torch_alone()
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(model.path), local_files_only=True, trust_remote_code=False)
+    except ImportError:
+        return  # of torch, or of a package for one kind of model: the ranks have it
+    except Exception as error:
+        if shortage(error):
+            raise
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        wanted, here = newer_transformers(model), metadata.version("transformers")
+        remedy = "Stage the model again, with its own config.json unchanged, or use another model."
+        if wanted:
+            remedy = (
+                f"transformers {wanted} wrote it: pip install -U 'transformers>={wanted}', in the "
+                "environment of the job too."
+            )
+        raise UsageError(
+            f"{config.path}: transformers {here} does not read "
+            f"{model.path / 'config.json'}: {said}",
+            remedy,
+        ) from None
+    kept.keep(path, model.asset)
 
 
 def newer_transformers(model: ModelInput) -> str:

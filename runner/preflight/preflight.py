@@ -50,8 +50,13 @@ from runner.preflight.access import (
     nearest_folder,
 )
 from runner.preflight.findings import Findings
-from runner.preflight.model import check_index, check_model
-from runner.preflight.settings import check_accumulation, check_micro, check_precision
+from runner.preflight.model import check_config, check_index, check_model
+from runner.preflight.settings import (
+    check_accumulation,
+    check_micro,
+    check_precision,
+    check_warmup,
+)
 from runner.preflight.texts import check_texts
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
@@ -120,6 +125,8 @@ def examine(
     shape = found.attempt(shape_of, config, inputs.model)
     before = len(found.errors)
     layers = found.attempt(check_model, config, inputs.model)
+    if shape is not None and len(found.errors) == before:
+        found.attempt(check_config, config, inputs.model)
     if shape is not None:
         _examine_model(found, config, inputs.model, shape)
         model_fits = len(found.errors) == before
@@ -222,7 +229,7 @@ def _examine_run(
     found.lines += [resumed] if resumed else []
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
-    found.others += check_precision(config, model.settings, precision)
+    found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]
     if world_size is not None and isinstance(total, int) and isinstance(micro, int):
         found.others += check_accumulation(config, total, micro, world_size)
     return length, total if isinstance(total, int) else None

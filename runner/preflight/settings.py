@@ -87,6 +87,21 @@ def check_precision(
     ]
 
 
+def check_warmup(config: RunConfig) -> list[Finding]:
+    """Finds a warm-up that is not over when the run ends: the learning rate never gets there."""
+    warmup, steps = config.schedule.warmup, config.steps
+    if steps is None or warmup < 1 or warmup < steps:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{config.path}: schedule.warmup {warmup:g} steps of {steps}: the learning rate never "
+            f"reaches {config.optimizer.lr:g}.",
+            f"{config.how_to_set('schedule.warmup', 0.05)} (a share of all steps), or more steps.",
+        )
+    ]
+
+
 def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) -> list[Finding]:
     """Finds another accumulation in the user's ds_config.json than the run will have.
 

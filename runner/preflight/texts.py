@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from runner import offline
+from runner import kept, offline
 from runner.config.run_config import RunConfig
 from runner.data import tokens
 from runner.data.images import class_names
@@ -140,7 +140,7 @@ def check_texts(
                 if recipe.task == "image-classification":
                     check_labels(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
-                    number = in_child(_count, (recipe,), "counting the texts", "")
+                    number = _counted(recipe)
             counts += [number] if role == "train" else []
     known = [number for number in counts if number is not None]
     if total is not None and known and len(known) == len(counts) and sum(known) < total:
@@ -163,6 +163,16 @@ def _too_few(config: RunConfig, number: int, total: int) -> Finding:
         f"{total}: each step has some of them several times.",
         f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
     )
+
+
+def _counted(recipe: Recipe) -> int:
+    """Counts in a child process, once."""
+    path = kept.path_of("texts", kept.versions("transformers", "tokenizers"), recipe.key)
+    if isinstance(known := kept.read(path), int):
+        return known
+    number = in_child(_count, (recipe,), "counting the texts", "")
+    kept.keep(path, number)
+    return number
 
 
 def _count(recipe: Recipe) -> int:

@@ -177,7 +177,7 @@ def _small_model(run: Run, hidden: Path, environ: Mapping[str, str]) -> tuple[Mo
         why = "all widths as they are"
         if small.layers > LEAST:
             why += "; fewer would not show each kind of layer"
-        if problem := in_child(_config_problem, (model.path,), "reading config.json", _MEMORY):
+        if problem := _config_problem(model.path):
             why = f"transformers does not read it with fewer layers: {problem}"
             small, model = None, whole
     free = memory_here(environ)
@@ -215,7 +215,7 @@ def _narrow_model(
 
 
 def _config_problem(folder: Path) -> str:
-    """Why transformers does not read a config.json; empty: it does. In a child process."""
+    """Why transformers, without torch, does not read a config.json; empty: it does."""
     leave_torch_alone()
     from transformers import AutoConfig
 

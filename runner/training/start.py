@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,7 +93,10 @@ def train(
         except OSError as error:
             raise disk_error(error, inputs.bundle, folder, trainer.step if trainer else 0) from None
         except SafetensorError as error:
-            raise unreadable(inputs.model.path, f"its weights: {error}") from None
+            if (fault := write_error(error)) is None:
+                raise unreadable(inputs.model.path, f"its weights: {error}") from None
+            step = trainer.step if trainer else 0
+            raise disk_error(fault, inputs.bundle, folder, step) from None
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise _no_memory(error, config, inputs, place, trainer) from None
@@ -193,6 +197,17 @@ def _no_memory(
     plan = trainer.plan if trainer else decide(config, shape, device, place.world_size)
     where = f"after step {trainer.step}" if trainer else "while loading"
     return explain(error, config, shape, plan, device, f"rank {place.rank}, {where}")
+
+
+def write_error(error: SafetensorError) -> OSError | None:
+    """Returns the system's error if safetensors could not write; None: it could not read.
+
+    Its own words: `Error while serializing: I/O error: No space left on device (os error 28)`.
+    """
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    if number is None or "while serializing" not in str(error):
+        return None
+    return OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> StageError:

@@ -10,6 +10,7 @@ A card of the Hub (README.md) is YAML between two lines of `---` at the top, and
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -274,9 +275,23 @@ def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
             f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes."
         ) from None
     _check_lone_surrogates(value, path, line)
+    if node.style is None and (found := _NOT_A_KEY.match(node.value)):
+        raise UsageError(
+            f"{path}:{line}: no plain space and colon after `{found[1]}`: {_named(found[2])}",
+            f"Write `{found[1]}: ` with the keys `:` and space. Text from a web page or a chat "
+            "often has other characters, which look the same.",
+        )
     if not isinstance(value, str):
         lines.written[where] = _cut(node.value)
     return value
+
+
+# A key whose colon is a wide one, or whose space is none to YAML. Such a line is read as text.
+_NOT_A_KEY = re.compile(r"([a-z][a-z0-9_.-]*)(:[^\S \t\r\n]|:\u200b|\uff1a)")
+
+
+def _named(text: str) -> str:
+    return " and ".join(f"U+{ord(c):04X} ({unicodedata.name(c, '?').lower()})" for c in text[-1:])
 
 
 def _cut(text: str) -> str:
@@ -311,6 +326,10 @@ def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     lines = text.splitlines()
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    near = lines[max(0, mark.line - 1) : mark.line + 1] if mark is not None else []
+    for number, written in enumerate(near, max(0, mark.line - 1) + 1 if mark is not None else 0):
+        if found := re.search(r"[\uff1a\u3000\u00a0\u200b\uff0c\u201c\u201d]", written):
+            return f"Line {number} has {_named(found[0])}: type the plain character."
     pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
     return (
         f'Put it in quotes: "{pattern[0]}"' if pattern and '"' not in line else "Correct that line."

@@ -69,7 +69,8 @@ def assert_silent(said: Said) -> None:
 def run_runner(folder: Path, *arguments: str, **variables: str | None) -> Said:
     """`runner` in this process, with a user's variables: no Slurm, no offline variables."""
     before, here = dict(os.environ), Path.cwd()
-    dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "CUDA_")
+    dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "CUDA_",
+               "PYTEST_")  # fmt: skip
     try:
         for name in [name for name in os.environ if name.startswith(dropped)]:
             del os.environ[name]

@@ -125,6 +125,12 @@ def test_what_cannot_be_is_found_on_the_login_node(
     assert_found(check(tmp_path, variants, **keys), found)
 
 
+def test_a_warm_up_that_never_ends_is_told(variants: Path, tmp_path: Path) -> None:
+    """Training goes on without an error, and the model hardly changes."""
+    said = check(tmp_path, variants, **GPT2, schedule={"warmup": 100})
+    assert_found(said, Found(("never reaches 0.003",), "schedule.warmup: 0.05", 0))
+
+
 AVOIDED = ("B4",)
 
 

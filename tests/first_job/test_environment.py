@@ -15,7 +15,6 @@ from stage.environment.compat.needs import Needs
 from tests.first_job.harness import (
     Found,
     assert_found,
-    bundle_of_variants,
     check,
     programs,
     run_runner,
@@ -108,13 +107,6 @@ def test_mpi4py_without_mpi_is_told(node: Node) -> None:
 # ---- torch and the driver of this machine
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
-
-
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
-    """A sound bundle with a small GPT-2."""
-    gpt2 = (bundle / "data/models/tiny-gpt2", lambda _folder: None)
-    return bundle_of_variants(tmp_path_factory.mktemp("staged"), {"gpt2": gpt2})
 
 
 ON_LOGIN = {

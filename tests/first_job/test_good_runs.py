@@ -12,8 +12,8 @@ from stage.environment.compat import imports
 from tests.first_job.harness import assert_silent, programs, run_runner, torch_of
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
-# Each of them imports torch twice: all of them on request, one of each engine in every run.
-SLOW = ("cifar10-ddp", "gpt2-xl-fsdp-offload", "neural-chat-qlora")
+# Those for GPUs import torch twice: all of them on request, one of them and the demo in every run.
+SLOW = ("cifar10-ddp", "gpt2-large-fsdp", "gpt2-xl-fsdp-offload", "neural-chat-qlora")
 EXAMPLES = [
     pytest.param(run, id=run.stem, marks=[pytest.mark.slow] if run.stem in SLOW else [])
     for run in RUNS

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runner.errors import UsageError
+from runner.launch.submit import try_script
 from runner.ranks.reach import explain_joining
 from runner.ranks.rendezvous import locate
 from runner.slurm.commands import clean
@@ -25,7 +26,6 @@ from tests.first_job.harness import (
     Found,
     Said,
     assert_found,
-    bundle_of_variants,
     programs,
     run_runner,
     torch_of,
@@ -62,13 +62,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
-    """A sound bundle with a small GPT-2."""
-    gpt2 = (bundle / "data/models/tiny-gpt2", lambda _folder: None)
-    return bundle_of_variants(tmp_path_factory.mktemp("staged"), {"gpt2": gpt2})
-
-
 @pytest.mark.parametrize("entry", REFUSED)
 def test_what_slurm_refuses_is_told_with_the_way_out(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
@@ -91,6 +84,58 @@ def test_a_time_limit_that_would_wait_forever_is_refused(staged: Path, tmp_path:
     write_run(tmp_path, **GPT2, slurm={"partition": "gpu", "time": "3-00:00:00"})
     said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
     assert_found(said, LIMITED["J13"])
+
+
+DRAINED = "Requested nodes are busy, or Required nodes are DOWN, drained or reserved"
+# entry -> keys of `slurm:`, what sbatch says, what `check` says
+TOO_FEW: dict[str, tuple[dict[str, Any], str, Found]] = {
+    "J10": ({}, DRAINED, Found(("sbatch accepts the job, and it waits", "sinfo -R"), "", 0)),
+    "L7": (
+        {"gpus_per_node": 4, "tasks_per_node": 6},
+        "",
+        Found(("slurm.tasks_per_node: 6 ranks on each node",), "Set slurm.tasks_per_node: 4"),
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", TOO_FEW)
+def test_nodes_that_are_away_and_gpus_that_are_too_few_are_told(
+    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    slurm, words, found = TOO_FEW[entry]
+    monkeypatch.syspath_prepend(torch_of(tmp_path / "site", "2.10.0", "'12.8'"))
+    sbatch = f"echo 'allocation failure: {words}' >&2; exit 1" if words else "exit 0"
+    path = programs(tmp_path / "bin", sbatch=sbatch, sinfo="exit 1", squeue="exit 0")
+    write_run(tmp_path, **GPT2, slurm=slurm)
+    said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
+    assert_found(said, found)
+
+
+# Other words of sbatch (slurm_errno.c) -> what helps.
+WORDS = {
+    "Invalid feature specification": "slurm.options.constraint",
+    "Job violates accounting/QOS policy (job submit limit, ...)": "sacctmgr show qos",
+    "User's group not permitted to use this partition": "AllowGroups",
+    "Requested reservation is invalid": "scontrol show reservation",
+    "No partition specified or system default partition": "sinfo -s",
+    "Memory specification can not be satisfied": "lower mem",
+    "Access/permission denied": "sacctmgr show assoc",
+    "Invalid Trackable RESource (TRES) specification": "slurm.gpus_per_node",
+    "CPU count per node can not be satisfied": "cpus-per-task",
+    "Invalid qos specification": "slurm.options.qos",
+    "Invalid license specification": "scontrol show lic",
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_every_refusal_of_slurm_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    path = programs(tmp_path / "bin", sbatch=f'echo "{FAILED}{words}" >&2; exit 1')
+    monkeypatch.setenv("PATH", path)
+    with pytest.raises(UsageError) as refused:
+        try_script(tmp_path / "submit.sbatch")
+    assert words in refused.value.message and WORDS[words] in refused.value.remedy
 
 
 NEVER_MET = {"N9": "is not an address on gpu1", "L6": "port 29500 is in use"}

@@ -23,7 +23,6 @@ from tests.first_job.harness import (
     Found,
     Said,
     assert_found,
-    bundle_of_variants,
     check,
     write_run,
 )
@@ -38,13 +37,6 @@ __all__ = ["ranks"]
 
 GPT2: dict[str, Any] = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
-    """A sound bundle with a small GPT-2."""
-    gpt2 = (bundle / "data/models/tiny-gpt2", lambda _folder: None)
-    return bundle_of_variants(tmp_path_factory.mktemp("staged"), {"gpt2": gpt2})
 
 
 # ---- real disks: entry -> options of tmpfs, what `check` says of a run folder on it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import shutil
 import socket
 import subprocess
@@ -34,6 +35,9 @@ from runner.ranks.network import (
 
 LEAST_SHARED_MEMORY = 2**28
 """NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
+LEAST_LOCKED_MEMORY = 2**30
+"""What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
+INFINIBAND = Path("/sys/class/infiniband")
 COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
 
@@ -61,6 +65,7 @@ def look(
         interfaces = [name for _, name in socket.if_nameindex()]
         found.others += check_interfaces(environ, interfaces)
     found.others += check_shared_memory(SHARED_MEMORY)
+    found.others += check_locked_memory(INFINIBAND, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
     found.others += check_compiler(run.config)
     for item in _devices(run.config, environ, folder):
         found.lines.append(describe(item).strip())
@@ -186,6 +191,27 @@ def check_shared_memory(folder: Path) -> list[Finding]:
             f"{folder} has {human_size(size)}: NCCL between the GPUs of a node may not start.",
             "In a container: apptainer shares the node's, docker needs --ipc=host or "
             "--shm-size=1g. Else: export NCCL_SHM_DISABLE=1 in slurm.setup.",
+        )
+    ]
+
+
+def check_locked_memory(devices: Path, limit: int) -> list[Finding]:
+    """Finds a limit of locked memory that is too low for the node's InfiniBand.
+
+    Args:
+        devices: the folder with the node's InfiniBand devices; it may be missing.
+        limit: the hard limit, in bytes.
+    """
+    has_any = devices.is_dir() and any(devices.iterdir())
+    if not has_any or limit == resource.RLIM_INFINITY or limit >= LEAST_LOCKED_MEMORY:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"this node has InfiniBand, and a process may lock {human_size(limit)} of memory "
+            "(ulimit -Hl): NCCL ends with `ibv_reg_mr ... Cannot allocate memory`.",
+            "Ask the site for `memlock unlimited` in jobs (slurmd's LimitMEMLOCK). Until then: "
+            "export NCCL_IB_DISABLE=1 in slurm.setup, which is slower.",
         )
     ]
 

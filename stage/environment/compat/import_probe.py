@@ -1,20 +1,30 @@
 """Imports packages one after another, and writes what happens, one JSON object per line.
 
-    python import_probe.py ANSWERS PACKAGE...
+    python import_probe.py [--keep FOLDER] ANSWERS PACKAGE...
 
 The Python of an environment runs this file, on the laptop or in a job's own shell. So it imports
 nothing of airlift, and it has the syntax of Python 3.6. An import can kill the process or never
 end: therefore each line is written before the next import begins. PACKAGE may be `module:name`,
 for libraries that import their parts at the first use.
+
+These imports take seconds. With `--keep`, answers without a failure are kept in FOLDER, and
+given again for the rest of the day while nothing changes that decides what an import does.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
 import re
 import sys
+import time
 from typing import Any, Dict, List, Optional
+
+# Variables that differ from shell to shell and decide nothing about an import.
+OF_A_SHELL = re.compile(
+    r"_$|SHLVL$|(OLD)?PWD$|TERM|COLUMNS$|LINES$|SSH_|XDG_SESSION|TMUX|STY$|WINDOW|LS_COLORS$|TMPDIR$"
+)
 
 
 def write(path: str, **answer: Any) -> None:
@@ -68,8 +78,84 @@ def try_import(name: str) -> Any:
     return imported
 
 
-def main(path: str, names: List[str]) -> None:
-    """Imports all of `names`; a failure does not end it."""
+def changed(path: str) -> List[Any]:
+    """When a file or the list of a folder changed last."""
+    try:
+        found = os.stat(path)
+        return [path, found.st_mtime, found.st_size]
+    except OSError:
+        return [path]
+
+
+def origin(name: str) -> str:
+    """The file of a package; empty: it is not found. Nothing is imported."""
+    try:
+        spec = importlib.util.find_spec(name.partition(":")[0].partition(".")[0])
+        return spec.origin or "" if spec is not None else ""
+    except Exception:
+        return ""
+
+
+def fingerprint(names: List[str]) -> str:
+    """A digest of what decides whether the imports work, for one day."""
+    paths = [sys.executable, __file__, "/etc/ld.so.cache"]
+    paths += sys.path
+    paths += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for name in names:
+        folder = os.path.dirname(origin(name))
+        paths += [origin(name), folder, os.path.join(folder, "lib")]
+    basis = [
+        names,
+        sys.version,
+        os.uname().nodename,
+        int(time.time() // 86400),
+        sorted(item for item in os.environ.items() if not OF_A_SHELL.match(item[0])),
+        [changed(path) for path in paths],
+    ]
+    return hashlib.sha256(json.dumps(basis).encode()).hexdigest()
+
+
+def name_of(names: List[str]) -> str:
+    """The name of the file in which the answers about these packages are kept."""
+    return hashlib.sha256(" ".join([sys.executable, *names]).encode()).hexdigest()[:32] + ".json"
+
+
+def read_kept(kept: str, digest: str) -> List[str]:
+    """The lines that were kept under a digest; empty: none."""
+    try:
+        with open(kept) as file:
+            found = json.load(file)
+        return found["lines"] if found["digest"] == digest else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def keep(kept: str, digest: str, answers: str) -> None:
+    """Keeps the answers about packages, if none of them failed."""
+    with open(answers) as file:
+        lines = [line for line in file if line.startswith(('{"imported"', '{"done"'))]
+        file.seek(0)
+        failed = any(line.startswith('{"failed"') for line in file)
+    if failed:
+        return
+    try:
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        whole = "%s.%d" % (kept, os.getpid())
+        with open(whole, "w") as file:
+            json.dump({"digest": digest, "lines": lines}, file)
+        os.replace(whole, kept)
+    except OSError:
+        pass  # it saves time, no more
+
+
+def main(path: str, names: List[str], kept: str = "") -> None:
+    """Imports all of `names`; a failure does not end it.
+
+    Args:
+        path: of the file for the answers; lines are appended.
+        names: the packages.
+        kept: the folder in which answers are kept; empty: none.
+    """
     write(
         path,
         python=sys.executable,
@@ -82,6 +168,23 @@ def main(path: str, names: List[str]) -> None:
         write(path, torch=torch_on_disk())
     except Exception as error:
         write(path, torch={}, unread=str(error))
+    if not kept:
+        import_all(path, names)
+        return
+    digest = fingerprint(names)
+    kept = os.path.join(kept, name_of(names))
+    lines = read_kept(kept, digest)
+    if lines:
+        write(path, kept=True)
+        with open(path, "a") as file:
+            file.write("".join(lines))
+    else:
+        import_all(path, names)
+        keep(kept, digest, path)
+
+
+def import_all(path: str, names: List[str]) -> None:
+    """Imports one package after another, and writes what happens."""
     for name in names:
         package = name.partition(":")[0]
         write(path, begin=package)
@@ -104,4 +207,7 @@ def main(path: str, names: List[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    if sys.argv[1] == "--keep":
+        main(sys.argv[3], sys.argv[4:], kept=sys.argv[2])
+    else:
+        main(sys.argv[1], sys.argv[2:])

@@ -49,6 +49,7 @@ class Answers:
         failed: package -> kind, text and the name of a missing module.
         unfinished: the package whose import did not end; empty: none.
         done: whether the probe came to its end.
+        kept: whether it answered what was found earlier, without an import.
     """
 
     python: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Answers:
     failed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfinished: str = ""
     done: bool = False
+    kept: bool = False
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -71,7 +73,7 @@ def read_answers(text: str) -> Answers:
     torch: dict[str, str | None] = {}
     imported: dict[str, Mapping[str, Any]] = {}
     failed: dict[str, Mapping[str, Any]] = {}
-    begun, done = "", False
+    begun, done, kept = "", False, False
     for line in text.splitlines():
         try:
             answer = json.loads(line)
@@ -89,7 +91,9 @@ def read_answers(text: str) -> Answers:
             failed[answer["failed"]], begun = answer, ""
         elif "done" in answer:
             done = True
-    return Answers(python, torch, imported, failed, begun, done)
+        elif "kept" in answer:
+            kept = True
+    return Answers(python, torch, imported, failed, begun, done, kept)
 
 
 def faults(answers: Answers, returncode: int | None) -> list[Fault]:
@@ -264,6 +268,17 @@ def _not_together(package: str, text: str, match: re.Match[str], answers: Answer
     )
 
 
+def _no_toolkit(package: str, text: str, match: re.Match[str], answers: Answers) -> Fault:
+    cuda = answers.torch.get("cuda")
+    return Fault(
+        package,
+        f"{package} looks for a CUDA toolkit while it is imported, and CUDA_HOME names none: "
+        f"{_short(text)}",
+        f"Load the module of CUDA{f' {cuda}' if cuda else ''} (slurm.modules), set CUDA_HOME in "
+        f"slurm.setup, or ask for a newer {package}, which needs none to be imported.",
+    )
+
+
 def _wrong_version(package: str, text: str, match: re.Match[str], answers: Answers) -> Fault:
     return Fault(
         package,
@@ -279,6 +294,7 @@ _RULES: Sequence[tuple[str, Rule]] = (
     (r"version [`']GLIBC_([\d.]+)' not found", _old_glibc),
     (r"undefined symbol: (\S+)", _other_build),
     (r"operator (torchvision::\w+) does not exist", _other_build),
+    (r"CUDA_HOME does not exist|CUDA_HOME environment variable is not set", _no_toolkit),
     (r"(\S+\.so[\w.]*): cannot open shared object file", _no_library),
     (r"([\w.-]+ *(?:[<>=!~]=?[^ ,]+,?)+) is required for a normal functioning", _wrong_version),
     (r"cannot import name '\w+' from (?:partially initialized module )?'([\w.]+)'", _not_together),

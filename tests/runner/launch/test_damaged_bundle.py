@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from runner.errors import DamageError, StageError
 from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
-from runner.training.start import disk_error
+from runner.training.start import disk_error, write_error
 from tests.runner.conftest import Cluster, logs
 from tests.runner.plan.test_preflight import Terminal, terminal
 
@@ -352,3 +353,25 @@ def test_a_receipt_of_an_older_version_still_holds(carried: Path, tmp_path: Path
     assert stage("verify", carried).returncode == 0
     (path,) = (tmp_path / "state/airlift/receipts").iterdir()
     assert set(json.loads(path.read_text())) == set(Receipt.__dataclass_fields__)
+
+
+def test_weights_that_the_disk_does_not_take_are_not_called_unreadable(tmp_path: Path) -> None:
+    """safetensors has one error for both; the system's limit of a file's size is real."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises((SafetensorError, OSError)) as refused:
+            save_file({"weight": torch.zeros(10_000)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    if isinstance(refused.value, SafetensorError):  # older versions raise an OSError
+        fault = write_error(refused.value)
+        assert fault is not None and fault.errno == errno.EFBIG
+    (tmp_path / "damaged.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(SafetensorError) as unreadable:
+        load_file(tmp_path / "damaged.safetensors")
+    assert write_error(unreadable.value) is None

@@ -34,12 +34,18 @@ module() {
     case "$2" in
     gcc-old) export LD_LIBRARY_PATH=/opt/gcc-old/lib64 ;;
     cuda/12.4) export CUDA_HOME=/opt/cuda ;;
+    lmod) echo "environment: /usr/share/lmod/lmod/libexec/lmod: No such file or directory" >&2
+       return 1 ;;
     *) echo "Lmod has detected the following error: The following module(s) are unknown: $2" >&2
        return 1 ;;
     esac
 }
 conda() {
     echo "CommandNotFoundError: Your shell has not been properly configured to use 'conda $1'." >&2
+    return 1
+}
+mamba() {
+    echo "CondaError: Run 'conda init' before 'conda activate'" >&2
     return 1
 }
 """
@@ -118,17 +124,26 @@ def test_without_a_cluster_nothing_is_started(
     assert said(found) == "" and found.lines == []
 
 
+# Keys such as `J16` are entries of docs/first-job-failures.md.
 SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "an unknown module": (
+    "J16": (
         {"modules": ["cuda/12.4", "cuda/99"]},
         ("slurm.modules: `module load cuda/99` fails", "are unknown: cuda/99", "module spider"),
     ),
-    "conda without its hook": (
+    "E10": (
         {"setup": ["conda activate train"]},
         (
             "slurm.setup: `conda activate train` fails",
             "etc/profile.d/conda.sh', 'conda activate train']",
         ),
+    ),
+    "E11": (
+        {"setup": ["mamba activate train"]},
+        ("slurm.setup: `mamba activate train` fails", "/etc/profile.d/conda.sh'"),
+    ),
+    "J17": (
+        {"modules": ["lmod"]},
+        ("lmod: No such file or directory", "bash -lc 'type module'"),
     ),
     "an environment that is not there": (
         {"setup": ["export A=1", ". /nowhere/activate"]},
@@ -189,7 +204,7 @@ def test_a_line_that_waits_does_not_hold_the_check(
 
 
 IMPORTS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
-    "a foreign C++ library": (
+    "E3": (
         {
             "deepspeed": 'raise ImportError("/opt/gcc-old/lib64/libstdc++.so.6: version '
             "`GLIBCXX_3.4.30' not found (required by /env/x.so)\")"
@@ -200,6 +215,35 @@ IMPORTS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
             "LD_LIBRARY_PATH has /opt/gcc-old/lib64",
             "export LD_LIBRARY_PATH=",
         ),
+    ),
+    "E4": (
+        {
+            "deepspeed": 'raise ImportError("/lib64/libstdc++.so.6: version '
+            "`GLIBCXX_3.4.20' not found (required by /env/x.so)\")"
+        },
+        {},
+        ("finds another C++ library first, /lib64/libstdc++.so.6", "export LD_LIBRARY_PATH="),
+    ),
+    "E1": (
+        {
+            "transformers": "raise ImportError('A module that was compiled using NumPy 1.x cannot "
+            "be run in NumPy 2.1.0 as it may crash')"
+        },
+        {},
+        ("was compiled with NumPy 1", "numpy<2"),
+    ),
+    "E7": (
+        {"deepspeed": 'raise ImportError("/lib64/libc.so.6: version `GLIBC_2.29\' not found")'},
+        {},
+        ("was built for glibc 2.29 or newer", "stage env lock"),
+    ),
+    "X2": (
+        {
+            "deepspeed": "class MissingCUDAException(Exception): pass\nraise MissingCUDAException("
+            "'CUDA_HOME does not exist, unable to compile CUDA op(s)')"
+        },
+        {},
+        ("looks for a CUDA toolkit while it is imported", "slurm.modules"),
     ),
     "a package that is not there": (
         {"deepspeed": "import nowhere"},
@@ -223,6 +267,22 @@ def test_an_import_that_would_fail_in_the_ranks_is_found(
     found = tried(cluster, slurm=slurm)
     assert len(found.errors) == 1
     assert all(word in said(found) for word in words), said(found)
+
+
+def test_an_import_is_tried_again_when_something_changes_and_a_failure_is_never_kept(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    def last(**settings: Any) -> str:
+        return tried(cluster, **settings).lines[-1]
+
+    assert "tried earlier today" not in last()
+    assert "tried earlier today; nothing has changed" in last()
+    (init,) = python.glob("lib/python*/site-packages/transformers/__init__.py")
+    init.write_text("raise ImportError('not today')\n")
+    for _ in range(2):
+        assert "not today" in said(tried(cluster))
+    init.write_text(SAFE)
+    assert "tried earlier today" not in last()
 
 
 def test_a_package_that_is_missing_says_what_installs_it(
@@ -287,8 +347,9 @@ def test_check_and_submit_say_all_of_it_with_the_other_findings(
 
 
 def test_the_real_environment_imports_what_the_run_needs(
-    cluster: Cluster, login: Callable[[str], None]
+    cluster: Cluster, login: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(surroundings, "LIMIT_S", 600.0)  # a loaded machine
     found = tried(cluster, lora={"rank": 2, "targets": ["query"]}, model={"asset": "tiny-bert"})
     assert said(found) == ""
     assert "imports torch, transformers, safetensors, numpy, deepspeed, peft" in found.lines[-1]

@@ -15,7 +15,7 @@ import pytest
 
 from runner.errors import NeverMetError
 from runner.launch.srun import check_nodes, node_test_command
-from runner.ranks.network import source_towards
+from runner.ranks.network import interface_of, source_towards
 from runner.ranks.node_test import Meeting, missing_interfaces
 from runner.slurm.environment import SlurmJobEnvironment
 from tests.runner.launch.test_local import BATCH
@@ -59,15 +59,41 @@ def test_nodes_that_reach_each_other_are_one_line(
     assert "2 nodes reach each other (tested in" in capsys.readouterr().err
 
 
+# Entries of docs/first-job-failures.md, found before a rank starts -> variables.
+INTERFACES = {
+    "N3": {"NCCL_SOCKET_IFNAME": "ib7", "GLOO_SOCKET_IFNAME": "lo"},
+    "N4": {"NCCL_SOCKET_IFNAME": "=ib7,=ib8", "GLOO_SOCKET_IFNAME": "lo"},
+}
+FOUND = (*INTERFACES, "N5", "N7")
+
+
+@pytest.mark.parametrize("entry", INTERFACES)
 def test_an_interface_that_a_node_lacks_is_named_with_what_it_has(
+    nodes: Callable[..., None], entry: str
+) -> None:
+    variables = INTERFACES[entry]
+    with pytest.raises(NeverMetError) as refused:
+        tested(**variables)
+    said, value = str(refused.value), variables["NCCL_SOCKET_IFNAME"]
+    assert f"node n1: NCCL_SOCKET_IFNAME={value}: there is no interface ib7" in said
+    assert f"node n2: NCCL_SOCKET_IFNAME={value}" in said and "it has lo" in said
+    assert "Unset NCCL_SOCKET_IFNAME" in said
+    assert "unchanged will not help" in said and refused.value.exit_code == 1
+
+
+def test_an_interface_that_only_the_first_node_has_is_named_for_the_second(
     nodes: Callable[..., None],
 ) -> None:
+    address = source_towards("192.0.2.1")
+    if address is None:
+        pytest.skip("this machine has loopback alone")
+    nodes(" ".join(alone("n")))
+    name = interface_of(address)
     with pytest.raises(NeverMetError) as refused:
-        tested(NCCL_SOCKET_IFNAME="ib7", GLOO_SOCKET_IFNAME="lo")
+        tested(address, NCCL_SOCKET_IFNAME=name, GLOO_SOCKET_IFNAME="lo")
     said = str(refused.value)
-    assert "node n1: NCCL_SOCKET_IFNAME=ib7: there is no interface ib7; it has lo" in said
-    assert "node n2: NCCL_SOCKET_IFNAME=ib7" in said and "Unset NCCL_SOCKET_IFNAME" in said
-    assert "unchanged will not help" in said and refused.value.exit_code == 1
+    assert f"node n2: NCCL_SOCKET_IFNAME={name}: there is no interface {name}; it has lo" in said
+    assert "node n1" not in said
 
 
 def test_a_node_without_a_way_to_rank_0_is_named(nodes: Callable[..., None]) -> None:

@@ -44,6 +44,18 @@ def test_a_container_with_little_shared_memory_is_warned_of(
     assert "67.1 MB" in finding.message and "--ipc=host" in finding.remedy
 
 
+LOCKED_MEMORY = ("N10",)  # an entry of docs/first-job-failures.md
+
+
+def test_too_little_locked_memory_for_infiniband_is_named(tmp_path: Path) -> None:
+    devices = tmp_path / "infiniband"
+    assert look.check_locked_memory(devices, 2**23) == []  # there is none
+    (devices / "mlx5_0").mkdir(parents=True)
+    (finding,) = look.check_locked_memory(devices, 2**23)
+    assert "8.4 MB" in finding.message and "memlock unlimited" in finding.remedy
+    assert look.check_locked_memory(devices, -1) == []  # no limit
+
+
 def test_what_env_check_prints_becomes_findings() -> None:
     output = "ok    glibc 2.31\nnote  no module command\nbad   driver 418\n      -> ask the site\n"
     note, bad = look.read_env_check(output, "train-env")

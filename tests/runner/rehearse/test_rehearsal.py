@@ -142,6 +142,9 @@ def test_a_run_is_rehearsed_from_its_first_step_to_a_model_that_loads(cluster: C
     assert nothing_stays(cluster)
 
 
+FOUND = ("T14",)  # an entry of docs/first-job-failures.md
+
+
 @pytest.mark.slow
 def test_a_tokenizer_that_cannot_encode_ends_it_before_a_rank_starts(cluster: Cluster) -> None:
     said = refusal(cluster, "--set", "model.asset=mute", code=1)
@@ -160,6 +163,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(cluster: Cluster) -> Non
     assert "no file can be made in /proc" in said and "Choose an --output" in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     process = cluster.start("rehearse", "tiny.yaml")
     wait_for(lambda: list(cluster.folder.glob("output/.tiny.rehearsal-*/run/logs/rank-1.pulse")))

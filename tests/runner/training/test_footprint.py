@@ -15,6 +15,7 @@ import transformers
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
+from runner.plan import activations
 from runner.plan.activations import Footprint, bucket_bytes, estimated
 from runner.plan.plan import decide
 from runner.plan.shapes import Device, ModelShape
@@ -180,6 +181,29 @@ def test_a_model_that_cannot_be_measured_is_estimated_with_the_reason(
     found = footprint(config, LENGTH, 2, model=model, shape=shape, world_size=2)
     assert "does not run on torch's meta device" in found.why_estimated
     assert found.each == estimated(config, shape, LENGTH, 2, "").each > 0
+
+
+def test_a_model_is_measured_once_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def here(work: Any, arguments: Any, *_: str) -> Footprint:
+        started.append(arguments)
+        return Footprint(len(started), 2, 3, 4, "" if len(started) < 4 else "it failed")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("runner.plan.activations.in_child", here)
+    shape = ModelShape(500_000, 80, 96, 3, 500)
+
+    def each(*overrides: str, length: int = LENGTH) -> int:
+        config, model = run_of(tmp_path, "gpt2", *overrides)
+        found = activations.measured(config, length, 2, model=model, shape=shape, world_size=2)
+        return found.each
+
+    assert [each(), each(), each("seed=7", "steps=9")] == [1, 1, 1]
+    assert [each(length=8), each("activation_checkpointing=true"), each()] == [2, 3, 1]
+    assert [each(length=9), each(length=9)] == [4, 5]  # an estimate is not kept
 
 
 def test_the_micro_batch_that_is_chosen_fits_and_one_more_does_not(tmp_path: Path) -> None:

@@ -27,6 +27,16 @@ def refused(file: Path, text: str | bytes) -> str:
     return str(refusal.value)
 
 
+def test_a_space_or_colon_that_only_looks_like_one_is_named(file: Path) -> None:
+    """Lines that were copied from a web page, or typed with a Chinese keyboard."""
+    said = refused(file, "a:\n  lr:\u00a00.003\n")
+    assert ":2: " in said and "U+00A0 (no-break space)" in said and "Write `lr: `" in said
+    assert "U+FF1A (fullwidth colon)" in refused(file, "a:\n  lr\uff1a0.003\n")
+    assert "Line 2 has U+FF1A" in refused(file, "a: 1\nsteps\uff1a8\nb: 2\n")
+    file.write_text("a: 'note:\u00a0quoted'\nb: see\u00a0this\nc: |\n  key:\u00a0text\n")
+    assert load_yaml_with_lines(file)[0]["b"] == "see\u00a0this"
+
+
 def test_every_key_and_item_knows_its_line(file: Path) -> None:
     file.write_text(
         "# a comment\na: 1\nb:\n  - x\n  - c: 2\n    d:\n      e: {f: 3,\n          g: 4}\n"
