@@ -64,11 +64,7 @@ class Road:
                 *("trace", "-o", "../m.yaml", "--allow-code", "--endpoint", hub.endpoint, "--"),
                 *script.argv(self.python, 1),
             )
-            if not (self.folder / "m.yaml").exists():
-                nothing_asked = not (script.models or script.datasets)
-                if not nothing_asked or traced.returncode not in (0, 2):
-                    return self._result("trace", traced)
-            elif traced.returncode:
+            if traced.returncode:
                 return self._result("trace", traced)
             fetched = self._stage(
                 *("fetch", "../m.yaml", "-o", "../bundle", "--endpoint", hub.endpoint)

@@ -13,7 +13,7 @@ import yaml
 LIST = Path(__file__).with_name("list.yaml")
 LAUNCHERS = {
     "torchrun": "python -m torch.distributed.run --standalone --nproc_per_node={ranks}",
-    "accelerate": "python -m accelerate.commands.launch --cpu --num_machines=1 "
+    "accelerate": "python -m accelerate.commands.launch --num_machines=1 "
     "--mixed_precision=no --dynamo_backend=no --num_processes={ranks} {options}",
     "deepspeed": "python -m deepspeed.launcher.runner --num_gpus={ranks}",
 }
