@@ -43,7 +43,7 @@ def main() -> int:
         results.append(result)
     if arguments.record:
         record([result for result in results if result.step != "source"])
-    return int(any(not result.works and not result.script.in_the_way for result in results))
+    return int(not all(result.is_as_listed for result in results))
 
 
 def _line(result: Result) -> str:
@@ -51,9 +51,9 @@ def _line(result: Result) -> str:
     if result.works:
         more = f"\n{result.asked_for_more}" if result.asked_for_more else ""
         return f"{name}: works unchanged{more}"
-    if result.script.in_the_way:
+    if result.is_as_listed:
         return f"{name}: ends in `{result.step}`, as the list says: {result.script.in_the_way}"
-    return f"{name}: FAILED in `{result.step}` with {result.status}\n{result.words}"
+    return f"{name}: FAILED in `{result.step}` with {result.status}\n{result.last_words}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ LIMIT_S = 900
 
 @dataclass(frozen=True)
 class Result:
-    """How far a script came: the last step, its exit code, and the end of what it printed."""
+    """How far a script came: the last step, its exit code, and what it printed."""
 
     script: Script
     step: str
@@ -32,6 +32,17 @@ class Result:
     @property
     def works(self) -> bool:
         return self.step == "done"
+
+    @property
+    def is_as_listed(self) -> bool:
+        """Whether it works, or ends at the line that the list names."""
+        if self.script.in_the_way:
+            return not self.works and self.script.ends_with in self.words
+        return self.works
+
+    @property
+    def last_words(self) -> str:
+        return "\n".join(self.words.splitlines()[-25:])
 
 
 class Road:
@@ -123,5 +134,5 @@ class Road:
         name = step.split(":")[0]
         (self.folder / f"{name}.out").write_text(done.stdout)
         (self.folder / f"{name}.err").write_text(done.stderr)
-        words = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+        words = done.stdout + done.stderr
         return Result(self.script, step, done.returncode, words, "\n".join(dict.fromkeys(asked)))

@@ -39,6 +39,7 @@ class Script:
         environ: additional variables.
         leaves: a pattern of a file that the run must leave.
         in_the_way: the line of theirs that stops it on this machine, and why; empty: none.
+        ends_with: words that it prints then.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Script:
     environ: Mapping[str, str] | None = None
     leaves: str = ""
     in_the_way: str = ""
+    ends_with: str = ""
 
     def argv(self, python: Path, ranks: int) -> list[str]:
         """The command line for this many ranks."""

@@ -43,7 +43,7 @@ def row(result: Result) -> str:
     name = f"[{script.repository.rpartition('/')[2]}: {script.command.split()[0]}]({url})"
     if result.works:
         seen = "yes, on two ranks"
-    elif script.in_the_way:
+    elif result.is_as_listed:
         seen = f"no: {script.in_the_way}"
     else:
         seen = f"no: ends in `{result.step}`"
