@@ -79,10 +79,11 @@ def test_the_list_names_only_twins_and_packages_that_there_are() -> None:
 
 
 def test_the_page_has_a_row_for_each_script_of_the_list() -> None:
-    page = table.PAGE.read_text(encoding="utf-8")
+    lines = table.PAGE.read_text(encoding="utf-8").splitlines()
     for script in LIST.scripts:
-        assert f"/blob/{script.commit}/{script.path})" in page, script.name
-        assert not script.in_the_way or f"| no: {script.in_the_way} |" in page, script.name
+        (row,) = (line for line in lines if f"/blob/{script.commit}/{script.path})" in line)
+        seen = f"no: {script.in_the_way}" if script.in_the_way else "yes, on two ranks"
+        assert row.endswith((f"| {seen} |", "| not tried yet |")), script.name
 
 
 def test_a_recorded_row_replaces_the_old_one_alone(tmp_path: Path) -> None:
