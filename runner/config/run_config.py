@@ -28,6 +28,7 @@ from runner.config.engine import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig,
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
+from runner.config.theirs import accelerate
 from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
@@ -220,8 +221,9 @@ class RunConfig:
             data, lines = override(data, in_file, overrides)
             if type(data.get("format")) is int:  # else `read` finds the mistake
                 lines.check_format(data["format"], FORMAT)
+            taken = accelerate.expand(data, Path(path), lines)
             found = read(RunConfig, data, (), lines)
-            config = replace(found.value, path=Path(path), given=found.given)
+            config = replace(found.value, path=Path(path), given=found.given, notes=taken)
             if config.name == "auto":
                 config = replace(config, name=Path(path).stem)
             if config.steps is not None and "epochs" not in found.given:

@@ -15,6 +15,7 @@ from typing import Any
 from runner.config.columns import fitting
 from runner.config.model_types import MODEL_TYPES
 from runner.errors import UsageError, as_shown, read_value
+from runner.examples.from_trainer import adapt
 from runner.inputs import Bundle
 from runner.plan.shapes import ModelShape
 
@@ -63,16 +64,20 @@ class _Data:
     comments: Mapping[str, str]
 
 
-def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
-    """Returns the text of a new run file, and lines that explain it.
+def new_run_file(
+    task: str, path: Path, bundle: Path | None, arguments: Path | None = None
+) -> tuple[str, list[str], list[str]]:
+    """Returns the text of a new run file, lines that explain it, and arguments that are left out.
 
     Args:
         task: a key of `EXAMPLES`.
         path: the file that will be written.
         bundle: whose assets are used; None: those of the example.
+        arguments: TrainingArguments as JSON, whose settings replace those of the example.
 
     Raises:
-        UsageError: the bundle has no model or no dataset for the task.
+        UsageError: the bundle has no model or no dataset for the task, or the arguments cannot be
+            read.
         DamageError: the bundle's lock is damaged.
     """
     example = Path(__file__).with_name(EXAMPLES[task])
@@ -81,9 +86,13 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     keys = "docs/reference/run-file.md"
     head = f"# Next: runner check {path} --bundle {where}   (all keys: {keys})\n"
     blocks["name"] = f"name: {_name(path)}\n"
+    said, left = list[str](), list[str]()
+    if arguments is not None:
+        comments, said, left = adapt(blocks, arguments, path)
+        head += comments
     if bundle is None:
-        said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
-        return head + "".join(blocks.values()), said
+        said.append(f"its assets are those of the example runs/{example.name}: no bundle is here")
+        return head + "".join(blocks.values()), said, left
     opened = Bundle.open(bundle)
     model, data = _model(task, opened), _data(task, opened)
     if f"asset: {model.name}" not in blocks["model"]:
@@ -97,11 +106,11 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         for key, value in data.keys.items()
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
-    said = [f"model {model.name}: {_why(model.others)}", *_describe(data)]
+    said += [f"model {model.name}: {_why(model.others)}", *_describe(data)]
     if environment := _environment(opened):
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
         said.append(f"environment {environment}: the ranks run in it")
-    return head + "".join(blocks.values()), said
+    return head + "".join(blocks.values()), said, left
 
 
 def _blocks(text: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
 from stage.util.digests import is_hex
@@ -120,6 +120,8 @@ def gather(exchanges: Iterable[Exchange]) -> list[Asked]:
                 asked, other = other, asked
                 asked.names |= other.names
                 asked.name = other.name
+            # The Hub redirects without a look whether the file exists; the next request shows it.
+            address = replace(address, path=None)
         asked.note(address, exchange)
     unique = {id(asked): asked for asked in found.values()}
     return list(unique.values())

@@ -214,3 +214,14 @@ def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() ->
     (found,) = asked
     assert found.name == "gpt2" and found.files == {"main": {"a", "b"}}
     assert found.revisions == {"main": "c" * 40}
+
+
+def test_a_redirect_to_the_new_name_does_not_show_that_the_file_exists() -> None:
+    """from_pretrained asks for files that most models lack; `include` must not name those."""
+    exchanges = []
+    for file, status in (("config.json", 200), ("tokenizer.model", 404)):
+        moved = f"/openai-community/gpt2/resolve/main/{file}"
+        exchanges += [Exchange(f"/gpt2/resolve/main/{file}", 307, None, moved)]
+        exchanges += [Exchange(moved, status, "c" * 40)]
+    (found,) = gather(exchanges)
+    assert found.name == "gpt2" and found.files == {"main": {"config.json"}}

@@ -1,0 +1,71 @@
+"""Files of other people's repositories at a commit, from git: a mirror on disk, or GitHub."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+MIRRORS = "AIRLIFT_GIT_MIRRORS"
+"""A folder with `OWNER/NAME` git directories. Without it the commits come from GitHub."""
+
+
+class NoSource(Exception):
+    """Neither the mirrors nor GitHub have it."""
+
+
+class Sources:
+    """Folders of repositories. Clones are kept in `cache`, one commit each, without history."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._mirrors = os.environ.get(MIRRORS)
+
+    def export(self, repository: str, commit: str, folder: str, target: Path) -> Path:
+        """Writes all files of `folder` at that commit below `target`, and returns `target`.
+
+        Raises:
+            NoSource: the commit cannot be had here.
+        """
+        where = self._git_folder(repository, commit)
+        archive = _git(where, "archive", "--format=tar", f"{commit}:{folder}")
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(target, filter="data")
+        return target
+
+    def _git_folder(self, repository: str, commit: str) -> Path:
+        if self._mirrors:
+            where = Path(self._mirrors) / repository
+            try:
+                _git(where, "cat-file", "-e", f"{commit}^{{commit}}")
+            except NoSource as error:
+                raise NoSource(f"{where}: has no commit {commit}: {error}") from None
+            return where
+        where = self._cache / "git" / repository
+        if not (where / "HEAD").exists():
+            where.mkdir(parents=True, exist_ok=True)
+            _git(where, "init", "--bare", "--quiet")
+        try:
+            _git(where, "cat-file", "-e", f"{commit}^{{commit}}")
+        except NoSource:
+            _git(where, "fetch", "-q", "--depth=1", f"https://github.com/{repository}", commit)
+        return where
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    try:
+        done = subprocess.run(
+            ["git", "--git-dir", folder, *arguments],
+            capture_output=True,
+            timeout=600,
+            check=False,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoSource(str(error)) from None
+    if done.returncode:
+        raise NoSource(done.stderr.decode(errors="replace").strip())
+    return done.stdout
