@@ -16,6 +16,7 @@ from runner.cli.options import (
     processes_option,
     set_option,
 )
+from runner.config.tasks import TASKS
 from runner.errors import (
     Choice,
     UsageError,
@@ -26,11 +27,9 @@ from runner.errors import (
     silent,
 )
 
-TASKS = ("masked-lm", "causal-lm", "instruction", "image-classification")
-
 
 @click.command()
-@click.argument("task", type=Choice(TASKS), metavar="TASK")
+@click.argument("task", type=Choice(tuple(TASKS)), metavar="TASK")
 @optional_bundle_option
 @click.option(
     "-o",
@@ -43,8 +42,8 @@ TASKS = ("masked-lm", "causal-lm", "instruction", "image-classification")
 def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> None:
     """Write a run file for TASK, with what is in the bundle.
 
-    TASK: masked-lm, causal-lm, instruction or image-classification. Without a bundle, the file
-    is the example for TASK.
+    TASK: masked-lm, causal-lm, instruction, text-classification, token-classification or
+    image-classification. Without a bundle, the file is the example for TASK.
 
     \b
     Example:

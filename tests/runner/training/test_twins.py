@@ -151,7 +151,7 @@ def accuracy(run: Path) -> float:
 def convolved(shared_cluster: Cluster) -> Cluster:
     """A ResNet from a staged config, with every engine; all but the first are stopped and resumed.
 
-    The ViT and the GPT-2 run in the same ranks.
+    The ViT, the GPT-2 and the classifiers of texts run in the same ranks.
     """
 
     def run(name: str, engine: dict[str, Any], steps: int) -> Path:
@@ -163,11 +163,12 @@ def convolved(shared_cluster: Cluster) -> Cluster:
         )  # fmt: skip
 
     runs = [run("resnet", {"name": "ddp"}, 24)]
+    classified = write_classified(shared_cluster)
     for name, engine in RESNETS.items():
         runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
     others = [write_pictured(shared_cluster), write_sharded(shared_cluster)]
-    shared_cluster.prepare(runs[0], *others)
-    in_ranks(shared_cluster, 2, *runs, *others)
+    shared_cluster.prepare(runs[0], *others, *classified)
+    in_ranks(shared_cluster, 2, *runs, *others, *classified)
     return shared_cluster
 
 
@@ -227,6 +228,48 @@ def test_gpt2_learns_sharded_from_documents_side_by_side(convolved: Cluster) -> 
     assert losses[-1] < losses[0] - 0.3  # ten seeds: 0.70 to 0.80 lower
     assert all(0 < count <= 8 * 64 for _, count in metrics(folder, "tokens"))
     assert metrics(folder, "validation_perplexity")
+
+
+CLASSIFIED: dict[str, dict[str, Any]] = {
+    "text-classification": {
+        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
+        "engine": {"name": "ddp"},
+    },
+    "token-classification": {"dataset": {"asset": "conll2003"}, "engine": {"zero": 2}},
+}
+
+
+def write_classified(shared_cluster: Cluster) -> list[Path]:
+    """Both classifications of texts, undisturbed; and stopped after half of the steps."""
+
+    def run(name: str, task: str, steps: int) -> Path:
+        return shared_cluster.write(
+            name, task=task, model={"asset": "still-bert"}, steps=steps, sequence_length=64,
+            optimizer={"lr": 0.003}, **CLASSIFIED[task], **QUICK,
+        )  # fmt: skip
+
+    return [
+        path
+        for task in CLASSIFIED
+        for path in (run(task, task, 16), run(f"resumed-{task}.half", task, 8),
+                     run(f"resumed-{task}.whole", task, 16))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", CLASSIFIED)
+def test_a_classifier_of_texts_learns_and_goes_on_after_a_stop(
+    convolved: Cluster, task: str
+) -> None:
+    folder = convolved.output(task)
+    losses = [loss for _, loss in metrics(folder)]
+    classes = 2 if task == "text-classification" else len(twins.TAGS)
+    assert losses[0] == pytest.approx(math.log(classes), rel=0.3)
+    for key in ("loss", "validation_loss", "validation_f1"):
+        expected = dict(metrics(folder, key))
+        found = dict(metrics(convolved.output(f"resumed-{task}"), key))
+        assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-4), key
+    assert metrics(folder, "validation_f1")[-1][1] > 0.8
+    assert metrics(folder, "validation_accuracy")[-1][1] > 0.8
 
 
 PARITY = {
