@@ -59,7 +59,8 @@ GLUE = (
 )
 """The columns of GLUE's configurations (arXiv:1804.07461), pairs before single texts."""
 
-# Key of the run file, or task and key -> what its column must hold: a description, and a test of the Arrow type.
+# Key of the run file, or task and key -> what its column must hold: a description, and a test of
+# the Arrow type.
 _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
     "text": ("text", is_text),
     "prompt": ("text", is_text),

@@ -115,7 +115,7 @@ def check_together(prepared: Mapping[str, Sequence[AnyStore]]) -> None:
     """
     train = prepared["train"]
     if isinstance(train[0], LabelledStore):
-        both = (prepared[role] if role in prepared else () for role in ("train", "validation"))
+        both = (train, prepared.get("validation", ()))
         labelled.unite(*([s for s in several if isinstance(s, LabelledStore)] for several in both))
     if not isinstance(train[0], ImageStore):
         return

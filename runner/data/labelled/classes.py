@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from runner.data.table import reading
-from runner.errors import UsageError, human_count
+from runner.errors import UsageError
 from runner.inputs import SplitInput
 
 NAMED = 5  # at most so many classes are named in a message
@@ -73,8 +73,13 @@ def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> C
         found = Classes(names, "names") if names else Classes(numbers, "numbers")
     if len(found.names) < 2:
         raise UsageError(
-            f"split `{split.name}`: `{column}` has {human_count(len(found.names), 'class')}"
-            f"{': ' + found.names[0] if found.names else ''}: there is nothing to learn.",
+            f"split `{split.name}`: "
+            + (
+                f"all labels in `{column}` are {found.names[0]}"
+                if found.names
+                else f"`{column}` has no labels"
+            )
+            + ": there is nothing to learn.",
             "Look at the column (`stage show BUNDLE` lists them), or choose another split.",
         )
     return found
@@ -97,9 +102,7 @@ def _values(split: SplitInput, column: str) -> set[Any]:
     return found - {None}
 
 
-def check_range(
-    split: str, column: str, low: int, high: int, names: Sequence[str]
-) -> None:
+def check_range(split: str, column: str, low: int, high: int, names: Sequence[str]) -> None:
     """Refuses numbers that are no classes.
 
     Args:

@@ -99,9 +99,7 @@ def _texts(
             one = {name: encoded[name][index] for name in encoded}
             if len(one["input_ids"]) > recipe.sequence_length:
                 tally.cut += 1
-                one = dict(
-                    tokenizer(*text, truncation=True, max_length=recipe.sequence_length)
-                )
+                one = dict(tokenizer(*text, truncation=True, max_length=recipe.sequence_length))
             ids = list(one["input_ids"])
             yield Labelled(ids, _segments(one, len(ids)), [label])
 

@@ -94,9 +94,7 @@ class LabelledRows(NamedTuple):
 class LabelledStore:
     """An open store of samples with classes."""
 
-    def __init__(
-        self, folder: Path, facts: LabelledFacts, arrays: dict[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, folder: Path, facts: LabelledFacts, arrays: dict[str, NDArray[Any]]) -> None:
         self.folder, self.facts, self._arrays = folder, facts, arrays
         self._own_names = facts.class_names
         self._class_of: NDArray[np.int64] | None = None
@@ -208,7 +206,7 @@ def write(recipe: Recipe, folder: Path) -> LabelledFacts:
 
     tokenizer = load_tokenizer(recipe.model)
     dtype = np.dtype("<u2") if len(tokenizer) <= 2**16 else np.dtype("<u4")
-    of_words, classes = recipe.task == "token-classification", read_classes(recipe)
+    classes = read_classes(recipe)
     tally, number, end, words = Tally(), 0, 0, 0
     with ExitStack() as stack:
         tokens, begins, segments, labels = (

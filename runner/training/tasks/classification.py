@@ -1,8 +1,8 @@
 """What text-classification and token-classification share: the head, batches, and the loss.
 
 In evaluation the module gives sums that can be added over batches and ranks: the loss, the correct
-predictions, and for each class how often it was predicted rightly, predicted, and true. Accuracy and
-F1 follow from them, so no rank needs the predictions of another.
+predictions, and for each class how often it was predicted rightly, predicted, and true. Accuracy
+and F1 follow from them, so no rank needs the predictions of another.
 """
 
 from __future__ import annotations

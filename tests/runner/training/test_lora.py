@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import TASKS
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.inputs import resolve

@@ -43,9 +43,7 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
             texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=symbols)
         )
     inputs = ["input_ids", *(["token_type_ids"] if wordpiece else []), "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=inputs, **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **special)
 
 
 def _word_pieces(words: Mapping[str, int], symbols: Sequence[str], size: int) -> dict[str, int]:
