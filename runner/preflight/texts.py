@@ -13,7 +13,7 @@ from runner import offline
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.images import class_names
-from runner.data.labelled.classes import united
+from runner.data.labelled.classes import Classes, united
 from runner.data.labelled.samples import check_lengths
 from runner.data.labelled.store import read_classes
 from runner.data.prepare import is_prepared, write
@@ -93,7 +93,7 @@ def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
         recipes: `train` and `validation` -> what is read.
     """
     found = Findings()
-    classes = {}
+    classes: dict[str, list[Classes]] = {}
     for role, several in recipes.items():
         for recipe in several:
             if data_of(recipe.task) != "labelled":

@@ -57,7 +57,7 @@ def samples(
         UsageError: a row has more tags than words, or fewer; or the tokenizer does not say which
             word a token belongs to.
     """
-    number = {name: index for index, name in enumerate(classes.names)}
+    number: dict[Any, int] = {name: index for index, name in enumerate(classes.names)}
     if classes.kind != "texts":
         number = {index: index for index in range(len(classes.names))}
     if recipe.task == "text-classification":
