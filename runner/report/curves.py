@@ -89,9 +89,13 @@ MEASURES = (
     ("validation_perplexity", "Validation perplexity", "", False, False, "validation_loss"),
     ("samples_per_s", "Samples per second, all ranks", "samples/s", True, True, "tokens_per_s"),
     ("mfu", "Model FLOPs utilization", "of the devices' peak", True, True, "tokens_per_s"),
-    ("memory_gib", "Most memory of rank 0 so far", "GiB", True, False, ""),
+    ("memory_gib", "Most memory of rank 0 so far", "GB", True, False, ""),
     ("data_wait", "Waiting for data", "share of the step", True, True, ""),
 )  # fmt: skip
+
+
+GIB_IN_GB = 2**30 / 1e9
+"""Metrics have GiB; people read decimal units everywhere, as on the Hub."""
 
 
 def charts(runs: Sequence[History]) -> list[Chart]:
@@ -127,7 +131,7 @@ def curve_of(
     points, broken = [], []
     for line in lines:
         if (value := number(line, key)) is not None:
-            points.append((int(line["step"]), value))
+            points.append((int(line["step"]), value * GIB_IN_GB if key == "memory_gib" else value))
         elif key in line:
             broken.append(int(line["step"]))
     if not points and not broken:

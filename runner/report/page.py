@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runner.errors import __version__, as_shown, human_count
+from runner.errors import __version__, as_shown, human_count, human_size
 from runner.report.chart import DASHES, NUM_COLOURS
 from runner.report.curves import Chart, charts
 from runner.report.figure import figure
@@ -30,7 +30,7 @@ PROVENANCE = (
     ("environment_tree", "Environment"),
     ("git_commit", "Commit of the folder it was started in"),
     ("device", "Device"),
-    ("device_memory_gib", "Memory of a device, GiB"),
+    ("device_memory_gib", "Memory of a device"),
     ("world_size", "Ranks"),
     ("precision", "Precision"),
     ("batch", "Batch"),
@@ -144,7 +144,7 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
             "Seconds until the first step was done",
             [_first(run, "first_step_s", "{:.0f}") for run in runs],
         ),
-        ("Most memory of rank 0, GiB", [_last(run.steps, "memory_gib", "{:.2f}") for run in runs]),
+        ("Most memory of rank 0", [_last_size(run.steps, "memory_gib") for run in runs]),
         (
             "Checkpoints",
             [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs],
@@ -153,9 +153,10 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
 
 
-def _last(lines: Sequence[Mapping[str, Any]], key: str, form: str) -> str:
+def _last_size(lines: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The last value of a metric in GiB, for people."""
     found = [value for line in lines if (value := number(line, key)) is not None]
-    return form.format(found[-1]) if found else ""
+    return human_size(found[-1] * 2**30) if found else ""
 
 
 def _first(run: History, key: str, form: str) -> str:
@@ -258,7 +259,15 @@ def _table(
 
 
 def _values(runs: Sequence[History], key: str) -> list[str]:
-    return [_value(run.facts[key]) if run.facts.get(key) is not None else "" for run in runs]
+    values: list[Any] = [run.facts.get(key) for run in runs]
+    if key.endswith("_gib"):
+        values = [human_size(v * 2**30) if _is_size(v) else v for v in values]
+    return [_value(value) if value is not None else "" for value in values]
+
+
+def _is_size(value: Any) -> bool:
+    """Whether it can be a number of GiB; a file may hold anything."""
+    return type(value) in (int, float) and 0 <= value < 2**40
 
 
 _REPR = reprlib.Repr()

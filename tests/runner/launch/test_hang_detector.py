@@ -54,7 +54,7 @@ def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
     monkeypatch.setattr(hang_detector, "COLLECTIVES_WAIT_S", 0.0)
     began = time.monotonic()
     assert run(STOPPED, 3, tmp_path, hang_after_s=1.0) == 5
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 300
     said = capfd.readouterr().err
     assert "ranks 0-2 gave no sign of life" in said
     assert "rank 1 (train): does not answer" in said
@@ -108,7 +108,7 @@ def test_a_slow_start_beats_as_long_as_it_works_and_one_that_hangs_does_not(
         process.stdout.readline()
         try:
             first = read_pulse(tmp_path / "logs", 0)
-            deadline = time.monotonic() + (30 if beats else 3)
+            deadline = time.monotonic() + (120 if beats else 3)
             while read_pulse(tmp_path / "logs", 0) == first and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert (read_pulse(tmp_path / "logs", 0) != first) is beats

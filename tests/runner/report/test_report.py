@@ -59,6 +59,18 @@ def test_the_page_says_what_was_trained_how_fast_and_where_it_comes_from(tmp_pat
     assert [tag for tag, _ in page.tags].count("polyline") >= 6
 
 
+def test_memory_is_in_decimal_units_as_everywhere_else(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", mfu=0.4)
+    facts = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(facts | {"device_memory_gib": 79.2}))
+    page = page_of(folder)
+    assert "1.61 GB" in page.text
+    assert "85 GB" in page.text
+    assert "GiB" not in page.text
+    (folder / "environment.json").write_text(json.dumps(facts | {"device_memory_gib": 10**400}))
+    assert "a number too large to show" in page_of(folder).text
+
+
 def test_the_page_asks_nothing_of_a_network_and_has_one_script_of_its_own(tmp_path: Path) -> None:
     page = page_of(hostile_folder(tmp_path / "bad"), run_folder(tmp_path / "good"))
     tags = [tag for tag, _ in page.tags]

@@ -213,7 +213,7 @@ def test_a_torn_word_of_a_holder_blocks_nobody_for_long(folder: RunFolder, text:
 def test_of_many_who_come_at_once_after_a_killed_one_exactly_one_trains(folder: RunFolder) -> None:
     held_by(folder, replace(ME, born="1"))
     inside, most, refused = [0], [0], []
-    start, guard = threading.Barrier(8), threading.Lock()
+    start, guard, over = threading.Barrier(8), threading.Lock(), threading.Event()
 
     def come() -> None:
         start.wait()
@@ -222,11 +222,13 @@ def test_of_many_who_come_at_once_after_a_killed_one_exactly_one_trains(folder: 
                 with guard:
                     inside[0] += 1
                     most[0] = max(most[0], inside[0])
-                time.sleep(0.5)
+                over.wait(120)  # until all others were refused
                 with guard:
                     inside[0] -= 1
         except UsageError as error:
             refused.append(error)
+            if len(refused) == 7:
+                over.set()
 
     threads = [threading.Thread(target=come) for _ in range(8)]
     for thread in threads:

@@ -122,6 +122,11 @@ def differences(config: RunConfig, source: ModelInput) -> list[str]:
     return [*wrong, *(["ties"] if ties[0] != ties[1] else [])]
 
 
+def say(*words: str) -> None:
+    """Prints a line in one write: both ranks print into one pipe."""
+    os.write(1, f"{' '.join(words)}\n".encode())
+
+
 def one_rank(rank: int, folder: Path) -> None:
     """All models, on one rank; then one whose weights do not fit."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
@@ -131,12 +136,12 @@ def one_rank(rank: int, folder: Path) -> None:
         source = ModelInput(name, folder / name, name, None, {}, {})
         found = differences(config, source)
         if rank == 1:
-            print(name, *found, flush=True)
+            say(name, *found)
     (folder / "no-head" / "model.safetensors").write_bytes(b"damaged")
     try:
         differences_of_damaged(config, folder)
-    except Exception as error:  # noqa: BLE001 - both ranks print what they raise
-        print(f"damaged-{rank}", type(error).__name__, flush=True)
+    except Exception as error:  # noqa: BLE001 - both ranks say what they raise
+        say(f"damaged-{rank}", type(error).__name__)
     dist.destroy_process_group()
 
 

@@ -203,7 +203,7 @@ class Story:
 
     def _wait_for_all_to_be_gone(self) -> None:
         """The ranks die with their launcher, so the command may be started again at once."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while left := [pid for pid in _processes_in(self.cluster.folder) if pid != os.getpid()]:
             assert time.monotonic() < deadline, left
             time.sleep(0.02)

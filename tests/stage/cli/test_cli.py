@@ -425,7 +425,7 @@ def test_ctrl_c_says_that_nothing_is_lost(laptop: Path) -> None:
         )
         assert listener.stdout.readline() == "asked\n"
         fetch.send_signal(signal.SIGINT)
-        _, said = fetch.communicate(timeout=30)
+        _, said = fetch.communicate(timeout=120)
     finally:
         listener.kill()
         listener.wait()

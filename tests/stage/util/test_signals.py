@@ -113,7 +113,7 @@ def test_a_push_told_to_end_ends_its_rsync_and_keeps_what_came(tmp_path: Path) -
         time.sleep(0.01)
     for _ in range(2):  # as `timeout` does it: to the process, and to its group
         pushing.send_signal(signal.SIGTERM)
-    out, err = pushing.communicate(timeout=30)
+    out, err = pushing.communicate(timeout=120)
     told(subprocess.CompletedProcess([], pushing.returncode, out, err), "SIGTERM")
     for _ in range(200):
         if not processes_about(there):

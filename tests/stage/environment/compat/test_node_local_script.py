@@ -129,7 +129,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
@@ -207,7 +207,7 @@ def test_a_stop_in_the_middle_leaves_no_lock_and_no_prefix(node: Node) -> None:
     first = node.start()
     until(lambda: node.unpacked == 1)
     os.killpg(first.pid, signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=120)
     assert first.returncode != 0
     assert not node.prefix.exists()
     assert not list(node.base.glob("*.lock"))

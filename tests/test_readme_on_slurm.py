@@ -1,0 +1,160 @@
+"""The README's path from an empty folder to a finished job of two nodes, line by line, on a Slurm.
+
+What a stranger chooses is chosen here: the profile (of this machine), the `slurm:` part, and one
+epoch. The Hub, the conda channel and the models are small ones on this machine; torch and its
+packages come from the package index, once, and are kept below output/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.lib.demo.environment_demo import CACHE
+from scripts.lib.demo.environment_materials import (
+    Wheels,
+    environment_yml,
+    make_channel,
+    pip_requirements,
+)
+from tests.site.conftest import USER, Site, running_site
+from tests.support.servers.hubs import OwnHub
+from tests.test_quickstart import README, code, small_bert, wikitext
+
+ROOT = README.parent
+pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(3000)]
+
+CLONE = "git clone ADDRESS airlift && cd airlift"
+INSTALL = ("python3 -m venv ~/airlift-venv", "pip install '.[env]'")
+FETCH = "stage fetch manifests/bert-large-wikitext2.yaml -o bundle"
+PUSH = ("stage push bundle me@cluster:bundle", "rsync -a runs me@cluster:")
+BOOTSTRAP = "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train"
+FEW = ("sh", "tar", "gzip", "sha256sum")
+"""All that a cluster must have for the first command there."""
+
+
+def lines_from(first: str, last: str) -> list[str]:
+    """The README's commands from the one that begins so to the one that begins so."""
+    commands = [command for command, _ in code(README)]
+    begin = next(n for n, command in enumerate(commands) if command.startswith(first))
+    end = max(n for n, command in enumerate(commands) if command.startswith(last))
+    return commands[begin : end + 1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Site]:
+    with running_site() as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def laptop(
+    cluster: Site, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """An empty folder, and the variables of a shell there."""
+    folder = tmp_path_factory.mktemp("empty")
+    programs = tmp_path_factory.mktemp("programs")
+    programs.joinpath("python3").symlink_to(sys.executable)
+    # The way to the login node: `ssh me@cluster COMMAND`, without a server.
+    ssh = programs / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'while [ "${1#-}" != "$1" ]; do case $1 in -[oplSFi]) shift;; esac; shift; done\n'
+        f"shift; cd {shlex.quote(str(cluster.home))}\n"
+        f"SLURM_SITE={shlex.quote(str(cluster.folder))} exec {ROOT}/scripts/slurm-site exec "
+        f'-u {USER} sh -c "cd {cluster.home}; $*"\n'
+    )
+    ssh.chmod(0o755)
+    with ExitStack() as stack:
+        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        model = small_bert(tmp_path_factory.mktemp("model"))
+        hub.commit("models", "google-bert/bert-large-uncased", model)
+        hub.commit("datasets", "Salesforce/wikitext", wikitext())
+        yield (
+            folder,
+            {
+                "HOME": str(folder),
+                "PATH": f"{programs}:/usr/bin:/bin",
+                "HF_ENDPOINT": hub.endpoint,
+                **{n: v for n, v in os.environ.items() if n.startswith(("PIP_", "UV_", "SSL_"))},
+            },
+        )
+
+
+def shell(lines: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Runs lines in one shell, which ends at the first that fails."""
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(lines)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def choose_environment(checkout: Path, materials: Path, cluster: Site) -> None:
+    """What the README says of an environment asset, with a channel of this machine."""
+    probe = [sys.executable, "-m", "stage", "env", "probe", "--script"]
+    script = subprocess.run(probe, capture_output=True, text=True, check=True).stdout
+    profile = cluster.run("srun", "sh", "-c", script).stdout
+    (checkout / "envs/profiles/v100.yml").write_text(profile)
+    wanted, wheels = pip_requirements(), Wheels(CACHE / "wheels")
+    python = [sys.executable, "-m"]
+    wheels.fill(wanted, lambda *c: subprocess.run([*python, *c[2:]], check=True), print)
+    text = environment_yml(make_channel(materials / "channel", print), wheels.folder, wanted)
+    (checkout / "envs" / "bert-large.yml").write_text(text)
+    added = lines_from("train-env:", "profile:")
+    manifest = checkout / "manifests/bert-large-wikitext2.yaml"
+    indents = (2, 4, 4)
+    entry = [" " * indent + line for indent, line in zip(indents, added, strict=True)]
+    manifest.write_text("\n".join([manifest.read_text(), *entry, ""]))
+
+
+def choose_slurm(run_file: Path) -> None:
+    """The `slurm:` part for the site, and less training."""
+    document: dict[str, Any] = yaml.safe_load(run_file.read_text())
+    setup = ["export OMP_NUM_THREADS=1"]
+    document["slurm"] = {"nodes": 2, "tasks_per_node": 1, "time": "00:20:00", "setup": setup}
+    document |= {"epochs": 1, "batch": {"global": 16, "micro": "auto"}, "sequence_length": 64}
+    run_file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def test_from_an_empty_folder_to_a_finished_job_with_the_lines_of_the_readme(
+    laptop: tuple[Path, dict[str, str]], cluster: Site, tmp_path: Path
+) -> None:
+    folder, environment = laptop
+    fetching = [CLONE, *lines_from(INSTALL[0], FETCH)]
+    assert len(fetching) <= 5
+    shell([CLONE.replace("ADDRESS", shlex.quote(str(ROOT)))], folder, environment)
+    checkout = folder / "airlift"
+    choose_environment(checkout, tmp_path, cluster)
+    choose_slurm(checkout / "runs/bert-large-deepspeed.yaml")
+    shell([*fetching[1:], "stage verify bundle"], checkout, environment)
+    shell([f". {folder}/airlift-venv/bin/activate", *PUSH], checkout, environment)
+    commands = lines_from(BOOTSTRAP, "runner submit")
+    assert len(commands) <= 6
+    assert commands[0] == BOOTSTRAP
+    few = cluster.home / "few"
+    few.mkdir(mode=0o755)
+    for name in FEW:
+        few.joinpath(name).symlink_to(shutil.which(name) or name)
+    said = cluster.run("sh", "-ec", "\n".join([f"(PATH=$HOME/few; {BOOTSTRAP})", *commands[1:]]))
+    job = cluster.wait_for_end(cluster.job_number(said.stdout + said.stderr), seconds=1200)
+    output = cluster.home / "output/bert-large-mlm"
+    logs = "".join(path.read_text() for path in (output / "logs").glob("slurm-*.out"))
+    assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2"), logs
+    assert json.loads((output / "model/config.json").read_text())["model_type"] == "bert"
+    assert cluster.leaks() == ""
