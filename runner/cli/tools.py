@@ -16,6 +16,7 @@ from runner.cli.options import (
     processes_option,
     set_option,
 )
+from runner.config.tasks import TASKS
 from runner.errors import (
     Choice,
     UsageError,
@@ -27,11 +28,9 @@ from runner.errors import (
     silent,
 )
 
-TASKS = ("masked-lm", "causal-lm", "instruction", "image-classification")
-
 
 @click.command()
-@click.argument("task", type=Choice(TASKS), metavar="TASK")
+@click.argument("task", type=Choice(tuple(TASKS)), metavar="TASK")
 @optional_bundle_option
 @click.option(
     "-o",
@@ -53,8 +52,8 @@ def init(
 ) -> None:
     """Write a run file for TASK, with what is in the bundle.
 
-    TASK: masked-lm, causal-lm, instruction or image-classification. Without a bundle, the file
-    is the example for TASK.
+    TASK: masked-lm, causal-lm, instruction, text-classification, token-classification or
+    image-classification. Without a bundle, the file is the example for TASK.
 
     \b
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -35,7 +36,31 @@ def _is_messages(kind: str) -> bool:
     return kind.startswith(("list<", "large_list<")) and "role: " in kind and "content: " in kind
 
 
-# Key of the run file -> what its column must hold: a description, and a test of the Arrow type.
+def _is_class(kind: str) -> bool:
+    return is_integer(kind) or is_text(kind)
+
+
+def _in_lists(fits: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Returns whether an Arrow type is a list of what fits."""
+
+    def fit(kind: str) -> bool:
+        inner = re.fullmatch(r"(?:large_)?list<\w+: (\w+)(?: not null)?>", kind)
+        return inner is not None and fits(inner[1])
+
+    return fit
+
+
+GLUE = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("sentence",),
+)
+"""The columns of GLUE's configurations (arXiv:1804.07461), pairs before single texts."""
+
+# Key of the run file, or task and key -> what its column must hold: a description, and a test of
+# the Arrow type.
 _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
     "text": ("text", is_text),
     "prompt": ("text", is_text),
@@ -44,16 +69,25 @@ _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
     "messages": ("lists of {role, content}", _is_messages),
     "image": ("images ({bytes, path})", _is_image),
     "label": ("integers", is_integer),
+    "text-classification: label": ("integers or texts", _is_class),
+    "pair": ("text", is_text),
+    "words": ("lists of texts", _in_lists(is_text)),
+    "tags": ("lists of integers or texts", _in_lists(_is_class)),
 }
 
 
-def fitting(key: str, columns: Mapping[str, str]) -> list[str]:
+def _expected(task: str, key: str) -> tuple[str, Callable[[str], bool]]:
+    return _EXPECTED.get(f"{task}: {key}") or _EXPECTED[key]
+
+
+def fitting(task: str, key: str, columns: Mapping[str, str]) -> list[str]:
     """Returns the columns of a split that can be the value of a key such as `text`.
 
     Args:
+        task: as in the run file.
         columns: name -> Arrow type.
     """
-    _, fits = _EXPECTED[key]
+    _, fits = _expected(task, key)
     return [name for name, kind in columns.items() if fits(kind)]
 
 
@@ -78,7 +112,7 @@ def check_columns(
     """
     for named, column in dataset.columns(task).items():
         key = named.partition(":")[0]
-        expected, fits = _EXPECTED[key]
+        expected, fits = _expected(task, key)
         if column not in columns:
             raise UsageError(
                 f"{where(named if key == 'format' else f'{key}: {column}')}: "
@@ -86,19 +120,37 @@ def check_columns(
                 suggest(
                     column,
                     columns,
-                    f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}.",
+                    f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}."
+                    + _texts_hint(task, key, columns),
                 ),
             )
         if not fits(columns[column]):
-            others = ", ".join(fitting(key, columns)) or "none"
+            others = ", ".join(fitting(task, key, columns)) or "none"
             raise UsageError(
                 f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
                 f"{columns[column]}, not {expected}.",
-                f"Columns of {expected}: {others}." + _LABEL_HINT.get(key, ""),
+                f"Columns of {expected}: {others}." + _label_hint(task, key, columns[column]),
             )
 
 
-_LABEL_HINT = {"label": " Number the classes from 0 when you make the dataset."}
+def _label_hint(task: str, key: str, kind: str) -> str:
+    if key != "label":
+        return ""
+    if task == "text-classification" and kind in ("float", "double"):
+        return " Numbers with fractions are scores: to learn them is no task here."
+    return " Number the classes from 0 when you make the dataset."
+
+
+def texts_in(columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the columns of the text, or of the pair of texts, if they have names of GLUE."""
+    known = (pair for pair in GLUE if all(is_text(columns.get(name, "")) for name in pair))
+    return next(known, ())
+
+
+def _texts_hint(task: str, key: str, columns: Mapping[str, str]) -> str:
+    found = texts_in(columns) if (task, key) == ("text-classification", "text") else ()
+    keys = ", ".join(f"{k}: {c}" for k, c in zip(("text", "pair"), found, strict=False))
+    return f" Set {keys} (GLUE's names)." if keys else ""
 
 
 def place_of(path: Path, number: int | None) -> Callable[[str], str]:

@@ -19,11 +19,14 @@ Auto = Literal["auto"]
 LANGUAGE = ("masked-lm", "causal-lm")
 # Keys of a dataset that belong to certain tasks only. All others belong to every task.
 KEYS = {
-    "text": LANGUAGE,
+    "text": (*LANGUAGE, "text-classification"),
+    "pair": ("text-classification",),
+    **dict.fromkeys(("words", "tags"), ("token-classification",)),
     **dict.fromkeys(
         ("prompt", "response", "messages", "format", "loss_on", "too_long"), ("instruction",)
     ),
-    **dict.fromkeys(("image", "label", "image_size"), ("image-classification",)),
+    **dict.fromkeys(("image", "image_size"), ("image-classification",)),
+    "label": ("image-classification", "text-classification"),
 }
 
 
@@ -34,6 +37,8 @@ class DatasetConfig:
     Attributes:
         limit: the most rows to read of `train` and `validation`, from the beginning of the split.
         weight: passes over this dataset in one epoch of the run.
+        pair: the second text of each row; None: rows have one text.
+        words, tags: lists of equal lengths: the words of a sentence, and the class of each.
         prompt, response: two columns of text. Alternatives are `messages` and `format`.
         messages: a column of lists of `{role, content}` for the chat template.
         format: a text with columns in braces. The last column is the response.
@@ -48,6 +53,9 @@ class DatasetConfig:
     limit: dict[str, int] = setting(dict, "all rows")
     weight: float = setting(1.0, "", above=0)
     text: str = setting("text", "the usual name of the column")
+    pair: str | None = setting(None, "one text in each row")
+    words: str = setting("tokens", "the usual name of the column")
+    tags: str = setting("ner_tags", "the usual name of the column")
     prompt: str | None = setting(None)
     response: str | None = setting(None)
     messages: str | None = setting(None)
@@ -66,6 +74,11 @@ class DatasetConfig:
             return {"text": self.text}
         if task == "image-classification":
             return {"image": self.image, "label": self.label}
+        if task == "text-classification":
+            texts = {"text": self.text} | ({"pair": self.pair} if self.pair else {})
+            return texts | {"label": self.label}
+        if task == "token-classification":
+            return {"words": self.words, "tags": self.tags}
         if self.messages:
             return {"messages": self.messages}
         if self.format is not None:

@@ -39,6 +39,32 @@ MODEL_TYPES = {
     starcoder2 trocr vaultgemma whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod
     youtu zamba zamba2 zaya
     """,
+    "SEQUENCE_CLASSIFICATION": """
+    albert arcee axk1 axk2 bart bert big_bird bigbird_pegasus biogpt bloom camembert canine
+    cohere_compass_text convbert ctrl data2vec-text deberta deberta-v2 deepseek_v2 deepseek_v3
+    diffllama distilbert doge electra ernie esm esmc eurobert exaone4 falcon flaubert fnet funnel
+    gemma gemma2 gemma3 gemma3_text glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss
+    gptj gte helium hunyuan_v1_dense hunyuan_v1_moe ibert jamba jetmoe jina_embeddings_v3 layoutlm
+    layoutlmv2 layoutlmv3 lilt llama longformer luke markuplm mbart megatron-bert minicpm3 minimax
+    ministral ministral3 mistral mistral4 mixtral mobilebert modernbert modernbert-decoder
+    modernvbert mpnet mpt mra mt5 mvp nemotron nomic_bert nystromformer olmo olmo2 olmo3
+    openai-gpt opt perceiver persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_5
+    qwen3_5_text qwen3_moe qwen3_next reformer rembert roberta roberta-prelayernorm roc_bert
+    roformer seed_oss smollm3 squeezebert stablelm starcoder2 t5 t5gemma t5gemma2 tapas ultrabert
+    ultravbert umt5 xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso zamba zamba2
+    """,
+    "TOKEN_CLASSIFICATION": """
+    albert apertus arcee axk1 axk2 bert big_bird biogpt bloom bros camembert canine convbert
+    data2vec-text deberta deberta-v2 deepseek_v3 diffllama distilbert electra ernie esm esmc
+    eurobert exaone4 falcon flaubert fnet funnel gemma gemma2 glm glm4 gpt-sw3 gpt2 gpt_bigcode
+    gpt_neo gpt_neox gpt_oss gte helium ibert jina_embeddings_v3 layoutlm layoutlmv2 layoutlmv3
+    lilt llama longformer luke markuplm megatron-bert minimax ministral ministral3 mistral
+    mistral4 mixtral mobilebert modernbert modernvbert mpnet mpt mra mt5 nemotron nomic_bert
+    nystromformer openai_privacy_filter persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_asr
+    qwen3_moe qwen3_next rembert roberta roberta-prelayernorm roc_bert roformer seed_oss smollm3
+    squeezebert stablelm starcoder2 t5 t5gemma t5gemma2 ultrabert ultravbert umt5 xlm xlm-roberta
+    xlm-roberta-xl xlnet xmod yoso
+    """,
     "IMAGE_CLASSIFICATION": """
     beit bit clip convnext convnextv2 cvt data2vec-vision deit dinat dinov2
     dinov2_with_registers donut-swin efficientnet focalnet hgnet_v2 hiera ijepa imagegpt levit

@@ -162,7 +162,14 @@ class RunConfig:
 
     format: int = setting()
     name: str = setting("auto", "the run file's name")
-    task: Literal["masked-lm", "causal-lm", "instruction", "image-classification"] = setting()
+    task: Literal[
+        "masked-lm",
+        "causal-lm",
+        "instruction",
+        "text-classification",
+        "token-classification",
+        "image-classification",
+    ] = setting()
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)

@@ -14,14 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from runner.config.tasks import data_of
 from runner.data import images, tokens
 from runner.data.images import ImageFacts, ImageStore
+from runner.data.labelled import store as labelled
+from runner.data.labelled.store import LabelledFacts, LabelledStore
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, StoreFacts, TokenStore, facts_text
 from runner.errors import UsageError, human_count, human_size
 from runner.ranks.processes import is_alive
 
-AnyStore: TypeAlias = TokenStore | ImageStore
+AnyStore: TypeAlias = TokenStore | ImageStore | LabelledStore
+AnyFacts: TypeAlias = StoreFacts | ImageFacts | LabelledFacts
 ABANDONED_S = 24 * 3600  # a preparation writes every few seconds
 
 
@@ -101,7 +105,7 @@ def open_prepared(recipe: Recipe, stores: Path, command: str) -> AnyStore:
 
 
 def check_together(prepared: Mapping[str, Sequence[AnyStore]]) -> None:
-    """Refuses stores that cannot be used together in one run.
+    """Refuses stores that cannot be used together in one run; numbers their classes alike.
 
     Args:
         prepared: `train` and `validation` -> their stores.
@@ -110,6 +114,9 @@ def check_together(prepared: Mapping[str, Sequence[AnyStore]]) -> None:
         UsageError: images have different sizes, or training never sees a label.
     """
     train = prepared["train"]
+    if isinstance(train[0], LabelledStore):
+        both = (train, prepared.get("validation", ()))
+        labelled.unite(*([s for s in several if isinstance(s, LabelledStore)] for several in both))
     if not isinstance(train[0], ImageStore):
         return
     images = [
@@ -130,12 +137,20 @@ def check_together(prepared: Mapping[str, Sequence[AnyStore]]) -> None:
             )
 
 
+def write(recipe: Recipe, folder: Path) -> AnyFacts:
+    """Writes the files of a store, without `store.json`, into an empty folder.
+
+    Raises:
+        UsageError: as for `prepare`.
+    """
+    kind = data_of(recipe.task)
+    if kind == "images":
+        return images.write(recipe, folder)
+    return labelled.write(recipe, folder) if kind == "labelled" else tokens.write(recipe, folder)
+
+
 def _write(recipe: Recipe, folder: Path) -> None:
-    facts = (
-        images.write(recipe, folder)
-        if recipe.task == "image-classification"
-        else tokens.write(recipe, folder)
-    )
+    facts = write(recipe, folder)
     (folder / FACTS).write_bytes(facts_text(facts))
     for path in folder.iterdir():
         with open(path, "rb") as file:
@@ -154,17 +169,18 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def _open(recipe: Recipe, folder: Path) -> AnyStore:
-    return (
-        ImageStore.open(folder)
-        if recipe.task == "image-classification"
-        else TokenStore.open(folder)
-    )
+    kind = data_of(recipe.task)
+    if kind == "images":
+        return ImageStore.open(folder)
+    return LabelledStore.open(folder) if kind == "labelled" else TokenStore.open(folder)
 
 
 def _describe(store: AnyStore) -> str:
     size = human_size(sum(path.stat().st_size for path in store.folder.iterdir()))
     if isinstance(store, ImageStore):
         return _describe_images(store.facts, size)
+    if isinstance(store, LabelledStore):
+        return labelled.describe(store.facts, size)
     return _describe_tokens(store.facts, size)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from runner.config.data import KEYS, LANGUAGE, DatasetConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
@@ -17,6 +18,7 @@ STORE_FORMAT = 3
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
 IMAGE_STORE_FORMAT = 4
+LABELLED_STORE_FORMAT = 1
 INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
@@ -38,7 +40,7 @@ class Recipe:
         dataset: what the run file sets for the dataset.
         limit: the most rows to read; None: all.
         model: its tokenizer is used, or the size of its images.
-        documents: `joined`, `separate` or `alone`; `alone` for images.
+        documents: `joined`, `separate` or `alone`; `alone` for images and classification.
     """
 
     task: str
@@ -69,6 +71,8 @@ class Recipe:
                 "format": IMAGE_STORE_FORMAT,
                 "side": image_side(self.dataset, self.model),
             }
+        if data_of(self.task) == "labelled":
+            recipe["format"] = LABELLED_STORE_FORMAT
         if self.task == "instruction":
             recipe["format"] = INSTRUCTION_STORE_FORMAT
         return recipe | {
@@ -140,6 +144,12 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
                 f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out."
             )
         return Choice(key, "alone", "images are not packed")
+    if data_of(task) == "labelled":
+        if wanted not in ("auto", "alone"):
+            raise UsageError(
+                f"{config.path}: {key}: {wanted}: samples of {task} are not packed.", "Omit it."
+            )
+        return Choice(key, "alone", "each sample has its own class, or classes")
     if wanted == "joined" and task == "instruction":
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.columns import fitting
+from runner.config.columns import fitting, texts_in
 from runner.config.model_types import MODEL_TYPES
+from runner.config.tasks import TASKS
 from runner.errors import UsageError, as_shown, read_value
 from runner.examples.from_trainer import adapt
 from runner.inputs import Bundle
@@ -23,24 +24,24 @@ EXAMPLES = {
     "masked-lm": "bert-large-deepspeed.yaml",
     "causal-lm": "gpt2-large-fsdp.yaml",
     "instruction": "neural-chat-qlora.yaml",
+    "text-classification": "bert-mrpc.yaml",
+    "token-classification": "bert-conll2003.yaml",
     "image-classification": "cifar10-ddp.yaml",
 }
 """Task -> the example that its run file begins as."""
 
-_TYPES = {
-    "masked-lm": "MASKED_LM",
-    "causal-lm": "CAUSAL_LM",
-    "instruction": "CAUSAL_LM",
-    "image-classification": "IMAGE_CLASSIFICATION",
-}
 _KEYS = {
     "masked-lm": ("text",),
     "causal-lm": ("text",),
     "instruction": ("prompt", "response"),
+    "text-classification": ("text", "label"),
+    "token-classification": ("words", "tags"),
     "image-classification": ("image", "label"),
 }
 _USUAL_NAMES = {
     "text": ("text", "content"),
+    "words": ("tokens", "words"),
+    "tags": ("ner_tags", "tags", "labels", "pos_tags"),
     "prompt": ("prompt", "instruction", "question", "input", "user"),
     "response": ("response", "completion", "output", "answer", "assistant"),
     "image": ("image", "img"),
@@ -144,7 +145,7 @@ def _adapt(blocks: dict[str, str], model: _Model) -> None:
 
 def _model(task: str, bundle: Bundle) -> _Model:
     found = []
-    types = set(MODEL_TYPES[_TYPES[task]].split())
+    types = set(MODEL_TYPES[TASKS[task].table].split())
     encoders = set(MODEL_TYPES["MASKED_LM"].split())
     known = {name for group in MODEL_TYPES.values() for name in group.split()}
     models = {}
@@ -159,7 +160,7 @@ def _model(task: str, bundle: Bundle) -> _Model:
             continue
         models[name] = settings
         # Some encoders can be built as decoders; a true decoder comes first.
-        rank = int(_TYPES[task] == "CAUSAL_LM" and kind in encoders)
+        rank = int(TASKS[task].table == "CAUSAL_LM" and kind in encoders)
         if kind in types or kind not in known:
             found.append((rank + 2 * (kind not in types), name))
     if not found:
@@ -207,12 +208,14 @@ def _data(task: str, bundle: Bundle) -> _Data:
 
 def _columns(task: str, columns: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Key of the run file -> column, and key -> comment; empty: the columns do not fit the task."""
-    if task == "instruction" and (messages := fitting("messages", columns)):
+    if task == "instruction" and (messages := fitting(task, "messages", columns)):
         return {"messages": _word(messages[0])}, {"messages": "lists of {role, content}"}
     chosen: dict[str, str] = {}
     comments: dict[str, str] = {}
-    for key in _KEYS[task]:
-        able = [name for name in fitting(key, columns) if name not in chosen.values()]
+    if task == "text-classification" and "text" not in columns and (pair := texts_in(columns)):
+        chosen = dict(zip(("text", "pair"), pair, strict=False))
+    for key in (key for key in _KEYS[task] if key not in chosen):
+        able = [name for name in fitting(task, key, columns) if name not in chosen.values()]
         usual = [name for name in able if name.casefold() in _USUAL_NAMES[key]]
         if not able:
             return {}, {}

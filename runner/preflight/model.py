@@ -9,19 +9,13 @@ from importlib import metadata
 from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
+from runner.config.tasks import TASKS
 from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
 from runner.plan.model_layers import check_wrap, why_not_here
 from runner.plan.shapes import ModelShape
 from runner.plan.transformers_tables import leave_torch_alone, model_types
-
-TABLES = {
-    "masked-lm": "MASKED_LM",
-    "causal-lm": "CAUSAL_LM",
-    "instruction": "CAUSAL_LM",
-    "image-classification": "IMAGE_CLASSIFICATION",
-}
 
 
 def check_model(config: RunConfig, model: ModelInput) -> str | None:
@@ -30,7 +24,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
     Returns:
         A line on the model's layers, if the run file names one in `engine.wrap`.
     """
-    names = {task: model_types(table) for task, table in TABLES.items()}
+    names = {task: model_types(kind.table) for task, kind in TASKS.items()}
     kind = model.settings.get("model_type")
     is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
     is_known = is_installed("transformers") or any(kind in types for types in names.values())

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
 from runner.data.instruction import Writer
 from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
@@ -57,7 +58,7 @@ from runner.preflight.settings import (
     check_precision,
     check_warmup,
 )
-from runner.preflight.texts import check_texts
+from runner.preflight.texts import check_classes, check_texts
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
@@ -133,8 +134,10 @@ def examine(
         length, total = _examine_run(found, config, inputs, folder, shape, world_size, device)
         if model_fits:
             found.attempt(_examine_tokenizer, found, config, inputs.model, shape)
-        if with_texts and length is not None and not found.errors and not is_light():
+        if with_texts and length is not None and not found.errors:
             wanted = recipes(config, inputs, length)
+            found.errors += check_classes(wanted).errors
+        if with_texts and length is not None and not found.errors and not is_light():
             texts = check_texts(config, wanted, folder.stores, total)
             found.errors += texts.errors
             found.others += texts.others
@@ -408,7 +411,8 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         return ""
     leave_torch_alone()
     tokenizer = load_tokenizer(model)
-    frame(config.task, tokenizer)
+    if data_of(config.task) != "labelled":
+        frame(config.task, tokenizer)
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         # transformers makes an empty one of the class that config.json names.
         raise UsageError(

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from runner import kept, offline
 from runner.config.run_config import RunConfig
-from runner.data import tokens
+from runner.config.tasks import data_of
 from runner.data.images import class_names
-from runner.data.prepare import is_prepared
+from runner.data.labelled.classes import Classes, united
+from runner.data.labelled.samples import check_lengths
+from runner.data.labelled.store import read_classes
+from runner.data.prepare import is_prepared, write
 from runner.data.recipe import Recipe
 from runner.data.table import reading
 from runner.errors import UsageError, human_count
@@ -81,6 +84,54 @@ def _range(recipe: Recipe) -> tuple[int, int] | None:
     if not values or not all(isinstance(value, int) for value in values):
         return None
     return min(values), max(values)
+
+
+def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
+    """Reads the classes of texts and words: whether there are some, and belong together.
+
+    Args:
+        recipes: `train` and `validation` -> what is read.
+    """
+    found = Findings()
+    classes: dict[str, list[Classes]] = {}
+    for role, several in recipes.items():
+        for recipe in several:
+            if data_of(recipe.task) != "labelled":
+                return found
+            with found.keeping():
+                check_rows(recipe)
+                classes[role] = [*classes.get(role, ()), read_classes(recipe)]
+                if recipe.task == "token-classification":
+                    check_tags(recipe)
+    if not found.errors:
+        found.attempt(united, classes["train"], classes.get("validation", ()))
+    return found
+
+
+def check_tags(recipe: Recipe) -> None:
+    """Compares the numbers of words and of tags in the first rows of a split.
+
+    Raises:
+        UsageError: they differ in a row.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    names = [recipe.dataset.words, recipe.dataset.tags]
+    most = min(MOST_ROWS, recipe.split.rows if recipe.limit is None else recipe.limit)
+    first = 0
+    for path in recipe.split.files:
+        with reading(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=names):
+                if first >= most:
+                    return
+                batch = batch.slice(0, most - first)
+                lengths = [pc.list_value_length(batch.column(name)) for name in names]
+                row = pc.index(pc.not_equal(*lengths), True).as_py()
+                if row >= 0:
+                    values = (batch.column(name)[row].as_py() for name in names)
+                    check_lengths(recipe.split.name, first + row, *values)
+                first += batch.num_rows
 
 
 def may_be_few(recipe: Recipe, total: int) -> bool:
@@ -184,4 +235,4 @@ def _count(recipe: Recipe) -> int:
     leave_torch_alone()
     offline.close_network()
     with tempfile.TemporaryDirectory(prefix="airlift-check-") as folder:
-        return tokens.write(recipe, Path(folder)).num_sequences
+        return write(recipe, Path(folder)).num_sequences

@@ -22,7 +22,12 @@ NAMED = 3  # at most so many tokens are named in a message
 USED = ("bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Tokens that training itself may write. Not the padding: a batch here is filled with others."""
 FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line
-_NEEDED = {"masked-lm": ("mask_token", "cls_token", "sep_token"), "causal-lm": ("eos_token",)}
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "masked-lm": ("mask_token", "cls_token", "sep_token"),
+    "causal-lm": ("eos_token",),
+    "text-classification": (),
+    "token-classification": (),
+}
 """Task -> the tokens that frame its sequences; see `runner.data.tokenizing.frame`."""
 _OTHER_FORMATS = ("tekken.json",)
 

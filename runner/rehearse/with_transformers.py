@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from runner import offline
+from runner.config.tasks import TASKS, data_of
 from runner.data.store import FACTS
 from runner.errors import StageError
 from runner.launch.train import Run
-from runner.plan.model_layers import CLASSES
 
 TEXT = "A rehearsal."
 
@@ -48,7 +48,7 @@ def load_export(run: Run) -> str:
 
 
 def _load(run: Run) -> str:
-    auto = getattr(transformers, CLASSES[run.config.task])
+    auto = getattr(transformers, TASKS[run.config.task].auto)
     folder, lora = run.folder.model, run.config.lora
     if lora is not None and not lora.merge:
         from peft import PeftModel
@@ -77,15 +77,16 @@ def _load(run: Run) -> str:
 
 def _head(run: Run) -> dict[str, Any]:
     """The keyword arguments with which a base gets the head that an adapter was trained with."""
-    if run.config.task != "image-classification":
+    if data_of(run.config.task) not in ("images", "labelled"):
         return {}
     facts = [json.loads(path.read_text()) for path in run.folder.stores.glob(f"*/{FACTS}")]
-    number = max(fact["num_classes"] for fact in facts)
+    known = (fact.get("num_classes") or len(fact.get("class_names", ())) for fact in facts)
+    number = max(known)
     return {"num_labels": number, "ignore_mismatched_sizes": True}
 
 
 def _inputs(run: Run, model: Any) -> dict[str, torch.Tensor]:
-    if run.config.task != "image-classification":
+    if data_of(run.config.task) != "images":
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             run.folder.model, local_files_only=True
         )
@@ -105,5 +106,5 @@ def write_random(task: str, folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     text = (folder / "config.json").read_bytes()
-    getattr(transformers, CLASSES[task]).from_config(settings).save_pretrained(folder)
+    getattr(transformers, TASKS[task].auto).from_config(settings).save_pretrained(folder)
     (folder / "config.json").write_bytes(text)  # its digest is known already

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.plan.activations import Footprint, bucket_bytes, estimated
@@ -36,7 +37,7 @@ from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
 from runner.training.components.speed import use_tanh_gelu
 from runner.training.engines.deepspeed import ds_config
-from runner.training.tasks import causal_lm, language, masked_lm
+from runner.training.tasks import causal_lm, classification, language, masked_lm
 
 # Two micro batches, in sequences: their difference is what a sequence takes.
 SIZES = (4, 8)
@@ -127,6 +128,10 @@ def _with_loss(task: str, model: Any) -> nn.Module:
     kind = model.config.model_type
     if task == "image-classification":
         return _Images(model)
+    if data_of(task) == "labelled":
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = 0  # the task sets it too
+        return classification.Classify(model, model.config.num_labels)
     if task == "masked-lm":
         name = masked_lm.HEADS.get(kind)
         head: Callable[[Any], nn.Module] | None = (lambda m: getattr(m, name)) if name else None
@@ -164,6 +169,9 @@ def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) ->
         }
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     batch = {"input_ids": tokens, "labels": tokens}
+    if data_of(config.task) == "labelled":
+        mask = {"attention_mask": tokens}
+        return batch | mask | ({"labels": tokens[:, 0]} if _has_one_label(config.task) else {})
     if config.task == "masked-lm" and getattr(module, "_head", None) is not None:
         guessed = math.ceil(masked_lm.SHARE * rows * length)
         batch["guessed"] = torch.empty(guessed, dtype=torch.int64, device="meta")
@@ -171,6 +179,10 @@ def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) ->
     if config.packing.documents == "separate":
         batch |= {"documents": tokens, "position_ids": tokens}
     return batch
+
+
+def _has_one_label(task: str) -> bool:
+    return task == "text-classification"
 
 
 def _step(module: nn.Module, config: RunConfig, length: int, rows: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from runner.config.run_config import RunConfig
-from runner.data.prepare import open_prepared
+from runner.data.prepare import check_together, open_prepared
 from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
@@ -175,10 +175,12 @@ def _open_data(
     """
     command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
     wanted = recipes(config, inputs, length)
-    stores = {
-        role: Stores([open_prepared(recipe, folder.stores, command) for recipe in several])
+    opened = {
+        role: [open_prepared(recipe, folder.stores, command) for recipe in several]
         for role, several in wanted.items()
     }
+    check_together(opened)
+    stores = {role: Stores(several) for role, several in opened.items()}
     weights = [recipe.dataset.weight for recipe in wanted["train"]]
     parts = [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)]
     return stores, Order(parts, config.seed), data_key(wanted["train"])

@@ -102,12 +102,29 @@ def lines() -> bytes:
     return parquet(pa.table({"text": texts, "tags": [["a"]] * 200}), LISTS)
 
 
+def graded(labels: list[int], *, named: bool = True) -> bytes:
+    """Texts with classes, in columns of GLUE."""
+    table = pa.table({"sentence": ["a sentence is here"] * len(labels), "label": labels})
+    return parquet(table, {"label": {"names": ["bad", "good"]}} if named else None)
+
+
+def tagged(number: int) -> bytes:
+    """Sentences of two words; the last one has `number` tags."""
+    tags = [["O", "B-X"]] * 39 + [["O"] * number]
+    return parquet(pa.table({"tokens": [["he", "went"]] * 40, "ner_tags": tags}))
+
+
 SHARD = "data/train-00000-of-00001.parquet"
 REPOSITORIES = {
     "ones": {SHARD: pictures(list(range(1, 11)) * 4)},
     "unlabelled": {SHARD: pictures([*range(10), -1] * 4)},
     "labelled": {SHARD: pictures(list(range(10)) * 4)},
     "lists": {SHARD: lines()},
+    "graded": {SHARD: graded([0, 1] * 20)},
+    "ungraded": {SHARD: graded([-1] * 40)},
+    "alike": {SHARD: graded([1] * 40, named=False)},
+    "tagged": {SHARD: tagged(2)},
+    "mistagged": {SHARD: tagged(3)},
 }
 ONE_CLASS: dict[str, Any] = {
     "task": "image-classification",
@@ -164,6 +181,53 @@ def test_labels_that_are_classes_are_silent(staged: Path, tmp_path: Path) -> Non
     assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset={"asset": "labelled"}))
     few = {"asset": "unlabelled", "limit": {"train": 5}}  # the wrong label is not read
     assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset=few))
+
+
+TEXTS: dict[str, Any] = {"model": {"asset": "bert"}, "batch": {"global": 4, "micro": 2}}
+GRADED = {"task": "text-classification", **TEXTS}
+TAGGED = {"task": "token-classification", **TEXTS}
+SENTENCE = {"text": "sentence"}
+UNFIT: dict[str, tuple[dict[str, Any], dict[str, Any], Found]] = {
+    "no text": (GRADED, {"asset": "graded"}, Found(("no such column",), "Set text: sentence")),
+    "no label": (
+        GRADED,
+        {"asset": "graded", "label": "grade", **SENTENCE},
+        Found(("has no such column",), "label (int64)"),
+    ),
+    "a test split": (
+        GRADED,
+        {"asset": "ungraded", **SENTENCE},
+        Found(("are -1 to -1",), "choose another one"),
+    ),
+    "one class": (
+        GRADED,
+        {"asset": "alike", **SENTENCE},
+        Found(("all labels in `label` are 1",), "choose another split"),
+    ),
+    "more tags than words": (
+        TAGGED,
+        {"asset": "mistagged"},
+        Found(("row 39: 2 words and 3 tags",), "Each word needs one tag"),
+    ),
+    "no lists": (
+        TAGGED,
+        {"asset": "graded", "words": "sentence", "tags": "label"},
+        Found(("not lists of texts",), "Columns of lists of texts: none"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNFIT)
+def test_texts_and_words_without_their_classes_are_found_before_a_rank(
+    staged: Path, tmp_path: Path, fault: str
+) -> None:
+    run, dataset, found = UNFIT[fault]
+    assert_found(check(tmp_path, staged, **run, dataset=dataset), found)
+
+
+def test_texts_and_words_with_their_classes_are_silent(staged: Path, tmp_path: Path) -> None:
+    assert_silent(check(tmp_path, staged, **GRADED, dataset={"asset": "graded", **SENTENCE}))
+    assert_silent(check(tmp_path, staged, **TAGGED, dataset={"asset": "tagged"}))
 
 
 FEW = {"D8": Found(("do not fill one sequence of 128 tokens",), "sequence_length")}

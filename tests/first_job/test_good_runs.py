@@ -13,12 +13,20 @@ from tests.first_job.harness import assert_silent, programs, run_runner, torch_o
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
 # Those for GPUs import torch twice: all of them on request, one of them and the demo in every run.
-SLOW = ("cifar10-ddp", "gpt2-large-fsdp", "gpt2-xl-fsdp-offload", "neural-chat-qlora")
+SLOW = (
+    "bert-conll2003",
+    "bert-mrpc",
+    "cifar10-ddp",
+    "gpt2-large-fsdp",
+    "gpt2-xl-fsdp-offload",
+    "neural-chat-qlora",
+)
 EXAMPLES = [
     pytest.param(run, id=run.stem, marks=[pytest.mark.slow] if run.stem in SLOW else [])
     for run in RUNS
 ]
 TWINS = {
+    "bert-base-cased": "still-bert",
     "bert-large-uncased": "still-bert",
     "gpt2-large": "gpt2-bare",
     "gpt2-xl": "gpt2-bare",

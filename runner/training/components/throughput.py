@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
 from runner.errors import StageError
 from runner.plan.peaks import peak_flops
 from runner.plan.plan import TrainingPlan
@@ -84,6 +85,8 @@ class StepClock:
         all_weights = config.lora is None
         flops = flops_per_token(shape, plan.sequence_length, all_weights=all_weights)
         logits = flops_per_prediction(shape, all_weights=all_weights)
+        if data_of(config.task) == "labelled":  # a few classes, not the vocabulary
+            return StepClock(flops - logits, peak * plan.world_size)
         logits = logits if logits_at_predictions else 0.0
         return StepClock(flops - logits, peak * plan.world_size, logits)
 

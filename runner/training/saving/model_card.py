@@ -14,18 +14,12 @@ from typing import Any
 import yaml
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import TASKS
 from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.plan.plan import TrainingPlan
 
-# Task -> the Hub's name for it, and the class of transformers that loads the model.
-TASKS = {
-    "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
-    "causal-lm": ("text-generation", "AutoModelForCausalLM"),
-    "instruction": ("text-generation", "AutoModelForCausalLM"),
-    "image-classification": ("image-classification", "AutoModelForImageClassification"),
-}
 UNSTATED = "not stated"
 
 
@@ -72,7 +66,7 @@ def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         }
     if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
         found["datasets"] = names
-    return found | {"pipeline_tag": TASKS[config.task][0], "tags": ["airlift", config.task]}
+    return found | {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
 
 
 def _origin(config: RunConfig, model: ModelInput) -> str:
@@ -92,7 +86,7 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 
 def _loading(config: RunConfig, model: ModelInput) -> str:
-    auto = TASKS[config.task][1]
+    auto = TASKS[config.task].auto
     reads = (
         "AutoImageProcessor"
         if config.task == "image-classification" and model.preprocessing

@@ -6,6 +6,8 @@ from runner.training.tasks.base import Task
 from runner.training.tasks.causal_lm import CausalLM
 from runner.training.tasks.image_classification import ImageClassification
 from runner.training.tasks.masked_lm import MaskedLM
+from runner.training.tasks.text_classification import TextClassification
+from runner.training.tasks.token_classification import TokenClassification
 
 __all__ = ["Task", "task_named"]
 
@@ -16,6 +18,8 @@ def task_named(name: str) -> type[Task]:
         "masked-lm": MaskedLM,
         "causal-lm": CausalLM,
         "instruction": CausalLM,
+        "text-classification": TextClassification,
+        "token-classification": TokenClassification,
         "image-classification": ImageClassification,
     }
     return tasks[name]

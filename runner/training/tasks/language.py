@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from runner.config.run_config import RunConfig
+from runner.data.labelled.store import LabelledRows
 from runner.data.store import Rows
 from runner.inputs import ModelInput
 from runner.training.tasks.base import Batch, load_model
@@ -39,7 +40,7 @@ def first_position(settings: Any) -> int:
     return settings.pad_token_id + 1 if settings.model_type in _AFTER_PADDING else 0
 
 
-def position_inputs(rows: Rows, first: int) -> Batch:
+def position_inputs(rows: Rows | LabelledRows, first: int) -> Batch:
     """The part of a batch that says where tokens are: int64 tensors of shape (rows, longest).
 
     Args:

@@ -13,6 +13,8 @@ from stage.manifest.manifest import Manifest
 ROOT = Path(__file__).parents[3]
 MANIFEST_OF = {
     "bert-large-deepspeed": "bert-large-wikitext2",
+    "bert-conll2003": "bert-classification",
+    "bert-mrpc": "bert-classification",
     "cifar10-ddp": "cifar10",
     "demo": "demo",
     "gpt2-large-fsdp": "gpt2-wikitext2",

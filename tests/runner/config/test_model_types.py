@@ -7,11 +7,11 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 from transformers.models.auto import modeling_auto
 
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
-from runner.preflight.model import TABLES
+from runner.config.tasks import TASKS
 
 
 def test_every_task_has_a_table() -> None:
-    assert set(TABLES.values()) == set(MODEL_TYPES)
+    assert {kind.table for kind in TASKS.values()} == set(MODEL_TYPES)
 
 
 @pytest.mark.parametrize("table", sorted(MODEL_TYPES))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import TASKS
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.inputs import resolve
 from runner.plan.transformers_tables import models_in_transformers, targets_in_peft
-from runner.preflight.model import TABLES
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
@@ -245,8 +245,8 @@ def test_pefts_own_targets_are_read_as_peft_has_them() -> None:
 def test_models_of_tasks_are_read_as_transformers_has_them() -> None:
     from transformers.models.auto import modeling_auto
 
-    for table in TABLES.values():
-        name = f"MODEL_FOR_{table}_MAPPING_NAMES"
+    for task in TASKS.values():
+        name = f"MODEL_FOR_{task.table}_MAPPING_NAMES"
         expected = {
             k: v if isinstance(v, str) else v[0] for k, v in getattr(modeling_auto, name).items()
         }

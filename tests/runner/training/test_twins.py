@@ -151,7 +151,7 @@ def accuracy(run: Path) -> float:
 def convolved(shared_cluster: Cluster) -> Cluster:
     """A ResNet from a staged config, with every engine; all but the first are stopped and resumed.
 
-    The ViT and the GPT-2 run in the same ranks.
+    The ViT, the GPT-2 and the classifiers of texts run in the same ranks.
     """
 
     def run(name: str, engine: dict[str, Any], steps: int) -> Path:
@@ -163,11 +163,12 @@ def convolved(shared_cluster: Cluster) -> Cluster:
         )  # fmt: skip
 
     runs = [run("resnet", {"name": "ddp"}, 24)]
+    classified = write_classified(shared_cluster)
     for name, engine in RESNETS.items():
         runs += [run(f"{name}.half", engine, 12), run(f"{name}.whole", engine, 24)]
     others = [write_pictured(shared_cluster), write_sharded(shared_cluster)]
-    shared_cluster.prepare(runs[0], *others)
-    in_ranks(shared_cluster, 2, *runs, *others)
+    shared_cluster.prepare(runs[0], *others, *classified)
+    in_ranks(shared_cluster, 2, *runs, *others, *classified)
     return shared_cluster
 
 
@@ -229,10 +230,62 @@ def test_gpt2_learns_sharded_from_documents_side_by_side(convolved: Cluster) -> 
     assert metrics(folder, "validation_perplexity")
 
 
+CLASSIFIED: dict[str, dict[str, Any]] = {
+    "text-classification": {
+        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
+        "engine": {"name": "ddp"},
+    },
+    "token-classification": {"dataset": {"asset": "conll2003"}, "engine": {"zero": 2}},
+}
+
+
+def write_classified(shared_cluster: Cluster) -> list[Path]:
+    """Both classifications of texts, stopped after half of the steps."""
+    return [
+        shared_cluster.write(
+            f"{task}.{steps}", task=task, model={"asset": "still-bert"}, steps=steps,
+            optimizer={"lr": 0.003, "weight_decay": 0.1}, **CLASSIFIED[task], **QUICK,
+        )
+        for task in CLASSIFIED
+        for steps in (10, 20)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", CLASSIFIED)
+def test_a_classifier_of_texts_learns_and_goes_on_after_a_stop(
+    convolved: Cluster, alone: Cluster, task: str
+) -> None:
+    """The run on one rank, which was not stopped, has the same losses."""
+    folder = convolved.output(task)
+    assert dict(metrics(folder)) == pytest.approx(
+        dict(metrics(alone.output(f"parity-{task}"))), abs=1e-4
+    )
+    for measure in ("validation_f1", "validation_accuracy"):
+        assert metrics(folder, measure)[-1][1] > 0.8  # ten seeds: 1.0
+
+
+def test_the_exported_classifiers_load_in_transformers_with_their_classes(
+    convolved: Cluster,
+) -> None:
+    from transformers import pipeline
+
+    def load(task: str) -> Any:
+        return pipeline(task, model=str(convolved.output(task) / "model"), device="cpu")  # type: ignore[call-overload]
+
+    texts, words = (load(task) for task in CLASSIFIED)
+    asked = {"text": "It is a truth", "text_pair": "yes, yes, yes!"}
+    assert texts(asked)["label"] == "equivalent"
+    found = {token["word"]: token["entity"] for token in words("Jane went to Rosings .")}
+    assert set(found.values()) == {"B-PER", "B-LOC"}
+
+
 PARITY = {
     "masked-lm": ("still-bert", "AutoModelForMaskedLM"),
     "causal-lm": ("tiny-chat", "AutoModelForCausalLM"),
+    "text-classification": ("still-bert", "AutoModelForSequenceClassification"),
+    "token-classification": ("still-bert", "AutoModelForTokenClassification"),
 }
+RATE = {"masked-lm": 0.001, "causal-lm": 0.001}
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +295,9 @@ def alone(shared_cluster: Cluster) -> Cluster:
         shared_cluster.write(
             f"parity-{task}", task=task, model={"asset": asset}, steps=20,
             batch={"global": 8, "micro": 8},
-            dataset={"asset": "reference", "limit": {"train": 300}, "validation": None},
-            optimizer={"lr": 0.001, "weight_decay": 0.1}, **QUICK,
+            dataset={"asset": "reference", "limit": {"train": 300}, "validation": None}
+            | CLASSIFIED.get(task, {}).get("dataset", {}),
+            optimizer={"lr": RATE.get(task, 0.003), "weight_decay": 0.1}, **QUICK,
         )
         for task, (asset, _) in PARITY.items()
     ]  # fmt: skip
@@ -256,17 +310,19 @@ def alone(shared_cluster: Cluster) -> Cluster:
 def test_losses_are_those_of_transformers_trainer(
     alone: Cluster, task: str, tmp_path: Path
 ) -> None:
-    """20 steps in fp32 on the same batches, within 1e-4: loss, optimizer, decay and clipping."""
+    """In fp32 on the same batches, within 1e-4: loss, optimizer, decay and clipping."""
     _, auto = PARITY[task]
-    expected = trainer_losses(f"parity-{task}", alone, auto, tmp_path)
-    assert len(expected) == 20
-    assert [loss for _, loss in metrics(alone.output(f"parity-{task}"))] == pytest.approx(
-        expected, abs=1e-4
-    )
+    steps = 6 if task in CLASSIFIED else 20
+    expected = trainer_losses(f"parity-{task}", alone, auto, tmp_path, steps)
+    assert len(expected) == steps
+    ours = [loss for _, loss in metrics(alone.output(f"parity-{task}"))]
+    assert ours[:steps] == pytest.approx(expected, abs=1e-4)
 
 
-def trainer_losses(name: str, cluster: Cluster, auto: str, scratch: Path) -> list[float]:
-    """Trainer's logs, with the batches of a run."""
+def trainer_losses(
+    name: str, cluster: Cluster, auto: str, scratch: Path, steps: int
+) -> list[float]:
+    """Trainer's logs, with the first batches of a run."""
     import torch
     import transformers
     from transformers import Trainer, TrainingArguments
@@ -278,7 +334,7 @@ def trainer_losses(name: str, cluster: Cluster, auto: str, scratch: Path) -> lis
     store, order = opened(name, cluster, 32)
     task = task_named(config.task)(config, model, store.facts)
     batches = []
-    for step in range(20):
+    for step in range(steps):
         (part,) = order.step(step, 8, 0, 1, 8)
         batch = task.collate(store.rows([sample.index for sample in part]), part)
         batches.append({name: value for name, value in batch.items() if name != "guessed"})
@@ -288,12 +344,15 @@ def trainer_losses(name: str, cluster: Cluster, auto: str, scratch: Path) -> lis
             return torch.utils.data.SequentialSampler(batches)
 
     arguments = TrainingArguments(
-        output_dir=str(scratch), max_steps=20, per_device_train_batch_size=1, learning_rate=0.001,
+        output_dir=str(scratch), max_steps=steps, per_device_train_batch_size=1,
+        learning_rate=config.optimizer.lr,
         weight_decay=0.1, optim="adamw_torch",
         lr_scheduler_type="constant", max_grad_norm=1.0, logging_steps=1, save_strategy="no",
         report_to=[], use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
     )  # fmt: skip
-    theirs = getattr(transformers, auto).from_pretrained(model.path, dtype=torch.float32)
+    labels = {"num_labels": task.model.config.num_labels} if name[7:] in CLASSIFIED else {}
+    theirs = getattr(transformers, auto).from_pretrained(model.path, dtype=torch.float32, **labels)
+    theirs.load_state_dict(task.model.state_dict())  # a head that is drawn with the run's seed
     data: Any = batches
     trainer = InOrder(
         model=theirs, args=arguments, train_dataset=data, data_collator=lambda items: items[0]

@@ -29,7 +29,9 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
         ends = [(symbol, tokenizer.token_to_id(symbol)) for symbol in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=ends
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=ends,
         )
         # Published tokenizers often have these settings. They must not affect prepared data.
         tokenizer.enable_truncation(16)
@@ -40,7 +42,8 @@ def tiny_tokenizer(special: dict[str, str], vocabulary: int, *, wordpiece: bool)
         tokenizer.train_from_iterator(
             texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=symbols)
         )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    inputs = ["input_ids", *(["token_type_ids"] if wordpiece else []), "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **special)
 
 
 def _word_pieces(words: Mapping[str, int], symbols: Sequence[str], size: int) -> dict[str, int]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import pickle
 import tarfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from scripts.lib.demo.repositories import DATASET, dataset_files, paragraphs
@@ -30,6 +32,8 @@ assets:
   tiny-resnet: {model: acme/tiny-resnet}
   reference: {dataset: DATASET, config: chapters}
   chats: {dataset: acme/chats}
+  glue-mrpc: {dataset: acme/glue}
+  conll2003: {dataset: acme/conll}
   prompts: {path: ./midjourney_prompt_dataset.csv, convert: csv}
   cifar-10: {url: "TARBALL", unpack: true, convert: cifar}
 """
@@ -117,6 +121,8 @@ def stage_twins(laptop: Path) -> None:
         )
         hub.repositories.commit("datasets", DATASET, dataset_files())
         hub.repositories.commit("datasets", "acme/chats", chats())
+        hub.repositories.commit("datasets", "acme/glue", pairs())
+        hub.repositories.commit("datasets", "acme/conll", sentences())
         fetch_bundle(laptop, "twins", hub.endpoint)
 
 
@@ -156,6 +162,63 @@ def chats() -> dict[str, bytes]:
             pa.table({"messages": talks, "grade": [str(n) for n in range(number)]}), sink
         )
         files[f"data/{split}-00000-of-00001.parquet"] = sink.getvalue()
+    return files
+
+
+def labelled_parquet(columns: dict[str, Any], feature: dict[str, Any]) -> bytes:
+    """A parquet file with the features of some columns, as `datasets` writes them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    metadata = {"huggingface": json.dumps({"info": {"features": feature}})}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), sink)
+    return sink.getvalue()
+
+
+SAME = ("not_equivalent", "equivalent")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+def pairs() -> dict[str, bytes]:
+    """GLUE's layout: two sentences, and a class that only the second one shows."""
+    random, files = Random(0), {}
+    feature = {"label": {"names": list(SAME), "_type": "ClassLabel"}}
+    for split, number in (("train", 200), ("validation", 40)):
+        texts = [" ".join(text.split()[:3]) for _, text in paragraphs()[split][:number]]
+        labels = [random.randrange(2) for _ in texts]
+        words = (("no", "yes")[label] for label in labels)
+        table = {
+            "sentence1": texts,
+            "sentence2": [f"{word}, {word}, {word}!" for word in words],
+            "label": labels,
+        }
+        files[f"data/{split}-00000-of-00001.parquet"] = labelled_parquet(table, feature)
+    return files
+
+
+def sentences() -> dict[str, bytes]:
+    """CoNLL's layout: lists of words, and of classes: people and places of the novel."""
+    random, files = Random(1), {}
+    classes = {"names": list(TAGS), "_type": "ClassLabel"}
+    feature = {"ner_tags": {"feature": classes, "_type": "Sequence"}}
+    people = [(name,) for name in ("Elizabeth", "Jane", "Lydia")]
+    people += [("Mr.", name) for name in ("Darcy", "Bingley", "Collins")]
+    places = [("Longbourn",), ("Netherfield", "Park"), ("Rosings",), ("Hunsford",)]
+    frames = ["{} went to {} .", "At {1} , {0} was seen .", "{} left {} with her sister ."]
+    for split, number in (("train", 200), ("validation", 40)):
+        table: dict[str, list[Any]] = {"tokens": [], "ner_tags": []}
+        for _ in range(number):
+            found = (random.choice(people), random.choice(places))
+            words, tags = [], []
+            for word in random.choice(frames).format("0-", "1-").split():
+                kind = int(word[0]) if word in ("0-", "1-") else None
+                words += [word] if kind is None else found[kind]
+                begin = 1 + 2 * (kind or 0)
+                tags += [0] if kind is None else [begin, *[begin + 1] * (len(found[kind]) - 1)]
+            table["tokens"].append(words)
+            table["ner_tags"].append(tags)
+        files[f"data/{split}-00000-of-00001.parquet"] = labelled_parquet(table, feature)
     return files
 
 

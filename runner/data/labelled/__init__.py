@@ -1,0 +1,1 @@
+"""Texts and words with classes, prepared once: text-classification and token-classification."""

@@ -1,0 +1,160 @@
+"""The classes of a column: their names, and one numbering for all datasets of a run.
+
+Names come from the metadata of `datasets` in the parquet file (ClassLabel), or they are the texts
+of the column, or the numbers 0, 1, ... up to the largest. Each store numbers its own classes. The
+first training dataset's numbers are those of the model; `united` gives them to the others, by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from runner.data.table import reading
+from runner.errors import UsageError
+from runner.inputs import SplitInput
+
+NAMED = 5  # at most so many classes are named in a message
+NOT_GIVEN = "Stage it again with null for such a label: these rows are left out."
+
+
+class Classes(NamedTuple):
+    """The classes of a column.
+
+    Attributes:
+        names: of the classes 0, 1, ...
+        kind: `names` (a ClassLabel), `texts` (the values are the names), or `numbers`.
+    """
+
+    names: list[str]
+    kind: str
+
+
+def stated(split: SplitInput, column: str) -> list[str]:
+    """Returns the names of the classes in the metadata of `datasets`; empty: there are none.
+
+    The classes of a list are those of its elements, in each notation of `datasets`.
+    """
+    import pyarrow.parquet as pq
+
+    with reading(split.files[0]):
+        metadata = (pq.read_schema(split.files[0]).metadata or {}).get(b"huggingface")
+    try:
+        feature = json.loads(metadata or b"{}")["info"]["features"][column]
+        feature = feature[0] if isinstance(feature, list) else feature
+        names = feature.get("feature", feature)["names"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> Classes:
+    """Finds the classes of a column in all rows of a split, those beyond a `limit` too.
+
+    Args:
+        split: the files.
+        column: of classes, or of lists of them.
+        is_limited: whether not all rows are read, so that a wrong number may not matter.
+
+    Raises:
+        UsageError: there are less than two classes, or a number is no class.
+        DamageError: a file cannot be read.
+    """
+    names = stated(split, column)
+    values = _values(split, column)
+    if all(isinstance(value, str) for value in values):
+        found = Classes(sorted(values), "texts")
+    else:
+        low, high = min(values, default=0), max(values, default=-1)
+        if not is_limited:
+            check_range(split.name, column, low, high, names)
+        numbers = [str(number) for number in range(high + 1)]
+        found = Classes(names, "names") if names else Classes(numbers, "numbers")
+    if len(found.names) < 2:
+        raise UsageError(
+            f"split `{split.name}`: "
+            + (
+                f"all labels in `{column}` are {found.names[0]}"
+                if found.names
+                else f"`{column}` has no labels"
+            )
+            + ": there is nothing to learn.",
+            "Look at the column (`stage show BUNDLE` lists them), or choose another split.",
+        )
+    return found
+
+
+def _values(split: SplitInput, column: str) -> set[Any]:
+    """The distinct values of a column, or of the elements of its lists; without null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    found: set[Any] = set()
+    for path in split.files:
+        with reading(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=[column]):
+                values = batch.column(column)
+                if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+                    values = pc.list_flatten(values)
+                found.update(pc.unique(values).to_pylist())
+    return found - {None}
+
+
+def check_range(split: str, column: str, low: int, high: int, names: Sequence[str]) -> None:
+    """Refuses numbers that are no classes.
+
+    Args:
+        split: its name, for the message.
+        column: the one with the numbers.
+        low, high: the lowest and the highest number.
+        names: of the classes; empty: they have none.
+
+    Raises:
+        UsageError: a number is below 0, or has no name.
+    """
+    if low >= 0 and (not names or high < len(names)):
+        return
+    remedy = NOT_GIVEN
+    if low > 0 and high - low < len(names):
+        remedy = f"Subtract {low} from each label, and stage it again."
+    if low == high == -1:
+        remedy = "This split has no labels (-1 in each row): choose another one."
+    raise UsageError(
+        f"split `{split}`: the labels in `{column}` are {low} to {high}; "
+        f"classes count from 0{f' to {len(names) - 1}' if names else ''}.",
+        remedy,
+    )
+
+
+def united(train: Sequence[Classes], others: Sequence[Classes]) -> list[str]:
+    """Returns the names of a run's classes, in the order of the model's outputs. Pure.
+
+    Args:
+        train: of the training datasets.
+        others: of the validation datasets.
+
+    Raises:
+        UsageError: some datasets have names and others numbers, or validation has a class that
+            training does not have.
+    """
+    by_number = [classes.kind == "numbers" for classes in (*train, *others)]
+    if any(by_number) and not all(by_number):
+        raise UsageError(
+            "some datasets name their classes, others number them: nothing says which belong "
+            "together.",
+            "Stage them with the same kind of labels, or set `validation: null`.",
+        )
+    names = list(dict.fromkeys(name for classes in train for name in classes.names))
+    if all(by_number):
+        names = [str(number) for number in range(len(names))]
+    unknown = sorted({name for classes in others for name in classes.names} - set(names))
+    if unknown:
+        more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
+        raise UsageError(
+            f"the validation split has classes that the training split does not have: "
+            f"{', '.join(unknown[:NAMED])}{more}.",
+            "Choose another validation split, or `validation: null`.",
+        )
+    return names

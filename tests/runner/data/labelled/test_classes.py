@@ -1,0 +1,91 @@
+"""Classes are found in each form in which datasets have them, and go together by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runner.data.labelled.classes import Classes, classes_of, united
+from runner.errors import UsageError
+from runner.inputs import SplitInput
+from tests.support.training.twins import labelled_parquet
+
+NAMED = {"names": ["no", "yes"], "_type": "ClassLabel"}
+
+
+def split(folder: Path, values: list[Any], feature: dict[str, Any] | None = None) -> SplitInput:
+    path = folder / "train.parquet"
+    path.write_bytes(labelled_parquet({"y": values}, {"y": feature} if feature else {}))
+    return SplitInput("train", (path,), ("",), len(values), {"y": ""})
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "expected"),
+    [
+        ([0, 1, None], NAMED, Classes(["no", "yes"], "names")),
+        ([0, 2, 0], None, Classes(["0", "1", "2"], "numbers")),
+        (["spam", "ham", None, "spam"], None, Classes(["ham", "spam"], "texts")),
+        ([[0], [1]], {"feature": NAMED, "_type": "Sequence"}, Classes(["no", "yes"], "names")),
+        ([[0], [1]], [NAMED], Classes(["no", "yes"], "names")),
+        ([["O"], ["B-X", "O"], None], None, Classes(["B-X", "O"], "texts")),
+    ],
+)
+def test_classes_of_a_column(
+    tmp_path: Path, values: list[Any], feature: Any, expected: Classes
+) -> None:
+    assert classes_of(split(tmp_path, values, feature), "y") == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "message"),
+    [
+        ([-1, -1], NAMED, "This split has no labels"),
+        ([1, 2], NAMED, "Subtract 1 from each label"),
+        ([0, 1, -1], NAMED, "the labels in `y` are -1 to 1; classes count from 0 to 1"),
+        ([0, 0], None, "all labels in `y` are 0: there is nothing to learn"),
+        (["a", "a"], None, "all labels in `y` are a"),
+        ([None, None], None, "`y` has no labels"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(
+    tmp_path: Path, values: list[Any], feature: Any, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        classes_of(split(tmp_path, values, feature), "y")
+    assert message in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_a_wrong_label_beyond_the_limit_is_no_fault(tmp_path: Path) -> None:
+    wrong = split(tmp_path, [0, 1, -1], NAMED)
+    assert classes_of(wrong, "y", is_limited=True).names == ["no", "yes"]
+
+
+def test_datasets_are_united_by_the_names_of_their_classes() -> None:
+    first, second = Classes(["no", "yes"], "names"), Classes(["maybe", "no"], "texts")
+    assert united([first, second], [second]) == ["no", "yes", "maybe"]
+    numbers = [Classes([str(n) for n in range(size)], "numbers") for size in (2, 11)]
+    assert united(numbers, []) == [str(n) for n in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Classes(["0", "1"], "numbers"), "some datasets name their classes"),
+        (Classes(["no", "never"], "texts"), "the training split does not have: never"),
+    ],
+)
+def test_a_validation_split_of_other_classes_is_refused(other: Classes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        united([Classes(["no", "yes"], "names")], [other])
+
+
+def test_the_classes_of_several_files_are_all_found(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{n}.parquet" for n in range(2)]
+    for path, label in zip(paths, ("a", "b"), strict=True):
+        pq.write_table(pa.table({"y": [label]}), path)
+    several = SplitInput("train", tuple(paths), ("", ""), 2, {"y": "string"})
+    assert classes_of(several, "y").names == ["a", "b"]

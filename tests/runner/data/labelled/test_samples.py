@@ -1,0 +1,114 @@
+"""Rows become tokens with classes as transformers' own examples do it; what is lost is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runner.config.data import DatasetConfig
+from runner.data.labelled.samples import IGNORED, needs_space
+from runner.data.labelled.store import LabelledStore, unite
+from runner.data.prepare import prepare
+from runner.data.recipe import Recipe
+from runner.data.tokenizing import load_tokenizer
+from runner.errors import UsageError
+from runner.inputs import ModelInput, SplitInput
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Path) -> ModelInput:
+    return ModelInput("bert", bundle / "data/models/tiny-bert", "", None, {}, {})
+
+
+def stored(
+    folder: Path, model: ModelInput, task: str, table: dict[str, Any], length: int = 64, **keys: Any
+) -> LabelledStore:
+    pq.write_table(pa.table(table), folder / "a.parquet")
+    rows = len(next(iter(table.values())))
+    split = SplitInput("train", (folder / "a.parquet",), (str(table),), rows, {})
+    data = DatasetConfig(asset="a", **keys)
+    recipe = Recipe(task, length, split, data, None, model, "alone")
+    store = prepare(recipe, folder / "stores", print)
+    assert isinstance(store, LabelledStore)
+    return store
+
+
+def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: ModelInput) -> None:
+    table = {"a": ["she was very happy", "", "no"], "b": ["he is", "", "yes"], "y": [1, 0, 0]}
+    store = stored(tmp_path, model, "text-classification", table, text="a", pair="b", label="y")
+    assert (len(store), store.facts.dropped) == (2, 1)
+    rows, tokenizer = store.rows([0, 1]), load_tokenizer(model)
+    expected = tokenizer("she was very happy", "he is")
+    assert rows.ids[0].tolist() == expected["input_ids"]
+    assert (rows.documents[0] - 1).tolist() == expected["token_type_ids"]
+    assert rows.labels.tolist() == [1, 0]
+    assert rows.documents[1].tolist()[-1] == 0, "padding"
+
+
+def test_a_long_text_is_cut_with_its_end_token_and_counted(
+    tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer's own setting, 16 tokens, is not used."""
+    table = {"text": ["she was happy " * 20, "he was happy " * 6], "label": ["a", "b"]}
+    store = stored(tmp_path, model, "text-classification", table, length=24)
+    assert store.lengths([0, 1]) == [24, 20] and store.facts.cut == 1
+    assert store.row(0).ids[-1] == load_tokenizer(model).sep_token_id
+    assert "2 texts in 2 classes" in (said := capsys.readouterr().out)
+    assert "1 cut to 24 tokens" in said
+
+
+def test_a_words_class_is_at_its_first_token(tmp_path: Path, model: ModelInput) -> None:
+    words, tags = ["Mr.", "Xqzvw", "was", "happy"], ["B-PER", "I-PER", "O", "O"]
+    store = stored(
+        tmp_path, model, "token-classification",
+        {"tokens": [words, None], "ner_tags": [tags, None]},
+    )  # fmt: skip
+    encoded = load_tokenizer(model)([words], is_split_into_words=True)
+    labels, names, seen = store.rows([0]).labels[0], store.facts.class_names, set()
+    for place, label in zip(encoded.word_ids(0), labels, strict=True):
+        first = place is not None and place not in seen
+        assert label == (names.index(tags[place]) if first else IGNORED)
+        seen.add(place)
+    assert (store.facts.num_words, store.facts.dropped) == (4, 1)
+
+
+def test_words_behind_the_cut_are_counted(tmp_path: Path, model: ModelInput) -> None:
+    table = {"tokens": [["he"] * 20], "ner_tags": [[0, 1] * 10]}
+    store = stored(tmp_path, model, "token-classification", table, length=10)
+    assert (store.facts.cut, store.facts.cut_words, store.facts.num_words) == (1, 12, 8)
+
+
+def test_a_row_with_more_tags_than_words_is_refused(tmp_path: Path, model: ModelInput) -> None:
+    table = {"tokens": [["a", "b"], ["a"]], "ner_tags": [[0, 1], [0, 1]]}
+    with pytest.raises(UsageError, match="row 1: 1 words and 2 tags"):
+        stored(tmp_path, model, "token-classification", table)
+
+
+def test_byte_level_words_keep_the_space_before_them(bundle: Path, tmp_path: Path) -> None:
+    """Else `went` would be `w` and `ent`: never seen in a text."""
+    gpt2 = ModelInput("g", bundle / "data/models/tiny-gpt2", "", None, {}, {})
+    tokenizer = load_tokenizer(gpt2)
+    assert needs_space(tokenizer)
+    words = ["He", "went", "home"]
+    store = stored(
+        tmp_path, gpt2, "token-classification", {"tokens": [words], "ner_tags": [[0, 1, 0]]}
+    )
+    assert store.row(0).ids.tolist() == tokenizer("He went home")["input_ids"]
+    assert not needs_space(load_tokenizer(ModelInput("b", bundle / "data/models/tiny-bert",
+                                                     "", None, {}, {})))  # fmt: skip
+
+
+def test_stores_of_one_run_have_the_same_numbers(tmp_path: Path, model: ModelInput) -> None:
+    stores = []
+    for name, labels in (("one", ["b", "c"]), ("two", ["a", "b"])):
+        (tmp_path / name).mkdir()
+        table = {"text": ["he was", "she was"], "label": labels}
+        stores.append(stored(tmp_path / name, model, "text-classification", table))
+    unite(stores, [])
+    unite(stores, [])
+    assert stores[0].facts.class_names == stores[1].facts.class_names == ["b", "c", "a"]
+    assert [store.rows([0, 1]).labels.tolist() for store in stores] == [[0, 1], [2, 0]]
