@@ -275,7 +275,8 @@ def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
             f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes."
         ) from None
     _check_lone_surrogates(value, path, line)
-    if node.style is None and (found := _NOT_A_KEY.match(node.value)):
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    if is_plain and (found := _NOT_A_KEY.match(node.value)):
         raise UsageError(
             f"{path}:{line}: no plain space and colon after `{found[1]}`: {_named(found[2])}",
             f"Write `{found[1]}: ` with the keys `:` and space. Text from a web page or a chat "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,13 +40,9 @@ class Found:
 
 def shown(value: object) -> str:
     """A value as YAML and JSON write it, on one short line."""
-    text = {True: "true", False: "false", None: "null"}.get(value) if _is_word(value) else None
-    text = " ".join(str(value).split()) if text is None else text
+    is_word = value is None or isinstance(value, bool)
+    text = json.dumps(value) if is_word else " ".join(str(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is_word(value: object) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 def is_true(value: object) -> bool:

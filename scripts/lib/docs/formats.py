@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import typing
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def run_file_keys() -> str:
 
 def _rows(component: type, where: str) -> Iterator[str]:
     hints = typing.get_type_hints(component)
-    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+    for field in dataclasses.fields(component):
         if not field.metadata:
             continue
         key, hint = where + run_fields.key_of(field), hints[field.name]
@@ -73,12 +74,9 @@ def _rows(component: type, where: str) -> Iterator[str]:
 def _default(field: dataclasses.Field[typing.Any]) -> str:
     factory = field.default_factory
     value = field.default if factory is dataclasses.MISSING else factory()
-    text = {None: "null", True: "true", False: "false"}.get(value) if _plain(value) else None
-    return text or ("[]" if value == () else str(value))
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, bool)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return "[]" if value == () else str(value)
 
 
 def lock() -> str:
@@ -92,7 +90,7 @@ def _part(part: type) -> str:
     meanings = _attributes(attributes)
     rows = [
         f"| `{field.name}` | {plain(meanings.get(field.name, ''))} |"
-        for field in dataclasses.fields(part)  # type: ignore[arg-type]
+        for field in dataclasses.fields(part)
     ]
     about = plain(" ".join(about.split()))
     return "\n".join(

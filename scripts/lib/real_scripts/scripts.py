@@ -96,12 +96,11 @@ def read(path: Path = LIST) -> Scripts:
     """Reads the list."""
     found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     commits: dict[str, str] = found["commits"]
-    scripts = [
-        Script(
-            commit=commits[entry["repository"]],
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()},
-        )
-        for entry in found["scripts"]
-    ]
+    scripts = []
+    for entry in found["scripts"]:
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()
+        }
+        scripts.append(Script(commit=commits[entry["repository"]], **given))
     metrics = found["metrics"]
     return Scripts(tuple(scripts), tuple(found["packages"]), metrics, commits[metrics])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scripts.lib.demo.repositories import paragraphs
 
@@ -115,7 +115,7 @@ def _text_model(kind: str, auto_class: str, folder: Path, **more: int) -> None:
 def _vit(folder: Path) -> None:
     import transformers
 
-    config = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    config = transformers.ViTConfig(image_size=32, patch_size=8, **cast(dict[str, Any], SMALL))
     transformers.ViTModel(config).save_pretrained(folder)
     processor = {
         "image_processor_type": "ViTImageProcessor",
