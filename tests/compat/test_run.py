@@ -49,7 +49,9 @@ def test_its_status_is_known(tmp_path: Path, name: str, state: str) -> None:
     assert f"{name}: {state}" in said and "step 4 of 4: loss 5.5141" in said
 
 
-@pytest.mark.parametrize("name", ["killed-ddp", "killed-deepspeed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("killed-ddp", marks=pytest.mark.slow), "killed-deepspeed"]
+)
 def test_training_resumes_from_its_checkpoint(tmp_path: Path, made: Path, name: str) -> None:
     """The lost steps are repeated with the values of an undisturbed run of that version."""
     shutil.copytree(OLD / "cluster", tmp_path, dirs_exist_ok=True)

@@ -26,6 +26,9 @@ SHORT = (
     "checkpoint.every=4",
 )
 ON_ONE_KIND = pytest.mark.parametrize("named", ["debian"], indirect=True)
+EACH_SLOWLY = [
+    "debian", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("management", "none"))
+]  # fmt: skip
 MEET = """\
 import os, torch, torch.distributed as dist
 rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -101,6 +104,12 @@ def test_a_site_has_the_names_it_should(named: NamedSite) -> None:
         assert refused.returncode != 0 and "refused" not in refused.stderr
 
 
+# Nodes on a management network train in the next test too.
+@pytest.mark.parametrize(
+    "named",
+    ["debian", pytest.param("management", marks=pytest.mark.slow), "none"],
+    indirect=True,
+)
 def test_a_submitted_run_trains_on_two_nodes(named: NamedSite) -> None:
     output = named.site.home / "submitted"
     said = named.site.run(
@@ -168,7 +177,9 @@ def test_an_interface_that_the_nodes_lack_is_named_before_the_ranks_start(
 
 
 @ON_ONE_KIND
-@pytest.mark.parametrize("stale", ["10.77.0.77", "login", "n2"])
+@pytest.mark.parametrize(
+    "stale", ["10.77.0.77", pytest.param("login", marks=pytest.mark.slow), "n2"]
+)
 def test_a_master_left_from_another_job_is_refused_before_anything_starts(
     named: NamedSite, stale: str
 ) -> None:
@@ -180,6 +191,7 @@ def test_a_master_left_from_another_job_is_refused_before_anything_starts(
         assert f"MASTER_ADDR={stale}" in said and "Unset MASTER_ADDR" in said, said
 
 
+@pytest.mark.parametrize("named", EACH_SLOWLY, indirect=True)
 def test_the_usual_line_that_names_the_first_node_does_no_harm(named: NamedSite) -> None:
     first = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
     usual = f"export MASTER_ADDR={first} MASTER_PORT=29501"
@@ -193,6 +205,7 @@ def test_the_usual_line_that_names_the_first_node_does_no_harm(named: NamedSite)
     assert f"MASTER_ADDR=n1 is not used: it {what} here" in said, said
 
 
+@pytest.mark.parametrize("named", EACH_SLOWLY, indirect=True)
 def test_a_script_of_the_users_own_meets_itself_under_exec(named: NamedSite) -> None:
     (named.site.home / "meet.py").write_text(MEET)
     first = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"

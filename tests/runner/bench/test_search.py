@@ -96,6 +96,7 @@ def test_strategies_are_named_or_refused_with_those_there_are() -> None:
     assert all(name in refused.value.remedy for name in STRATEGIES)
 
 
+@pytest.mark.slow  # all strategies; one real trial is in the test below
 def test_real_trials_give_a_table_a_plot_and_the_measures(cluster: Cluster) -> None:
     cluster.write(steps=3)
     done = cluster.run(

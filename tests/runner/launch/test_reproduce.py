@@ -13,6 +13,7 @@ from runner.run_folder.history import History
 from tests.runner.conftest import Cluster
 
 
+@pytest.mark.slow  # two runs; the comparison itself is in the tests below
 def test_a_run_comes_out_again_bit_for_bit_and_a_forged_loss_does_not(
     cluster: Cluster, trained_at: Callable[[int], Path]
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +15,13 @@ from tests.runner.training.loading import Weighed
 ROOT = Path(__file__).parents[3]
 RUN_FILE = "format: 1\ntask: causal-lm\nmodel: {asset: gpt2}\ndataset: {asset: wikitext}\n"
 # Ranks of one node: engines. On CPUs, ddp and ZeRO-1 keep a copy of their own on each rank.
-RANKS = {8: ("fsdp-bf16", "zero3-bf16"), 2: ("ddp-fp32", "zero1-bf16")}
-CASES = [(ranks, engine) for ranks, engines in RANKS.items() for engine in engines]
+SHARDED = ("fsdp-bf16", "zero3-bf16")
+CASES = [
+    pytest.param(8, "fsdp-bf16", marks=pytest.mark.slow),
+    (8, "zero3-bf16"),
+    (2, "ddp-fp32"),
+    pytest.param(2, "zero1-bf16", marks=pytest.mark.slow),
+]
 
 
 def model(folder: Path, width: int) -> Path:
@@ -34,55 +39,57 @@ def model(folder: Path, width: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Case -> what was read and held, for a model of 102 MB in float32 and for a narrow one.
+@dataclass
+class Models:
+    """A model of 102 MB in float32, and a narrow one, whose ranks are weighed while they load.
 
     The narrow one has as many weights: what its ranks hold is what Python needs for so many.
     """
-    folder = tmp_path_factory.mktemp("loading")
-    run_file = folder / "run.yaml"
-    run_file.write_text(RUN_FILE)
-    found: dict[str, Any] = {}
-    for name, width in (("wide", 256), ("narrow", 16)):
-        path = model(folder / name, width)
-        found[f"{name} size"] = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        for ranks, engines in RANKS.items():
+
+    folder: Path
+    size: int
+    found: dict[str, Weighed] = field(default_factory=dict)
+
+    def weighed(self, name: str, ranks: int, engine: str) -> Weighed:
+        """What was read and held for the model `wide` or `narrow`."""
+        case = f"{name} {ranks} {engine}"
+        if case not in self.found:
             command = [sys.executable, "-m", "tests.runner.training.loading", str(ranks)]
             done = subprocess.run(
-                [*command, str(run_file), str(path), *engines],
+                [*command, str(self.folder / "run.yaml"), str(self.folder / name), engine],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
                 timeout=300,
             )
             assert done.returncode == 0, done.stderr
-            found |= {
-                f"{name} {ranks} {engine}": Weighed(**told)
-                for engine, told in json.loads(done.stdout.splitlines()[-1]).items()
-            }
-    return found
+            self.found[case] = Weighed(**json.loads(done.stdout.splitlines()[-1])[engine])
+        return self.found[case]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("loading")
+    (folder / "run.yaml").write_text(RUN_FILE)
+    for name, width in (("wide", 256), ("narrow", 16)):
+        model(folder / name, width)
+    return Models(folder, sum(f.stat().st_size for f in folder.glob("wide/*.safetensors")))
 
 
 @pytest.mark.parametrize(("ranks", "engine"), CASES)
-def test_each_byte_of_the_weights_is_read_once(
-    weighed: dict[str, Any], ranks: int, engine: str
-) -> None:
+def test_each_byte_of_the_weights_is_read_once(models: Models, ranks: int, engine: str) -> None:
     """Every rank read them all."""
-    size = weighed["wide size"]
-    assert 0.99 * size <= weighed[f"wide {ranks} {engine}"].read <= size
+    assert 0.99 * models.size <= models.weighed("wide", ranks, engine).read <= models.size
 
 
 @pytest.mark.parametrize(("ranks", "engine"), CASES)
-def test_no_more_than_what_is_kept_is_held(
-    weighed: dict[str, Any], ranks: int, engine: str
-) -> None:
+def test_no_more_than_what_is_kept_is_held(models: Models, ranks: int, engine: str) -> None:
     """Eight ranks held eight models, in float32 whatever they kept of them."""
-    wide, narrow = (weighed[f"{width} {ranks} {engine}"] for width in ("wide", "narrow"))
-    parameters = weighed["wide size"] / 2
+    wide, narrow = (models.weighed(width, ranks, engine) for width in ("wide", "narrow"))
+    parameters = models.size / 2
     # FSDP2 keeps shards in float32, DDP a copy on each rank; ZeRO what it computes with.
     one = parameters * (2 if engine.startswith("zero") else 4)
-    kept = one if engine in RANKS[8] else one * ranks
+    kept = one if engine in SHARDED else one * ranks
     assert wide.kept - narrow.kept > 0.9 * kept
     assert wide.held - narrow.held < kept + 0.3 * one
 

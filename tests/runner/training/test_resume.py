@@ -157,11 +157,8 @@ if "FILL" in os.environ:
 """
 
 
-@pytest.mark.parametrize(
-    "checkpoint",
-    [WAITING, pytest.param(BESIDE, marks=pytest.mark.slow)],
-    ids=["waiting", "beside training"],
-)
+@pytest.mark.slow  # what a full disk costs one checkpoint is in saving/
+@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
 def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
     cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_traced_script_runs_from_the_bundle_without_the_hub(
         assert not [text for text in served.said if "not here" in text]
 
 
+@pytest.mark.slow  # a minute; permission itself is in tests/stage/hub/test_remote_code.py
 def test_code_that_the_script_ran_waits_for_permission(source: TestHub, tmp_path: Path) -> None:
     code = 'import evaluate; evaluate.load("share_equal")'
     done = trace(tmp_path, source, sys.executable, "-c", code)

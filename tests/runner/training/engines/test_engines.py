@@ -20,7 +20,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero3": {"zero": 3},
 }
 OFFLOADED = {f"zero{stage}-offload": {"zero": stage, "offload": "cpu"} for stage in (2, 3)}
-STEPS = 50
+STEPS = 20
 # Engine by engine what a run goes through: on 2 ranks past step 4, on 1 to step 8, on 4 to step 12.
 JOURNEYS = {
     "sharded-whole-sharded": ("fsdp-full", "ddp", "fsdp-grad-op"),
