@@ -64,7 +64,9 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
         raise UsageError(
             f"{command[0]} asked the Hub for nothing that a bundle can hold"
             + (f", and ended with {traced.status}." if traced.status else "."),
-            "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
+            "Its own error is above: fix that first."
+            if traced.status
+            else "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
         )
     write_manifest(manifest, traced.text)
     click.echo(as_shown(f"{manifest}: {traced.num_assets} assets"))

@@ -169,7 +169,8 @@ def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
     ("command", "words"),
     [
         (("no-such-program",), "no-such-program: no such program on PATH"),
-        (("true",), "asked the Hub for nothing"),
+        (("true",), "set HF_ENDPOINT itself?"),
+        (("false",), "and ended with 1.\n  -> Its own error is above: fix that first."),
     ],
 )
 def test_what_gives_no_manifest_says_why(
