@@ -60,13 +60,15 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     with Reporter() as reporter:
         sources = Sources(endpoint, reporter)
         traced = run(command, manifest, sources, os.environ, allow_code=allow_code)
+    nothing = f"{command[0]} asked the Hub for nothing that a bundle can hold"
+    if not traced.num_assets and traced.status:
+        raise UsageError(
+            f"{nothing}, and ended with {traced.status}.", "Its own error is above: fix that first."
+        )
     if not traced.num_assets:
         raise UsageError(
-            f"{command[0]} asked the Hub for nothing that a bundle can hold"
-            + (f", and ended with {traced.status}." if traced.status else "."),
-            "Its own error is above: fix that first."
-            if traced.status
-            else "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
+            f"{nothing}.",
+            "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
         )
     write_manifest(manifest, traced.text)
     click.echo(as_shown(f"{manifest}: {traced.num_assets} assets"))
