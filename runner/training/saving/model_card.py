@@ -167,15 +167,21 @@ def _settings(
         f"{plan.total} per step: {plan.micro} at a time on each of {plan.world_size} ranks",
     )
     optimizer, schedule = config.optimizer, config.schedule
+    moments = (
+        f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}"
+        if optimizer.name != "sgd"
+        else f"momentum {optimizer.momentum:g}"
+    )
     yield (
         "optimizer",
         (
-            f"{optimizer.name}, lr {optimizer.lr:g}, "
-            f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}, "
+            f"{optimizer.name}, lr {optimizer.lr:g}, {moments}, "
             f"weight_decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}"
         ),
     )
     decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
+    if config.label_smoothing:
+        yield "label_smoothing", f"{config.label_smoothing:g}"
     yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
     yield "precision", plan.precision
     if config.lora is not None:
