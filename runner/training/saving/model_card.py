@@ -66,7 +66,22 @@ def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         }
     if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
         found["datasets"] = names
-    return found | {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    # `stage show` prints it where the model is staged again.
+    origin = {
+        "run": config.name,
+        "bundle": inputs.bundle_id,
+        "made_from": [
+            f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs)
+        ],
+    }
+    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    return found | {"airlift": origin}
+
+
+def _sources(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """The first weights and the data, each with its commit."""
+    rows = [(what, text) for what, text, _ in _provenance(config, inputs)]
+    return ((what, text) for what, text in rows if what not in ("bundle", "validation data"))
 
 
 def _origin(config: RunConfig, model: ModelInput) -> str:
