@@ -1,6 +1,6 @@
 """The lock of a run folder: two launchers would overwrite each other's checkpoints.
 
-`hold_run_folder` creates `<run folder>/running` with O_EXCL, touches it while it holds the lock,
+`hold_run_folder` creates `<run folder>/running` by a hard link, touches it while it holds the lock,
 and removes it at the end. A launcher that was killed leaves the file behind; another launcher takes
 the lock when neither the old launcher nor its ranks run (docs/adr/0012). flock is not used: on some
 Lustre mounts it does nothing.
@@ -28,6 +28,8 @@ GONE_AFTER_S = 300.0
 """A launcher on another machine that Slurm does not know is gone after this silence."""
 
 _TRIES = 5
+_CLEARING_S = 10.0
+"""A launcher that removes an old lock needs milliseconds; after this time it was killed."""
 
 
 @dataclass(frozen=True)
@@ -117,24 +119,63 @@ def holder_of(folder: RunFolder, me: RunLock) -> RunLock | None:
 def _take(folder: RunFolder, me: RunLock) -> None:
     for _ in range(_TRIES):
         try:
-            descriptor = os.open(folder.holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            _clear(folder, me)
-            continue
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(me)))
+            if _create(folder.holder, me):
+                return
         except OSError as error:
-            folder.holder.unlink(missing_ok=True)
             remedy = "Free space or quota there" if error.errno in FULL_DISK else "Correct that"
             raise IncompleteError(
                 f"{folder.holder}: {error.strerror}.", f"{remedy}, then run the same command again."
             ) from None
-        return
+        _clear(folder, me)
     raise UsageError(
         f"{folder.holder}: other launchers start and end in this run folder.",
         f"runner status {folder.root}",
     )
+
+
+def _create(path: Path, me: RunLock) -> bool:
+    """Creates the lock with its content in one step; whether there was none.
+
+    Nobody sees a lock without content: a launcher that was slow to write it would be taken for one
+    that was killed before it wrote.
+    """
+    own = path.with_name(f"{path.name}.{me.host}.{me.pid}.{threading.get_native_id()}")
+    try:
+        own.write_text(json.dumps(asdict(me)), encoding="utf-8")
+        with suppress(OSError):  # NFS may report a link that it made as a failure
+            os.link(own, path)
+        if own.stat().st_nlink > 1:
+            return True
+        if path.exists() or _has_hard_links(own):
+            return False
+        return _create_in_two_steps(path, me)
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _has_hard_links(own: Path) -> bool:
+    """Whether the disk of a file has hard links. Some disks of other systems have none."""
+    trial = own.with_name(f"{own.name}.link")
+    try:
+        os.link(own, trial)
+    except OSError:
+        return False
+    trial.unlink(missing_ok=True)
+    return True
+
+
+def _create_in_two_steps(path: Path, me: RunLock) -> bool:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(me)))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 def _clear(folder: RunFolder, me: RunLock) -> None:
@@ -153,18 +194,24 @@ def _clear(folder: RunFolder, me: RunLock) -> None:
         why = _why_gone(holder, me, folder)
         if not why:
             raise _refused(folder, holder, me)
-    # Renamed first: a launcher that starts at the same time must not remove our new file.
-    aside = folder.holder.with_name(f"{folder.holder.name}.{me.host}.{me.pid}")
+    # One launcher at a time: between its second look and its removal nobody else can remove the old
+    # lock, so it never removes the new lock of another launcher that came at the same time.
+    clearing = folder.holder.with_name(f"{folder.holder.name}.clearing")
     try:
-        folder.holder.rename(aside)
-    except FileNotFoundError:
+        os.close(os.open(clearing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        if _age_s(clearing) > _CLEARING_S:
+            clearing.unlink(missing_ok=True)
+        time.sleep(0.3)
         return
-    if _read(aside) != holder:
-        with suppress(OSError):
-            os.link(aside, folder.holder)
-    elif holder is not None:
-        say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")
-    aside.unlink(missing_ok=True)
+    try:
+        if _read(folder.holder) != holder:
+            return
+        folder.holder.unlink(missing_ok=True)
+        if holder is not None:
+            say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")
+    finally:
+        clearing.unlink(missing_ok=True)
 
 
 def _refused(folder: RunFolder, holder: RunLock, me: RunLock) -> UsageError:

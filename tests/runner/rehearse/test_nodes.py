@@ -52,7 +52,7 @@ def test_too_little_locked_memory_for_infiniband_is_named(tmp_path: Path) -> Non
     assert look.check_locked_memory(devices, 2**23) == []  # there is none
     (devices / "mlx5_0").mkdir(parents=True)
     (finding,) = look.check_locked_memory(devices, 2**23)
-    assert "8.4 MB" in finding.message and "memlock unlimited" in finding.remedy
+    assert "8.39 MB" in finding.message and "memlock unlimited" in finding.remedy
     assert look.check_locked_memory(devices, -1) == []  # no limit
 
 

@@ -130,7 +130,7 @@ def test_ctrl_c_says_how_to_go_on(slow_laptop: Laptop) -> None:
     assert running.returncode == 5
     assert "Run the same command again" in errors and "Traceback" not in errors
     complete, unfinished = what_is_here(laptop.bundle)
-    assert unfinished["data/models/tiny-bert/model.safetensors"] >= 5_000_000
+    assert unfinished["data/models/tiny-bert/model.safetensors"] >= 4_000_000
     laptop.hub.forget_requests()
     laptop.fetched()
     check_nothing_fetched_twice(laptop.hub, complete, unfinished)
@@ -152,7 +152,7 @@ def test_its_end_does_not_wait_for_a_server_that_says_nothing(
         running = start(laptop, HF_HUB_DOWNLOAD_TIMEOUT="300")
         assert wait_until(lambda: bytes_here(laptop.bundle) >= 1_000_000, running)
         running.send_signal(number)
-        _, errors = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=120)
     assert (
         running.returncode == code
         and "Run the same command again" in errors
