@@ -90,7 +90,7 @@ def choose(run: Run, wanted: str | None) -> Evaluation:
         step = best_step(run.folder.checkpoints)
         name = None if step is None else f"step-{step}"
     if name not in found:
-        what = "a best checkpoint (checkpoint.best: true keeps it)" if wanted == "best" else wanted
+        what = "best checkpoint (checkpoint.best: true keeps it)" if wanted == "best" else wanted
         raise UsageError(
             f"{run.folder.checkpoints}: there is no {what}.",
             suggest(str(wanted), found) or f"There are: {', '.join(found)}.",
