@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from runner.cli import rehearse, start, tools, watch
+from runner.cli import evaluate, rehearse, start, tools, watch
 from runner.errors import CommandGroup, __version__
 
 _SECTIONS = {
     "Login node": ("init", "check", "rehearse", "prepare", "submit"),
-    "Job, or one machine": ("train", "exec", "bench"),
+    "Job, or one machine": ("train", "evaluate", "exec", "bench"),
     "During and after": ("status", "logs", "report"),
 }
 
@@ -36,6 +36,7 @@ def main() -> None:
 
 for command in (start.check, rehearse.rehearse, start.prepare, start.submit, start.train):
     main.add_command(command)
+main.add_command(evaluate.evaluate)
 for command in (watch.status, watch.logs, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):

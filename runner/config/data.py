@@ -104,9 +104,15 @@ class PackingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When the validation split is read: per epoch or number of steps, and always at the end."""
+    """When the validation split is read: per epoch or number of steps, and always at the end.
+
+    Attributes:
+        every: steps, or `epoch`.
+        patience: the run ends after this many evaluations in a row without a lower validation loss.
+    """
 
     every: int | Literal["epoch"] = setting("epoch", "and at the end", at_least=1)
+    patience: int | None = setting(None, "the run makes all its steps", at_least=1)
 
 
 def format_columns(text: str) -> list[str]:

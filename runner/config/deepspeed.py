@@ -26,6 +26,7 @@ PLAIN_KEYS = {
     "optimizer.params.lr": "optimizer.lr",
     "optimizer.params.betas": "optimizer.betas",
     "optimizer.params.eps": "optimizer.eps",
+    "optimizer.params.momentum": "optimizer.momentum",
     "optimizer.params.weight_decay": "optimizer.weight_decay",
 }
 SEVERAL = {
@@ -41,6 +42,7 @@ RUN_FILE_KEYS = (
     "schedule.name",
     "schedule.warmup",
 )
+TYPES = {"Adam": "adamw", "AdamW": "adamw", "SGD": "sgd"}
 FROM_ZERO = ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio")
 REPORTERS = ("wandb", "comet")
 SECTIONS = (
@@ -222,9 +224,10 @@ def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
 def _check_supported(theirs: Mapping[str, Any], path: Path, mistakes: Mistakes) -> None:
     kind = (theirs.get("optimizer") or {}).get("type", "AdamW")
     with mistakes:
-        if kind not in ("Adam", "AdamW", "auto"):
+        if kind not in TYPES and kind != "auto":
             raise UsageError(
-                f"{path}: optimizer.type {kind} is not supported by this version.", "Use AdamW."
+                f"{path}: optimizer.type {kind} is not supported by this version.",
+                "Use AdamW or SGD; or remove `optimizer` and set optimizer.name in the run file.",
             )
     zero = theirs.get("zero_optimization") or {}
     with mistakes:
@@ -261,24 +264,21 @@ def _read_optimizer(
     optimizer = rest.pop("optimizer", None)
     if optimizer is None:
         return
-    if optimizer.get("type", "auto") != "auto":
-        found["optimizer.name"] = ("optimizer.type", "adamw")
-    if "optimizer.weight_decay" not in {*found, *elsewhere}:
-        found["optimizer.weight_decay"] = ("optimizer.params.weight_decay", 0.0)
-        notes.append(
-            (
-                "optimizer.weight_decay",
-                0.0,
-                f"DeepSpeed's default: {path.name} names an optimizer and no weight_decay",
-            )
-        )
+    kind = optimizer.get("type", "auto")
+    if kind in TYPES:
+        found["optimizer.name"] = ("optimizer.type", TYPES[kind])
+    for key in ("weight_decay", *(["momentum"] if kind == "SGD" else [])):
+        if f"optimizer.{key}" not in {*found, *elsewhere}:
+            found[f"optimizer.{key}"] = (f"optimizer.params.{key}", 0.0)
+            reason = f"DeepSpeed's default: {path.name} names an optimizer and no {key}"
+            notes.append((f"optimizer.{key}", 0.0, reason))
     for key, value in (optimizer.get("params") or {}).items():
         if value != "auto" and (key, value) != ("adam_w_mode", True):
             notes.append(
                 (
                     f"optimizer.params.{key}",
                     "left out",
-                    "torch's AdamW is used, which has no such setting",
+                    "torch's optimizer is used, without this setting",
                 )
             )
 

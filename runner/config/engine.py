@@ -14,6 +14,7 @@ ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
 OPTIMIZERS = {
     "adamw": ANY_ENGINE,
     "lion": ANY_ENGINE,
+    "sgd": ANY_ENGINE,
     "adafactor": ("ddp",),
     "adamw_8bit": ("ddp",),
     "paged_adamw_8bit": ("ddp",),
@@ -29,14 +30,26 @@ KEYS_OF_ENGINES: dict[str, dict[str, object]] = {
 class OptimizerConfig:
     """The optimizer. `clip` is the largest global gradient norm; 0: no clipping."""
 
-    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion"] = setting(
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion", "sgd"] = setting(
         "adamw", "what these models were trained with"
     )
     lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
     betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
     eps: float = setting(1.0e-8, "Adam's own", above=0)
+    momentum: float = setting(0.9, "sgd only: the usual one", at_least=0, below=1)
     weight_decay: float = setting(0.01, "as BERT; never on biases and norms", at_least=0)
     clip: float = setting(1.0, "keeps one bad batch from spoiling the run", at_least=0)
+
+    @property
+    def kind(self) -> str:
+        """The name; without momentum, sgd has no state, so it is another one."""
+        plain = self.name == "sgd" and not self.momentum
+        return "sgd without momentum" if plain else self.name
+
+
+def keys_not_of(optimizer: str) -> tuple[str, ...]:
+    """Returns the keys of `optimizer` that mean nothing to this one, with their dots."""
+    return ("optimizer.betas", "optimizer.eps") if optimizer == "sgd" else ("optimizer.momentum",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +67,18 @@ class EngineConfig:
     wrap: dict[str, int | str] | None = setting(None, "fsdp only")
 
 
-def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines) -> None:
-    """Finds settings that the chosen engine does not support, and missing settings.
+def check_engine(
+    engine: EngineConfig, optimizer: OptimizerConfig, given: frozenset[str], lines: Lines
+) -> None:
+    """Finds settings that the chosen engine or optimizer does not support, and missing settings.
 
     All mistakes but the last are kept in `lines.mistakes`.
+
+    Args:
+        engine: the key `engine`.
+        optimizer: the key `optimizer`.
+        given: dotted keys that are not defaults.
+        lines: of the run file.
 
     Raises:
         UsageError: with file:line.
@@ -76,6 +97,7 @@ def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines)
         _check_offload(engine, lines)
     with lines.mistakes:
         _check_wrap(engine, lines)
+    _check_optimizers_own(optimizer, given, lines)
     able = OPTIMIZERS[optimizer.name]
     if engine.name not in able:
         raise UsageError(
@@ -83,6 +105,20 @@ def check_engine(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines)
             f"{engine.name} partitions.",
             f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
         )
+
+
+def _check_optimizers_own(optimizer: OptimizerConfig, given: frozenset[str], lines: Lines) -> None:
+    for key in keys_not_of(optimizer.name):
+        own = key.removeprefix("optimizer.")
+        # The default counts as not set: config.yaml of a run folder has every key.
+        set_ = key in given and getattr(optimizer, own) != getattr(OptimizerConfig(), own)
+        with lines.mistakes:
+            if set_:
+                other = "adamw" if optimizer.name == "sgd" else "sgd"
+                raise UsageError(
+                    f"{lines.place('optimizer', own)}: {optimizer.name} has no {own}.",
+                    f"Remove it, or set optimizer.name: {other}.",
+                )
 
 
 def _check_offload(engine: EngineConfig, lines: Lines) -> None:

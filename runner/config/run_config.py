@@ -24,7 +24,13 @@ from runner.config.data import (
     check_datasets,
     unused_keys,
 )
-from runner.config.engine import KEYS_OF_ENGINES, EngineConfig, OptimizerConfig, check_engine
+from runner.config.engine import (
+    KEYS_OF_ENGINES,
+    EngineConfig,
+    OptimizerConfig,
+    check_engine,
+    keys_not_of,
+)
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
@@ -101,7 +107,7 @@ class CheckpointConfig:
     """When checkpoints are written, and how many are kept.
 
     Attributes:
-        every: a number of steps, or a time (`10 min`). One more is written at the end.
+        every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
         keep: how many of the newest are kept.
         best: whether the one with the lowest validation loss is kept too.
         asynchronous: whether checkpoints are written while training continues.
@@ -114,7 +120,7 @@ class CheckpointConfig:
 
     @property
     def seconds(self) -> float | None:
-        """The time between two checkpoints; None: it is a number of steps."""
+        """The time between two checkpoints; None: steps or epochs say when."""
         match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
         if match is None:
             return None
@@ -181,6 +187,7 @@ class RunConfig:
     batch: BatchConfig = setting(BatchConfig)
     optimizer: OptimizerConfig = setting(OptimizerConfig)
     schedule: ScheduleConfig = setting(ScheduleConfig)
+    label_smoothing: float = setting(0.0, "the labels as they are", at_least=0, below=1)
     precision: Literal["auto", "bf16", "fp16", "fp32"] = setting(
         "auto", "bf16 where the device has it, then fp16"
     )
@@ -241,6 +248,7 @@ class RunConfig:
         """Returns every default in use with its reason, in the file's order; then `notes`."""
         skip = {note.key for note in self.notes} | set(unused_keys(self.task))
         skip |= {"slurm", "steps" if self.steps is None else "epochs"}
+        skip |= set(keys_not_of(self.optimizer.name))
         skip |= {
             f"engine.{key}"
             for name, keys in KEYS_OF_ENGINES.items()
@@ -339,11 +347,12 @@ def _check_bundle_id(config: RunConfig, lines: Lines) -> None:
 
 
 def _check_interval(config: RunConfig, lines: Lines) -> None:
-    if isinstance(config.checkpoint.every, str) and not config.checkpoint.seconds:
+    every = config.checkpoint.every
+    if isinstance(every, str) and every != "epoch" and not config.checkpoint.seconds:
         raise UsageError(
-            f"{lines.place('checkpoint', 'every')}: `{config.checkpoint.every}` "
-            "is neither steps nor a time.",
-            "For instance: every: 500, or every: 10 min",
+            f"{lines.place('checkpoint', 'every')}: `{every}` "
+            "is neither steps nor a time nor `epoch`.",
+            "For instance: every: 500, every: 10 min, or every: epoch",
         )
 
 
@@ -407,7 +416,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("schedule",), _check_schedule),
     (
         ("engine", "optimizer"),
-        lambda config, lines: check_engine(config.engine, config.optimizer, lines),
+        lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),
     ),
 )
 

@@ -21,7 +21,14 @@ from runner.plan.shapes import Device, ModelShape, human_parameters
 # arXiv:1910.02054, 3.1, with wider gradients); otherwise weights and gradients are float32.
 WIDE = 4
 # Bytes per parameter that the optimizer's moments take on the device.
-MOMENT_BYTES = {"adamw": 8, "lion": 4, "adafactor": 0, "adamw_8bit": 2, "paged_adamw_8bit": 0}
+MOMENT_BYTES = {
+    "adamw": 8,
+    "lion": 4,
+    "sgd": 4,
+    "adafactor": 0,
+    "adamw_8bit": 2,
+    "paged_adamw_8bit": 0,
+}
 SHARE_FOR_STATE = 0.7  # of a device's memory; the rest is for activations and fragmentation
 
 
@@ -97,7 +104,7 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
     on_host = trained * sum(state_parts(config)) // world_size
     for offload in ("none", "cpu"):
         if offload == "cpu" and (
-            device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion")
+            device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion", "sgd")
         ):
             continue
         for stage in (1, 2) if config.quantization else (1, 2, 3):
@@ -215,7 +222,10 @@ class StateParts(NamedTuple):
 
 def state_parts(config: RunConfig) -> StateParts:
     """Returns the bytes per parameter, for this run's engine, precision and optimizer."""
-    moments = MOMENT_BYTES[config.optimizer.name]
+    optimizer = config.optimizer
+    moments = MOMENT_BYTES[optimizer.name]
+    if optimizer.name == "sgd" and not optimizer.momentum:
+        moments = 0
     if config.engine.name == "deepspeed" and config.precision != "fp32":
         return StateParts(2, WIDE, WIDE + moments)
     return StateParts(WIDE, WIDE, moments)

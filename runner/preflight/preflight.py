@@ -120,6 +120,7 @@ def examine(
     with found.keeping():
         _check_writable(folder)
     found.attempt(_check_installed, config)
+    found.attempt(_check_patience, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
     found.lines += [verified] if verified else []
@@ -358,6 +359,15 @@ def _check_installed(config: RunConfig) -> None:
                 f"{config.path}: {key} needs {package}, which is not installed.",
                 f"pip install {package}",
             )
+
+
+def _check_patience(config: RunConfig, inputs: Inputs) -> None:
+    """Checks that a run that may end early has something to evaluate on."""
+    if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
+        raise UsageError(
+            f"{config.path}: evaluation.patience needs a validation split, and none is read.",
+            "Set dataset.validation to a split of the dataset, or remove evaluation.patience.",
+        )
 
 
 def _check_verified(config: RunConfig, inputs: Inputs) -> str:

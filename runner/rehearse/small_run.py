@@ -67,6 +67,7 @@ def small_run(
         epochs=None,
         environment=None,
         checkpoint=replace(config.checkpoint, every=1, keep=1),
+        evaluation=replace(config.evaluation, patience=None),
     )
     if config.model.folder is not None and model is not run.inputs.model:
         config = replace(config, model=replace(config.model, init="pretrained"))

@@ -17,7 +17,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.inputs import Inputs
 
-STATE = "state.json"
+STATE, BEST = "state.json", "best.json"
 MAY_BE_ABSENT = ("lora", "quantization")
 """Keys of a signature that are absent if the feature is not used."""
 _START_AGAIN = "start again: give the run another name or another --output"
@@ -34,6 +34,9 @@ class TrainingState:
         engine: the engine that wrote it.
         signature: what must be equal when it is read: model, data, batch, seed.
         evaluation_due: a stop signal came before the evaluation of this step.
+        lowest: the lowest validation loss so far; None: there was no evaluation.
+        lowest_step: its step.
+        without_gain: evaluations since.
     """
 
     step: int
@@ -43,6 +46,9 @@ class TrainingState:
     signature: dict[str, Any]
     evaluation_due: bool = False
     engine: str = "deepspeed"
+    lowest: float | None = None
+    lowest_step: int = 0
+    without_gain: int = 0
 
 
 def read_state(folder: Path) -> TrainingState:
@@ -89,7 +95,7 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
         "data": data,
         "batch.global": total,
         "seed": config.seed,
-        "optimizer": config.optimizer.name,
+        "optimizer": config.optimizer.kind,
         "lora": config.lora.describe() if config.lora else None,
         "quantization": config.quantization.describe() if config.quantization else None,
     }
@@ -243,3 +249,19 @@ def _not_this_run(folder: Path, key: str, before: object, after: object) -> Usag
         f"{folder}: this checkpoint was made with {key} {before}; the run now has {after}.",
         f"Resume with {key} {before}, or {_START_AGAIN}{more}",
     )
+
+
+def read_best(folder: Path) -> tuple[int, float] | None:
+    """The best step and its validation loss, if noted and its checkpoint was written."""
+    try:
+        document = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        step, value = int(document["step"]), float(document["validation_loss"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (step, value) if (folder / f"step-{step}").is_dir() else None
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of the best checkpoint, if it is known and there."""
+    found = read_best(folder)
+    return None if found is None else found[0]

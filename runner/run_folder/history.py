@@ -24,7 +24,7 @@ from runner.errors import (
     suggest_path,
 )
 from runner.run_folder.checkpoints import read_state
-from runner.run_folder.layout import EXPORTED, RunFolder
+from runner.run_folder.layout import ENDED_EARLY, EXPORTED, RunFolder
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a larger config.yaml or environment.json is not ours
 LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
@@ -62,10 +62,19 @@ class History:
 
     @property
     def num_steps(self) -> int | None:
-        """How many steps the run asks for; None if that is not recorded."""
+        """How many steps the run asks for, or made before it ended early; None: not recorded."""
+        if self.ended_early is not None:
+            return self.ended_early
         steps = self.facts.get("num_steps", self.settings.get("steps"))
         is_number = isinstance(steps, int) and not isinstance(steps, bool)
         return steps if is_number and steps > 0 else None
+
+    @property
+    def ended_early(self) -> int | None:
+        """The step at which `evaluation.patience` ended the run; None if it did not."""
+        step = self.facts.get(ENDED_EARLY)
+        is_last = bool(self.steps) and step == self.steps[-1]["step"]
+        return step if isinstance(step, int) and is_last else None
 
     @property
     def last_job(self) -> int | None:
@@ -158,6 +167,11 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
     asked = settings_of(config)
     same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
     wanted = config.steps or (history.num_steps if same else None)
+    if history.ended_early is not None:
+        patience = "evaluation.patience"
+        if history.settings.get(patience) != asked.get(patience):
+            return None
+        wanted = history.ended_early
     done = int(history.steps[-1]["step"]) if history.steps else 0
     if wanted is None or done < wanted or not history.has_exported_its_last_step:
         return None

@@ -180,19 +180,32 @@ null: `model/` is older than the run. Absent: an older version wrote the folder.
 """
 
 
+ENDED_EARLY = "ended_early"
+"""In `environment.json`: the step at which `evaluation.patience` ended the run, if it did."""
+
+
 def exported(folder: RunFolder) -> dict[str, Any]:
-    """The recorded export step, to keep it when the record is rewritten; empty if there is none."""
+    """What `note_export` recorded, to keep it when the record is rewritten; empty if nothing."""
     try:
         found = json.loads(folder.environment.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {EXPORTED: found[EXPORTED]} if isinstance(found, dict) and EXPORTED in found else {}
+    known = found if isinstance(found, dict) else {}
+    return {key: known[key] for key in (EXPORTED, ENDED_EARLY) if key in known}
 
 
-def note_export(folder: RunFolder, step: int | None) -> None:
-    """Records the step after which `model/` was exported; None: `model/` is older than the run."""
+def note_export(folder: RunFolder, step: int | None, *, early: bool = False) -> None:
+    """Records the step after which `model/` was exported.
+
+    Args:
+        folder: of the run.
+        step: None: `model/` is older than the run.
+        early: whether the run ended there, before all its steps.
+    """
     found = json.loads(folder.environment.read_text(encoding="utf-8"))
-    write_json(folder.environment, {**found, EXPORTED: step})
+    found.pop(ENDED_EARLY, None)
+    ended = {ENDED_EARLY: step} if early else {}
+    write_json(folder.environment, {**found, EXPORTED: step, **ended})
 
 
 def _version(package: str) -> str | None:

@@ -268,7 +268,8 @@ def _state_at_rest(history: History) -> tuple[str, str]:
     """The state of a run that does not run, and a line on it."""
     done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
     if wanted is not None and done >= wanted and history.has_exported_its_last_step:
-        return "finished", f"its model: {history.folder.model}"
+        early = "" if history.ended_early is None else "ended early (evaluation.patience); "
+        return "finished", f"{early}its model: {history.folder.model}"
     if not history.steps and not history.checkpoints:
         if not any(history.folder.logs.glob("*")):
             return "stopped", "it never began: there is no log"

@@ -120,6 +120,9 @@ class Trainer:
     is_time_to_save: bool = False
     skipped: int = 0
     was_finished: bool = False
+    lowest: float | None = None
+    lowest_step: int = 0
+    without_gain: int = 0
     warm: frozenset[str] = frozenset()
     totals: Totals | None = None
     unsettled: Unsettled | None = None
@@ -137,7 +140,9 @@ class Trainer:
             check_not_past_the_end(state.step, self.num_steps, path)
             self.engine.load(path)
             self.step, self.evaluation_due = state.step, state.evaluation_due
-            if self.step == self.num_steps and self.ranks.gather(self.is_exported())[0]:
+            self.lowest, self.lowest_step = state.lowest, state.lowest_step
+            self.without_gain = state.without_gain
+            if self.is_at_end() and self.ranks.gather(self.is_exported())[0]:
                 self.was_finished, self.evaluation_due = True, False
         if self.ranks.is_first and not self.was_finished:
             # After a kill from here on, model/ does not belong to this run.
@@ -164,21 +169,21 @@ class Trainer:
         """
         if self.evaluation_due:
             self.evaluate()
-        while self.step < self.num_steps and not self.should_stop:
+        while not self.is_at_end() and not self.should_stop:
             self.train_step()
             self.evaluation_due = self.is_evaluation_time()
-            at_end = self.step == self.num_steps
-            is_due = self.checkpoints.is_due(self.step)
-            if self.should_stop or self.is_time_to_save or self.evaluation_due or at_end or is_due:
+            is_due = self.checkpoints.is_due(self.step, ends_epoch=self.ends_epoch())
+            if self.should_stop or self.is_time_to_save or self.evaluation_due or is_due:
                 self.read_sums()
             if self.evaluation_due and not self.should_stop:
                 self.evaluate()
+            at_end = self.is_at_end()
             if self.should_stop or self.is_best or self.is_time_to_save or at_end or is_due:
                 self.save()
         self.ahead.close()
         self.heartbeat.beat("save")
         self.checkpoints.finish()
-        finished = self.step >= self.num_steps and not self.evaluation_due
+        finished = self.is_at_end() and not self.evaluation_due
         if not finished:
             self.request_continuation()
         return finished
@@ -331,12 +336,36 @@ class Trainer:
         every = self.config.evaluation.every
         if self.step == self.num_steps:
             return True
-        if every != "epoch":
-            return self.step % every == 0
+        return self.ends_epoch() if every == "epoch" else self.step % every == 0
+
+    def ends_epoch(self) -> bool:
+        """Whether an epoch ended in the step before."""
         before, now = (
             (step * self.plan.total) // len(self.order) for step in (self.step - 1, self.step)
         )
         return now > before
+
+    def ends_early(self) -> bool:
+        """Whether `evaluation.patience` is used up."""
+        patience = self.config.evaluation.patience
+        return patience is not None and self.without_gain >= patience
+
+    def is_at_end(self) -> bool:
+        """Whether no step is left to make."""
+        return self.step >= self.num_steps or self.ends_early()
+
+    def note_loss(self, loss: float) -> None:
+        """Counts the evaluations without a lower loss; prints when there are too many."""
+        if self.lowest is None or loss < self.lowest:
+            self.lowest, self.lowest_step, self.without_gain = loss, self.step, 0
+            return
+        self.without_gain += 1
+        if self.ends_early() and self.step < self.num_steps:
+            self.observer.say(
+                f"the run ends early: no lower validation loss in "
+                f"{human_count(self.without_gain, 'evaluation')} since step {self.lowest_step} "
+                f"({self.lowest:.4f})  (evaluation.patience)"
+            )
 
     def evaluate(self) -> None:
         """Evaluates on the validation split.
@@ -362,6 +391,7 @@ class Trainer:
             self.heartbeat.beat("save")
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
             self.check_finite("validation loss", found["validation_loss"], step=self.step)
+            self.note_loss(found["validation_loss"])
             self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
 
     def save(self) -> None:
@@ -411,7 +441,7 @@ class Trainer:
                 self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics)
             )
             export(self.task.model, weights, lora, self.companions, card, self.folder.model)
-            note_export(self.folder, self.step)
+            note_export(self.folder, self.step, early=self.step < self.num_steps)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 
@@ -427,5 +457,14 @@ class Trainer:
         constant = signature(self.config, self.inputs, self.data, plan.total)
         engine, due = self.config.engine.name, self.evaluation_due
         return TrainingState(
-            self.step, plan.world_size, plan.zero, plan.precision, constant, due, engine
+            self.step,
+            plan.world_size,
+            plan.zero,
+            plan.precision,
+            constant,
+            due,
+            engine,
+            self.lowest,
+            self.lowest_step,
+            self.without_gain,
         )

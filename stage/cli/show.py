@@ -16,6 +16,9 @@ from stage.util.files import human_count, human_size
 from stage.verify.receipt import find_damage, state_folder
 from stage.verify.signature import check_signature, signed_by
 
+LARGEST_CARD = 2**20
+"""Bytes of a model card that is read."""
+
 
 def describe(root: Path, signers: Path | None = None) -> str:
     """The text of `stage show`.
@@ -39,6 +42,11 @@ def describe(root: Path, signers: Path | None = None) -> str:
         lines.append(f"damaged: {findings}: {known.describe(time.time())}: {known.written}")
     for asset in bundle.lock.assets.values():
         lines += ["", *_asset_lines(asset)]
+        if trained := _trained(root, asset):
+            lines.insert(
+                -1, f"  trained  by the run {trained['run']}, in bundle {trained['bundle']}"
+            )
+            lines[-1:-1] = [f"           {source}" for source in trained["made_from"]]
     return "\n".join(lines)
 
 
@@ -81,6 +89,33 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
             f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)"
         )
     return lines
+
+
+def _trained(root: Path, asset: LockedAsset) -> dict[str, Any] | None:
+    """What the card of a model that `runner train` exported says of its origin; else None."""
+    card = root / asset.folder / "README.md"
+    ours = {file.path: file.size for file in asset.files}
+    size = ours.get(f"{asset.folder}/README.md")
+    if asset.source.commit or size is None or size > LARGEST_CARD:
+        return None
+    from stage.util.yaml_lines import split_card
+
+    try:
+        found = split_card(card.read_text(encoding="utf-8", errors="replace"))[0].get("airlift")
+    except OSError:
+        return None  # `stage verify` reports it
+    if not isinstance(found, dict):
+        return None
+    sources = found.get("made_from")
+    return {
+        "run": _one_line(found.get("run")),
+        "bundle": _one_line(found.get("bundle")),
+        "made_from": [_one_line(text) for text in sources] if isinstance(sources, list) else [],
+    }
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())
 
 
 def _relation_lines(asset: LockedAsset) -> Iterator[str]:
@@ -138,7 +173,10 @@ def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
         "bytes": bundle.lock.size,
         "signed": (root / layout.SIGNATURE).exists(),
         "signer": check_signature(root, signers).to_json() if signers is not None else None,
-        "assets": {name: _asset_json(asset) for name, asset in bundle.lock.assets.items()},
+        "assets": {
+            name: {**_asset_json(asset), "trained": _trained(root, asset)}
+            for name, asset in bundle.lock.assets.items()
+        },
     }
 
 

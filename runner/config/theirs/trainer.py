@@ -16,6 +16,7 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "learning_rate": ("optimizer.lr", float),
     "weight_decay": ("optimizer.weight_decay", float),
     "adam_epsilon": ("optimizer.eps", float),
+    "label_smoothing_factor": ("label_smoothing", float),
     "max_grad_norm": ("optimizer.clip", float),
     "num_train_epochs": ("epochs", float),
     "gradient_checkpointing": ("activation_checkpointing", is_true),
@@ -33,6 +34,7 @@ OPTIMIZERS = {
     "paged_adamw_8bit": "paged_adamw_8bit",
     "adafactor": "adafactor",
     "lion_32bit": "lion",
+    "sgd": "sgd",
 }
 SCHEDULES = {
     "linear": "linear",
@@ -118,6 +120,8 @@ def _optimizer(found: Found, rest: dict[str, Any]) -> None:
         value = rest.pop(theirs, None)
         if value in names:
             found.take(key, names[value], theirs, value)
+            if value == "sgd":
+                found.take("optimizer.momentum", 0.0, "optim", "torch's own default")
         elif value is not None:
             found.leave(
                 theirs, value, f"{key} is one of {', '.join(dict.fromkeys(names.values()))}"
@@ -145,9 +149,9 @@ def _checkpoints(found: Found, rest: dict[str, Any]) -> None:
         ("eval_strategy", "eval_steps", "evaluation.every"),
     ):
         strategy, steps = rest.pop(theirs, None), rest.pop(number, None)
-        if strategy == "epoch" and key == "evaluation.every":
+        if strategy == "epoch":
             found.take(key, "epoch", theirs, strategy)
-        elif strategy in ("epoch", "best"):
+        elif strategy == "best":
             found.leave(theirs, strategy, f"{key} is a number of steps, or a time")
         elif steps is not None and float(steps) >= 1 and strategy != "no":
             found.take(key, int(steps), number, steps)

@@ -39,6 +39,8 @@ def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         )
     if config.name == "lion":
         return Lion(groups, lr=config.lr, betas=config.betas)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     if config.name == "adafactor":
         from transformers import Adafactor
 

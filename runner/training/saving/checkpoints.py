@@ -15,7 +15,13 @@ from typing import Any
 
 from runner.config.run_config import CheckpointConfig
 from runner.errors import DamageError
-from runner.run_folder.checkpoints import TrainingState, newest_first, read_state
+from runner.run_folder.checkpoints import (
+    BEST,
+    TrainingState,
+    newest_first,
+    read_best,
+    read_state,
+)
 from runner.training.components.asynchronous import Background
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
@@ -33,7 +39,6 @@ from runner.training.saving.atomic_folder import (
     write_synced,
 )
 
-BEST = "best.json"
 RETRY_AFTER_S = 10.0
 """A server of Lustre or NFS that fails over is back after seconds, or after many minutes."""
 
@@ -61,14 +66,15 @@ class Checkpoints:
         self._background = Background()
         self._unreported: list[str] = []
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, *, ends_epoch: bool = False) -> bool:
         """Whether to write a checkpoint after this step, by its number."""
-        return isinstance(self._config.every, int) and step % self._config.every == 0
+        every = self._config.every
+        return step % every == 0 if isinstance(every, int) else every == "epoch" and ends_epoch
 
     def is_time(self) -> bool:
         """Whether to write a checkpoint now, by this rank's clock. One rank decides for all."""
-        by_step = isinstance(self._config.every, int)
-        return not by_step and self._now() - self._saved_at >= (self._config.seconds or 0)
+        seconds = self._config.seconds
+        return seconds is not None and self._now() - self._saved_at >= seconds
 
     def mark_best(self, step: int, value: float) -> bool:
         """Notes the validation loss of a step.
@@ -81,7 +87,7 @@ class Checkpoints:
         """
         if self._config.best:
             self.finish()  # the best one so far counts only when it is whole
-        known = self._ranks.gather(_read_best(self._folder))[0]
+        known = self._ranks.gather(read_best(self._folder))[0]
         # A best step that is still to come was damaged, and skipped.
         is_best = self._config.best and (known is None or known[0] >= step or value < known[1])
         if is_best and self._ranks.is_first:
@@ -174,7 +180,7 @@ class Checkpoints:
         """
         (self._folder / LATEST).write_text(f"step-{newest}\n")
         torn = [path for suffix in (".tmp", GONE) for path in self._folder.glob(f"step-*{suffix}")]
-        best = _read_best(self._folder) if self._config.best else None
+        best = read_best(self._folder) if self._config.best else None
         by_step = {
             int(path.name.removeprefix("step-")): path for path in newest_first(self._folder)
         }
@@ -212,6 +218,11 @@ class Checkpoints:
             )
         return None
 
+    def examine(self, folder: Path) -> tuple[TrainingState | None, str | None]:
+        """The state of one checkpoint, or why it cannot be used."""
+        problem = self._problem_with(folder)
+        return (read_state(folder), None) if problem is None else (None, problem)
+
     def _problem_with(self, folder: Path) -> str | None:
         """Why a checkpoint cannot be used. The ranks hash it together; all get the same answer."""
         mine: str | None = None
@@ -244,13 +255,3 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"it cannot be read ({error})"
         return None
-
-
-def _read_best(folder: Path) -> tuple[int, float] | None:
-    """The best step and its validation loss, if noted and its checkpoint was written."""
-    try:
-        document = json.loads((folder / BEST).read_text(encoding="utf-8"))
-        step, value = int(document["step"]), float(document["validation_loss"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (step, value) if (folder / f"step-{step}").is_dir() else None

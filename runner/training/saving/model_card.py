@@ -66,7 +66,22 @@ def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         }
     if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
         found["datasets"] = names
-    return found | {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    # `stage show` prints it where the model is staged again.
+    origin = {
+        "run": config.name,
+        "bundle": inputs.bundle_id,
+        "made_from": [
+            f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs)
+        ],
+    }
+    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    return found | {"airlift": origin}
+
+
+def _sources(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """The first weights and the data, each with its commit."""
+    rows = [(what, text) for what, text, _ in _provenance(config, inputs)]
+    return ((what, text) for what, text in rows if what not in ("bundle", "validation data"))
 
 
 def _origin(config: RunConfig, model: ModelInput) -> str:
@@ -167,15 +182,21 @@ def _settings(
         f"{plan.total} per step: {plan.micro} at a time on each of {plan.world_size} ranks",
     )
     optimizer, schedule = config.optimizer, config.schedule
+    moments = (
+        f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}"
+        if optimizer.name != "sgd"
+        else f"momentum {optimizer.momentum:g}"
+    )
     yield (
         "optimizer",
         (
-            f"{optimizer.name}, lr {optimizer.lr:g}, "
-            f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}, "
+            f"{optimizer.name}, lr {optimizer.lr:g}, {moments}, "
             f"weight_decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}"
         ),
     )
     decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
+    if config.label_smoothing:
+        yield "label_smoothing", f"{config.label_smoothing:g}"
     yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
     yield "precision", plan.precision
     if config.lora is not None:

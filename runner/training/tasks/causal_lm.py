@@ -30,7 +30,9 @@ class CausalLM(language.LanguageTask):
         super().__init__(AutoModelForCausalLM, config, model)
         known = self.model.config.model_type in HEADS
         head = _output_embedding if known else None
-        self.module = language.Language(self.model, causal=True, head=head)
+        self.module = language.Language(
+            self.model, causal=True, head=head, smoothing=config.label_smoothing
+        )
 
     def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
         """Builds the labels: the sequence itself, where it is learned. Nothing is random.

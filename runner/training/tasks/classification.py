@@ -61,7 +61,7 @@ class Classification:
             pad_token_id=self._padding,
             **settings,
         )
-        self.module: nn.Module = Classify(self.model, len(self.names))
+        self.module: nn.Module = Classify(self.model, len(self.names), config.label_smoothing)
         self.note = f"{origin}; {len(self.names)} classes"
 
     def collate(self, rows: LabelledRows, samples: list[Sample]) -> Batch:
@@ -102,17 +102,22 @@ class Classify(nn.Module):
     Args:
         model: the transformers model.
         num_classes: of its head.
+        smoothing: of the labels, in training.
     """
 
-    def __init__(self, model: Any, num_classes: int) -> None:
+    def __init__(self, model: Any, num_classes: int, smoothing: float = 0.0) -> None:
         super().__init__()
-        self.model, self.num_classes = model, num_classes
+        self.model, self.num_classes, self._smoothing = model, num_classes, smoothing
 
     def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """The loss summed over all labels that are not `IGNORED`: a float32 scalar."""
         logits = self.model(**inputs).logits.float()
         loss = cross_entropy(
-            logits.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED
+            logits.flatten(0, -2),
+            labels.flatten(),
+            reduction="sum",
+            ignore_index=IGNORED,
+            label_smoothing=self._smoothing if self.training else 0.0,
         )
         if self.training:
             return loss

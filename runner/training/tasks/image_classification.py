@@ -57,7 +57,9 @@ class ImageClassification:
             if "image_size" in model.settings
             else facts.side
         )
-        self.module: nn.Module = _Classify(self.model, side, mean, deviation)
+        self.module: nn.Module = _Classify(
+            self.model, side, mean, deviation, config.label_smoothing
+        )
         scaled = f" (scaled to {side} on the device)" if side != facts.side else ""
         self.note = (
             f"{origin}; {facts.num_classes} classes; {facts.side} pixels{scaled}, "
@@ -116,9 +118,15 @@ def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[
 
 class _Classify(nn.Module):
     def __init__(
-        self, model: Any, side: int, mean: tuple[float, ...], deviation: tuple[float, ...]
+        self,
+        model: Any,
+        side: int,
+        mean: tuple[float, ...],
+        deviation: tuple[float, ...],
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        self._smoothing = smoothing
         self.model, self._side, self._scale = model, side, torch.tensor([mean, deviation])
 
     def forward(self, labels: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
@@ -131,7 +139,10 @@ class _Classify(nn.Module):
                 scaled, (self._side, self._side), mode="bilinear", align_corners=False
             )
         logits = self.model(pixel_values=scaled.to(self.model.dtype)).logits.float()
-        loss = cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
+        smoothing = self._smoothing if self.training else 0.0
+        loss = cross_entropy(
+            logits, labels, reduction="sum", ignore_index=-100, label_smoothing=smoothing
+        )
         if self.training:
             return loss
         return torch.stack([loss, (logits.argmax(-1) == labels).sum().float()])

@@ -107,13 +107,20 @@ class Language(nn.Module):
         causal: whether a token sees only those before it, and predicts the next one.
         head: returns the part of the model that turns hidden states into logits, where it can be
             called alone; None: the model is called as a whole.
+        smoothing: of the labels, in training.
     """
 
     def __init__(
-        self, model: Any, *, causal: bool, head: Callable[[Any], nn.Module] | None = None
+        self,
+        model: Any,
+        *,
+        causal: bool,
+        head: Callable[[Any], nn.Module] | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         self.model, self._causal, self._head = model, causal, head
+        self._smoothing = smoothing
         from transformers import masking_utils
 
         masking_utils.find_packed_sequence_indices = _no_packed_sequences
@@ -141,7 +148,8 @@ class Language(nn.Module):
         if guessed is not None:
             hidden, labels = hidden.index_select(0, guessed), labels.index_select(0, guessed)
         vocabulary = self.model.config.get_text_config().vocab_size
-        return summed_cross_entropy(hidden, labels, head, LOGITS_AT_ONCE // vocabulary)
+        smoothing = self._smoothing if self.training else 0.0
+        return summed_cross_entropy(hidden, labels, head, LOGITS_AT_ONCE // vocabulary, smoothing)
 
     def model_inputs(
         self,
@@ -194,6 +202,7 @@ def summed_cross_entropy(
     labels: torch.Tensor,
     head: nn.Module | None = None,
     at_once: int = 0,
+    smoothing: float = 0.0,
 ) -> torch.Tensor:
     """Cross-entropy in float32, summed over the labels that are not `IGNORED`.
 
@@ -206,18 +215,23 @@ def summed_cross_entropy(
         labels: int64 (number,).
         head: hidden states -> logits.
         at_once: the most rows of a part; 0: no limit.
+        smoothing: `label_smoothing` of torch.
     """
     if not 0 < at_once < len(labels):
-        return _part_of_loss(hidden, labels, head)
+        return _part_of_loss(hidden, labels, head, smoothing)
     parts = [
-        checkpoint(_part_of_loss, *part, head, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(
+            _part_of_loss, *part, head, smoothing, use_reentrant=False, preserve_rng_state=False
+        )
         for part in zip(torch.split(hidden, at_once), torch.split(labels, at_once), strict=True)
     ]
     return torch.stack(parts).sum()
 
 
 def _part_of_loss(
-    hidden: torch.Tensor, labels: torch.Tensor, head: nn.Module | None
+    hidden: torch.Tensor, labels: torch.Tensor, head: nn.Module | None, smoothing: float
 ) -> torch.Tensor:
     logits = hidden if head is None else head(hidden)
-    return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)
+    return cross_entropy(
+        logits.float(), labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+    )

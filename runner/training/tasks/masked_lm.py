@@ -51,7 +51,9 @@ class MaskedLM(language.LanguageTask):
         kind = self.model.config.model_type
         self._head = HEADS.get(kind)
         head = partial(_part, name=self._head) if self._head else None
-        self.module = language.Language(self.model, causal=False, head=head)
+        self.module = language.Language(
+            self.model, causal=False, head=head, smoothing=config.label_smoothing
+        )
         self.logits_at_predictions = head is not None
         where = "masked positions only" if head else f"every position ({kind}: no known head)"
         self.note = f"{self.note}; logits at {where}"

@@ -35,7 +35,7 @@ class TokenClassification(Classification):
         super().__init__(AutoModelForTokenClassification, config, model, facts)
         self._has_spans = are_spans(self.names)
         if self._has_spans:
-            self.module = ClassifySpans(self.model, self.names)
+            self.module = ClassifySpans(self.model, self.names, config.label_smoothing)
         what = "spans" if self._has_spans else "words alone: the classes are no tags of spans"
         self.note = f"{self.note}; measured by {what}"
 
@@ -67,10 +67,11 @@ class ClassifySpans(Classify):
     Args:
         model: the transformers model.
         names: of the classes, for which `are_spans` is true.
+        smoothing: of the labels, in training.
     """
 
-    def __init__(self, model: object, names: Sequence[str]) -> None:
-        super().__init__(model, len(names))
+    def __init__(self, model: object, names: Sequence[str], smoothing: float = 0.0) -> None:
+        super().__init__(model, len(names), smoothing)
         self._tags = Tags(names)
 
     def measures(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -326,3 +326,15 @@ def test_all_mistakes_of_both_files_are_reported_at_once(tmp_path: Path) -> None
         "gradient_accumulation_steps must be",
     ):  # fmt: skip
         assert part in said, said
+
+
+def test_their_sgd_is_sgd_with_deepspeeds_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, '{"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}')
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.lr) == ("sgd", 0.1)
+    assert (optimizer.momentum, optimizer.weight_decay) == (0.0, 0.0)
+    theirs = '{"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}'
+    assert load(tmp_path, theirs).optimizer.momentum == 0.9
+    said = refused(tmp_path, theirs, "optimizer: {name: sgd, momentum: 0.5}\n")
+    assert "optimizer.params.momentum: 0.9, mine.yaml:5 says optimizer.momentum: 0.5" in said
+    assert "optimizer.type: sgd" in refused(tmp_path, theirs, "optimizer: {name: lion}\n")

@@ -163,7 +163,10 @@ def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
         ("optimizer: {name: adamw_8bit}", "Set engine.name: ddp, or optimizer.name: adamw"),
         ("schedule: {decay: 0.5}", "only the schedule wsd"),
         ("schedule: {name: wsd, decay: 1.5}", "neither a share below 1 nor whole steps"),
-        ("checkpoint: {every: often}", "`often` is neither steps nor a time"),
+        ("checkpoint: {every: often}", "`often` is neither steps nor a time nor `epoch`"),
+        ("optimizer: {name: sgd, betas: [0.9, 0.95]}", "sgd has no betas"),
+        ("optimizer: {momentum: 0.5}", "adamw has no momentum"),
+        ("label_smoothing: 1.0", "`label_smoothing` must be below 1"),
         ("checkpoint: {every: 0 min}", "`0 min` is neither steps nor a time"),
     ],
 )

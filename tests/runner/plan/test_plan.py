@@ -183,10 +183,11 @@ def test_offloading_leaves_memory_on_the_device(run_file: Path) -> None:
 
 
 def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
-    adamw, lion = (
-        state_needed(RunConfig.load(run_file, [f"optimizer.name={n}"]), BERT, 4)
-        for n in ("adamw", "lion")
+    adamw, lion, sgd, plain = (
+        state_needed(RunConfig.load(run_file, [f"optimizer={{name: {n}}}"]), BERT, 4)
+        for n in ("adamw", "lion", "sgd", "sgd, momentum: 0")
     )
+    assert sgd == lion and lion[0] - plain[0] == 4 * BERT.num_parameters
     assert adamw[0] - lion[0] == 4 * BERT.num_parameters
     assert adamw[3] - lion[3] == BERT.num_parameters
 

@@ -113,6 +113,10 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         CHAT | {"dataset": PAIR, "evaluation": {"every": 0}},
         ("`evaluation.every` must be at least 1",),
     ),
+    "patience with nothing to evaluate": (
+        CHAT | {"dataset": PAIR | {"validation": None}, "evaluation": {"patience": 2}},
+        ("evaluation.patience needs a validation split", "Set dataset.validation"),
+    ),
     "a weight of nothing": (
         CHAT | {"dataset": PAIR | {"weight": 0}},
         ("`dataset.weight` must be above 0",),

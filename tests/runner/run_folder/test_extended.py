@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runner.errors import UsageError
 from runner.launch.train import Run
 from runner.ranks.heartbeat import Heartbeat, read_pulse
 from runner.run_folder.history import describe_finished
@@ -36,12 +38,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
     """A rank that has resumed, and has made no step yet."""
+    run = Run.load(path, cluster.bundle, cluster.output(path.stem), ())
+    trainer = begun(run)
+    trainer.resume()
+    return run, trainer
+
+
+def begun(run: Run) -> Trainer:
+    """A rank that has loaded everything but a checkpoint."""
     from runner.ranks.environment import rank_environment
     from runner.training.components.device import StopRequest
     from runner.training.components.metrics import Console
     from runner.training.start import start
 
-    run = Run.load(path, cluster.bundle, cluster.output(), ())
     run.folder.make()
     run.write_config()
     place = rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
@@ -49,7 +58,7 @@ def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
                               "MASTER_PORT": "1"})  # fmt: skip
     log = open(run.folder.logs / "said", "a")  # noqa: SIM115 - as long as the rank
     console = Console(log, log)
-    trainer = start(
+    return start(
         run.config,
         run.inputs,
         run.folder,
@@ -58,8 +67,6 @@ def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
         console,
         Heartbeat(run.folder.logs, 0),
     )
-    trainer.resume()
-    return run, trainer
 
 
 def noted(run: Run) -> object:
@@ -153,3 +160,91 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     assert weights.stat().st_mtime_ns == exported_at
     assert noted(run) == 4 and describe_finished(run.folder, run.config)
     assert run.folder.metrics.read_bytes() == story
+
+
+def test_a_run_whose_loss_falls_no_more_ends_early_and_is_finished(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    # The weights stay as they are, so all losses are the same.
+    same = {"optimizer": {"lr": 1e-30}, "steps": 9, **SMALL}
+    path = shared_cluster.write("early", evaluation={"every": 1, "patience": 2}, **same)
+
+    # SIGTERM after step 2, before its evaluation.
+    run, trainer = started(shared_cluster, path)
+    tell = trainer.observer.step
+
+    def stopped(values: Mapping[str, Any]) -> None:
+        tell(values)
+        trainer.stop.received = "SIGTERM" if values["step"] == 2 else None
+
+    trainer.observer.step = stopped  # type: ignore[method-assign]
+    assert not trainer.run()
+    trainer.observer.close()
+    made = trainer.step
+    assert made in (2, 3) and describe_finished(run.folder, run.config) is None
+
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run() and trainer.step == 3
+    trainer.export()
+    trainer.observer.close()
+    assert "no lower validation loss in 2 evaluations since step 1" in said(run)
+    assert "3 of 3 steps" in str(describe_finished(run.folder, run.config))
+
+    # Ranks that somebody else starts leave it as it is; without patience it goes on.
+    assert started(shared_cluster, path)[1].was_finished
+    path = shared_cluster.write("early", evaluation={"every": 1}, **{**same, "steps": 4})
+    run, trainer = started(shared_cluster, path)
+    assert describe_finished(run.folder, run.config) is None
+    assert trainer.run() and trainer.step == 4
+
+
+def said(run: Run) -> str:
+    return (run.folder.logs / "said").read_text()
+
+
+def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    from runner.evaluate.launch import choose
+    from runner.evaluate.worker import measuring
+
+    path = shared_cluster.write(steps=2, **SMALL)
+    run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ())
+
+    def files() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in run.folder.root.rglob("*") if p.is_file()}
+
+    def measured(wanted: str | None) -> tuple[int, float]:
+        chosen = choose(run, wanted)
+        trainer = begun(chosen.run)
+        measuring(chosen.checkpoint)(trainer)
+        trainer.observer.close()
+        found = metrics(chosen.run.folder.root, "validation_loss")[-1]
+        shutil.rmtree(chosen.run.folder.root)
+        return found
+
+    before = files()
+    step, loss = measured(None)
+    assert (step, loss) == metrics(run.folder.root, "validation_loss")[-1]
+    first = measured("none")
+    assert first[0] == 0 and first[1] != loss
+    assert files() == before
+
+    with pytest.raises(UsageError, match="no best checkpoint"):
+        choose(run, "best")
+    with pytest.raises(UsageError, match=f"There are: step-{step}|step-{step}"):
+        choose(run, "step-77")
+
+
+@pytest.mark.slow  # the launcher and its ranks; what they do is tested above
+def test_the_command_evaluates_and_prints_the_measures(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    shared_cluster.write(steps=2, **SMALL)
+    done = shared_cluster.run("evaluate", "tiny.yaml", "--processes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    step, loss = metrics(shared_cluster.output(), "validation_loss")[-1]
+    assert (found["step"], found["checkpoint"]) == (step, f"step-{step}")
+    assert found["measures"]["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert not list(shared_cluster.output().parent.glob(".evaluate*"))

@@ -103,3 +103,18 @@ def test_an_extended_run_whose_model_is_the_old_one_is_not_finished(
 
 def test_a_run_that_never_began_is_not_finished(tmp_path: Path) -> None:
     assert describe_finished(RunFolder(tmp_path / "nowhere"), config(tmp_path, "steps: 8")) is None
+
+
+def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
+    ended: Callable[[str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    asked = "steps: 20\nevaluation: {patience: 2}"
+    folder = ended(asked)
+    noted = {"num_steps": 20, "exported_step": 8, "ended_early": 8}
+    folder.environment.write_text(json.dumps(noted))
+    assert "8 of 8 steps" in str(describe_finished(folder, config(tmp_path, asked)))
+    found = status(folder.root)
+    assert found.state == "finished" and "ended early (evaluation.patience)" in found.notes[-1]
+    for other in ("steps: 20\nevaluation: {patience: 3}", "steps: 20"):
+        assert describe_finished(folder, config(tmp_path, other)) is None

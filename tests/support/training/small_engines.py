@@ -99,7 +99,9 @@ def made(
     """A new engine around the same weights."""
     zero = int(engine[-1]) if engine.startswith("zero") else 3 if engine == "fsdp" else 0
     name = "deepspeed" if engine.startswith("zero") else engine
-    overrides = [f"engine.name={name}", f"optimizer.name={optimizer}", *sys.argv[3:]]
+    # plain: sgd without momentum, which has no state at all
+    kind = "{name: sgd, momentum: 0.0}" if optimizer == "plain" else f"{{name: {optimizer}}}"
+    overrides = [f"engine.name={name}", f"optimizer={kind}", *sys.argv[3:]]
     if engine == "fsdp":
         overrides.append("engine.wrap={layer: Layer}")
     plan = TrainingPlan(8, RANKS, RANKS * MICRO * 2, MICRO, 2, precision, zero, ())
@@ -195,7 +197,8 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
     cases += [("ddp", "adafactor", "fp32"), ("ddp", "adamw", "fp16"), ("fsdp", "adamw", "fp16")]
     cases += [("ddp", "adamw", "bf16"), ("fsdp", "adamw", "bf16")]
     cases += [("zero0", "adamw", "fp32"), ("zero1", "adamw", "bf16"), ("zero2", "adamw", "bf16")]
-    cases += [("zero3", "lion", "fp32")]
+    cases += [("zero3", "lion", "fp32"), ("ddp", "sgd", "fp32"), ("fsdp", "sgd", "fp32")]
+    cases += [("zero2", "sgd", "bf16"), ("fsdp", "plain", "fp32")]
     if sys.argv[3:]:
         cases = [("ddp", "adamw", "fp32"), ("fsdp", "adamw", "fp32"), ("zero3", "lion", "fp32")]
     results: dict[str, Any] = {}

@@ -91,11 +91,11 @@ def test_a_path_of_a_deepspeed_config_is_relative_to_the_arguments(tmp_path: Pat
 def test_without_fsdp_and_deepspeed_it_is_ddp_and_what_the_example_adds_goes(
     tmp_path: Path,
 ) -> None:
-    done = init(tmp_path, {"learning_rate": 1e-4, "optim": "sgd"}, "instruction")
+    done = init(tmp_path, {"learning_rate": 1e-4, "optim": "muon"}, "instruction")
     config = RunConfig.load(tmp_path / "run.yaml")
     assert config.engine.name == "ddp" and config.lora is None and config.quantization is None
     assert "lora: left out" in done.stderr or "lora" in done.stderr
-    assert "optim: sgd: left out; optimizer.name is one of adamw" in done.stderr
+    assert "optim: muon: left out; optimizer.name is one of adamw" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,18 @@ def test_max_steps_of_minus_one_means_the_epochs() -> None:
     assert "steps" not in trainer.read({"max_steps": -1}, Path("a")).values
 
 
-def test_save_by_epoch_is_named() -> None:
-    found = trainer.read({"save_strategy": "epoch", "save_steps": 500}, Path("a"))
-    assert any(key.startswith("save_strategy") for key in found.left_out)
+def test_saves_by_epoch_sgd_and_label_smoothing_are_taken() -> None:
+    theirs = {"save_strategy": "epoch", "save_steps": 500, "optim": "sgd"}
+    found = trainer.read({**theirs, "label_smoothing_factor": 0.1}, Path("a"))
+    assert not found.left_out
+    assert found.values == {
+        "checkpoint.every": "epoch",
+        "optimizer.name": "sgd",
+        "optimizer.momentum": 0.0,
+        "label_smoothing": 0.1,
+        "engine.name": "ddp",
+    }
+    best = trainer.read({"save_strategy": "best"}, Path("a"))
+    assert any(key.startswith("save_strategy") for key in best.left_out)
     with pytest.raises(UsageError):
         trainer.read({"seed": "x"}, Path("a"))

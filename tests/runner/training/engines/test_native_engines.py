@@ -33,6 +33,7 @@ CASES += [
     "ddp-adamw-bf16",
     "fsdp-adamw-bf16",
 ]
+CASES += ["ddp-sgd-fp32", "fsdp-sgd-fp32", "zero2-sgd-bf16", "fsdp-plain-fp32"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_copy_written_when_training_has_gone_on_is_as_if_it_had_waited(
     assert results[case]["from_copy"] == results[case]["steps"][3:]
 
 
-@pytest.mark.parametrize("case", ["adamw-fp32", "lion-fp32"])
+@pytest.mark.parametrize("case", ["adamw-fp32", "lion-fp32", "sgd-fp32"])
 def test_sharded_and_whole_weights_take_the_same_steps(results: dict[str, Any], case: str) -> None:
     whole, sharded = results[f"ddp-{case}"]["steps"], results[f"fsdp-{case}"]["steps"]
     for found, expected in zip(sharded, whole, strict=True):

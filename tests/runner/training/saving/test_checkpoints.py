@@ -92,6 +92,14 @@ def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
     assert not checkpoints.is_time()
 
 
+def test_checkpoints_at_the_end_of_epochs(folder: Path, ranks: Ranks) -> None:
+    from runner.training.saving.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(folder, CheckpointConfig(every="epoch"), ranks, print)
+    assert checkpoints.is_due(3, ends_epoch=True) and not checkpoints.is_due(2)
+    assert not checkpoints.is_time()
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

@@ -176,3 +176,30 @@ def test_the_best_evaluation_is_beside_the_last_and_a_missing_one_is_stated(
     )
     assert "| loss of step 4 | no number |" in card
     assert "It was not evaluated" in written(cluster, lines[:1])
+
+
+def test_a_model_that_is_staged_again_says_what_it_was_made_from(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from stage.cli.show import describe, describe_json
+
+    laptop = tmp_path / "laptop"
+    (laptop / "model").mkdir(parents=True)
+    (laptop / "model" / "README.md").write_text(written(cluster, label_smoothing=0.1))
+    (laptop / "again.yaml").write_text("format: 1\nname: b\nassets:\n  mine: {path: model}\n")
+    command = [sys.executable, "-m", "stage", "fetch", "again.yaml", "-o", "b"]
+    done = subprocess.run(
+        command, cwd=laptop, env=cluster.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+    first = Bundle.open(cluster.bundle)
+    trained = describe_json(laptop / "b")["assets"]["mine"]["trained"]
+    assert (trained["run"], trained["bundle"]) == ("mine", first.id)
+    weights, data = trained["made_from"]
+    commit = first.lock.assets["tiny-bert"].source.commit
+    assert weights == f"first weights: acme/tiny-bert at {commit}"
+    assert data.startswith(f"training data: {DATASET} at ")
+    said = describe(laptop / "b")
+    assert f"trained  by the run mine, in bundle {first.id}" in said and weights in said
+    assert describe_json(cluster.bundle)["assets"]["tiny-bert"]["trained"] is None

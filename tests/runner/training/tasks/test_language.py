@@ -44,7 +44,7 @@ def every_head() -> list[str]:
     return sorted({*causal_lm.HEADS, *masked_lm.HEADS} & {*ENCODERS, *causal_lm.HEADS})
 
 
-def expected_loss(module: Any, batch: dict[str, Any]) -> Any:
+def expected_loss(module: Any, batch: dict[str, Any], **settings: float) -> Any:
     """The loss from all logits of the model."""
     from torch.nn.functional import cross_entropy
 
@@ -52,7 +52,9 @@ def expected_loss(module: Any, batch: dict[str, Any]) -> Any:
     logits, labels = module.model(**inputs).logits, batch["labels"]
     if "guessed" not in batch:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+    return cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100, **settings
+    )
 
 
 def gradients(module: Any, loss: Any) -> dict[str, Any]:
@@ -176,3 +178,24 @@ def test_gelu_new_is_computed_in_one_pass_unless_the_user_says_otherwise() -> No
     x = torch.linspace(-8, 8, 10_001)
     difference = (torch.nn.functional.gelu(x, approximate="tanh") - NewGELUActivation()(x)).abs()
     assert difference.max() < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_label_smoothing_is_that_of_torch_in_training_and_absent_in_evaluation(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from runner.training.tasks import language
+
+    monkeypatch.setattr(language, "LOGITS_AT_ONCE", 64 * 5)
+    module, batch = module_of(kind)
+    module.model.eval()  # no dropout, in both
+    module._smoothing = 0.1
+    module.training = True
+    smoothed = expected_loss(module, batch, label_smoothing=0.1)
+    torch.testing.assert_close(module(**batch), smoothed)
+    module.training = False
+    plain = expected_loss(module, batch)
+    torch.testing.assert_close(module(**batch), plain)
+    assert not torch.isclose(plain, smoothed)

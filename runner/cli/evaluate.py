@@ -1,0 +1,51 @@
+"""The command `evaluate`: parses options and prints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from runner.cli.options import processes_option, run_options
+from runner.errors import json_option, print_json, print_line, quiet_option, silent
+
+
+@click.command()
+@run_options
+@processes_option
+@click.option(
+    "--checkpoint",
+    metavar="NAME",
+    help="newest, best, step-N, or none: the first weights. Default: newest, if there is one.",
+)
+@quiet_option
+@json_option
+def evaluate(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    checkpoint: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Measure RUN on its validation split; train nothing.
+
+    It takes the newest checkpoint of the run folder, or the model of the bundle where the run has
+    not begun. The run folder stays as it is.
+
+    \b
+    Examples:
+      runner evaluate runs/my.yaml --bundle bundle --checkpoint best
+      runner evaluate runs/my.yaml --bundle bundle --set dataset.validation=test
+    """
+    from runner.evaluate.launch import evaluate as evaluate_run
+    from runner.launch.train import Run
+
+    loaded = Run.load(run, bundle, output, overrides)
+    with silent(if_=quiet or as_json):
+        found = evaluate_run(loaded, checkpoint, processes, os.environ, print_line)
+    if as_json:
+        print_json({"format": 1, "exit_code": 0, "run": str(run), **found})

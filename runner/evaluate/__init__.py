@@ -1,0 +1,1 @@
+"""`runner evaluate`: the measures of a checkpoint, or of the first weights; nothing is trained."""

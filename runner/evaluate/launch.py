@@ -1,0 +1,195 @@
+"""`runner evaluate` outside the ranks: which weights, in which folder, and what is printed.
+
+The ranks work in a hidden folder beside the run's, so that the run folder stays as it is. It is
+removed when the measures are known.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runner import isolation, offline
+from runner.errors import IncompleteError, StageError, UsageError, suggest
+from runner.launch.local import run_local
+from runner.launch.rank import become_rank, end_rank, give_up
+from runner.launch.srun import run_batch
+from runner.launch.train import (
+    Run,
+    check_all_installed,
+    environment_for_ranks,
+    prepare_in_sandbox,
+    report_devices,
+    world_size,
+)
+from runner.plan import devices
+from runner.ranks import environment as ranks_environment
+from runner.ranks.environment import RANK_FLAG
+from runner.ranks.processes import raise_limits
+from runner.run_folder.checkpoints import best_step, newest_first
+from runner.run_folder.layout import RunFolder, read_metrics
+
+FIRST = "none"
+"""The name of the first weights: those of the bundle, or of `model.init`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, and where the ranks work.
+
+    Attributes:
+        run: the run file; its folder is the hidden one.
+        checkpoint: the folder of the checkpoint; None: the first weights.
+        source: the name for printing: `step-8`, or where the first weights are from.
+    """
+
+    run: Run
+    checkpoint: Path | None
+    source: str
+
+
+def choose(run: Run, wanted: str | None) -> Evaluation:
+    """Finds the weights.
+
+    Args:
+        run: the run file, with the run folder.
+        wanted: `newest`, `best`, `none` or `step-N`; None: the newest, or the first weights of a
+            run that has not begun.
+
+    Raises:
+        UsageError: there is no such checkpoint, or nothing to evaluate on.
+    """
+    if not any(data.validation for data in run.inputs.datasets):
+        raise UsageError(
+            f"{run.config.path}: no validation split is read.",
+            "Name a split of the dataset: --set dataset.validation=NAME.",
+        )
+    root = run.folder.root
+    hidden = replace(run, folder=RunFolder(root.parent / f".evaluate-{root.name}"))
+    found = {path.name: path for path in newest_first(run.folder.checkpoints)}
+    has_begun = run.folder.metrics.exists()
+    if wanted == FIRST or (wanted is None and not found and not has_begun):
+        init = run.config.model.init
+        names = {"pretrained": f"the weights of {run.config.model.asset}", "scratch": "new weights"}
+        return Evaluation(hidden, None, names.get(init, f"the weights of {init}"))
+    if not found:
+        raise UsageError(
+            f"{run.folder.checkpoints}: there is no checkpoint.",
+            f"The exported model: --checkpoint none --set model.init={run.folder.model}; "
+            "the first weights: --checkpoint none.",
+        )
+    name: str | None = wanted
+    if wanted in (None, "newest"):
+        name = next(iter(found))
+    elif wanted == "best":
+        step = best_step(run.folder.checkpoints)
+        name = None if step is None else f"step-{step}"
+    if name not in found:
+        what = "best checkpoint (checkpoint.best: true keeps it)" if wanted == "best" else wanted
+        raise UsageError(
+            f"{run.folder.checkpoints}: there is no {what}.",
+            suggest(str(wanted), found) or f"There are: {', '.join(found)}.",
+        )
+    return Evaluation(hidden, found[name], name)
+
+
+def evaluate(
+    run: Run,
+    wanted: str | None,
+    processes: int | None,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Evaluates on the validation split. In a rank it does not return.
+
+    Args:
+        run: the run file, with the run folder.
+        wanted: as for `choose`.
+        processes: ranks on this machine; None: one, or those of the Slurm job.
+        environ: the environment variables.
+        say: prints a line.
+
+    Returns:
+        `checkpoint`, `step` and `measures`.
+
+    Raises:
+        StageError: it cannot work, or a rank failed.
+    """
+    offline.set_variables(os.environ)
+    raise_limits()
+    role = ranks_environment.role(environ, processes)
+    isolation.isolate(os.environ, say)
+    if role == "rank" and environ.get(RANK_FLAG) != "1":
+        raise UsageError(
+            "runner evaluate starts its ranks itself.", "Call it once, without srun or torchrun."
+        )
+    chosen = choose(run, wanted)
+    if role == "rank":
+        be_a_rank(chosen, environ)
+    check_all_installed(run, role)
+    say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
+    ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
+    device = devices.here(ranks, environ, own_torch=own_torch)
+    chosen.run.check(world_size(role, processes or 1, environ), lambda _line: None, device)
+    return _launch(chosen, run.folder.root, role, processes or 1, environ)
+
+
+def _launch(
+    chosen: Evaluation, root: Path, role: str, processes: int, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    run, folder = chosen.run, chosen.run.folder
+    shutil.rmtree(folder.root, ignore_errors=True)
+    folder.make()
+    prepare_in_sandbox(run)
+    prefix = environment_for_ranks(run, role, environ)
+    argv = ranks_environment.runner_command(
+        "evaluate",
+        str(run.config.path),
+        *("--bundle", str(run.bundle.absolute())),
+        *("--output", str(root)),
+        *("--checkpoint", FIRST if chosen.checkpoint is None else chosen.checkpoint.name),
+        *(argument for override in run.overrides for argument in ("--set", override)),
+        prefix=prefix,
+    )
+    if role == "batch":
+        code = run_batch([*run.config.slurm.container, *argv], folder.root)
+    else:
+        code = run_local(argv, processes, folder.root)
+    lines = list(read_metrics(folder.metrics)) if code == 0 and folder.metrics.exists() else []
+    if not lines:
+        raise StageError(
+            f"the evaluation ended with exit code {code}.",
+            f"The logs of its ranks: {folder.logs}",
+            exit_code=code or 1,
+        )
+    shutil.rmtree(folder.root, ignore_errors=True)
+    measures = {key: value for key, value in lines[-1].items() if key.startswith("validation_")}
+    name = None if chosen.checkpoint is None else chosen.checkpoint.name
+    return {"checkpoint": name, "step": lines[-1]["step"], "measures": measures}
+
+
+def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:
+    """Evaluates as one rank, and ends the process."""
+    run = chosen.run
+    place, heartbeat = become_rank(run.folder, environ)
+    try:
+        from runner.evaluate.worker import measuring
+        from runner.training.start import train
+
+        work = measuring(chosen.checkpoint)
+        train(run.config, run.inputs, run.folder, place, heartbeat, work)
+    except StageError as error:
+        give_up(run.folder, place.rank, heartbeat, f"error: {error}", error)
+    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
+        give_up(run.folder, place.rank, heartbeat, traceback.format_exc(), error)
+    end_rank(0)
+
+
+def stopped() -> IncompleteError:
+    """The error of an evaluation that a signal ended."""
+    return IncompleteError("the evaluation was stopped by a signal.", "Run the same command again.")
