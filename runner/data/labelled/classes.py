@@ -71,11 +71,11 @@ def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> C
             check_range(split.name, column, low, high, names)
         numbers = [str(number) for number in range(high + 1)]
         found = Classes(names, "names") if names else Classes(numbers, "numbers")
-    if len(found.names) < 2:
+    if len(found.names if found.kind == "names" else values) < 2:
         raise UsageError(
             f"split `{split.name}`: "
             + (
-                f"all labels in `{column}` are {found.names[0]}"
+                f"all labels in `{column}` are {found.names[-1]}"
                 if found.names
                 else f"`{column}` has no labels"
             )
