@@ -279,7 +279,8 @@ def _state_at_rest(history: History) -> tuple[str, str]:
             f"its loss was no number at step {done}: `runner logs` says what to change; "
             "then run it again"
         )
-    return "stopped", "run the same command again: it resumes from its last checkpoint"
+    then = "resumes from its last checkpoint" if history.checkpoints else "begins at step 1"
+    return "stopped", f"run the same command again: it {then}"
 
 
 def _runs_here(history: History) -> bool:

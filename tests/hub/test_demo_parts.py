@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +85,37 @@ def test_a_folder_without_repositories_is_no_hub(tmp_path: Path) -> None:
         done.returncode == 2
         and "has no folder models/<org>/<name> or datasets/<org>/<name>" in done.stderr
     )
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from scripts.lib.demo.demo import Shell
+Shell().run(sys.executable, "-c", sys.argv[1], cwd=Path())
+"""
+SAVES = """
+import sys, time
+try:
+    print("training", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)  # longer than subprocess.run waits before it kills
+    print("saved", flush=True)
+    sys.exit(5)
+"""
+
+
+def test_ctrl_c_lets_the_run_save_its_checkpoint() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, SAVES],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as demo:
+        assert demo.stdout is not None
+        while demo.stdout.readline() != "training\n":
+            assert demo.poll() is None
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.stdout.read() == "saved\n"

@@ -71,8 +71,7 @@ def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> C
             check_range(split.name, column, low, high, names)
         numbers = [str(number) for number in range(high + 1)]
         found = Classes(names, "names") if names else Classes(numbers, "numbers")
-    alike = len(values) < 2 if found.kind == "numbers" else len(found.names) < 2
-    if alike:
+    if len(found.names if found.kind == "names" else values) < 2:
         raise UsageError(
             f"split `{split.name}`: "
             + (

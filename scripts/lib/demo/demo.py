@@ -85,7 +85,12 @@ class Shell:
         environment |= self.settings
         full = [*sandbox, *command]
         with open(output, "wb") if output else nullcontext() as sink:
-            code = subprocess.run(full, cwd=cwd, env=environment, stdout=sink).returncode
+            process = subprocess.Popen(full, cwd=cwd, env=environment, stdout=sink)
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                process.wait()  # Ctrl-C reached it too; a run saves a checkpoint first
+                raise
         name = " ".join(line.rpartition("&& ")[2].split()[:2])
         self.times.append((name, time.monotonic() - began))
         if code != 0:
@@ -193,7 +198,7 @@ def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print(f"\ninterrupted; what was made is in {folder}", file=sys.stderr)
         return 130
     say("The results")
     for path, description in results.items():
