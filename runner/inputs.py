@@ -69,11 +69,7 @@ class ModelInput:
     @property
     def tokenizer_digests(self) -> dict[str, str]:
         """File name -> sha256 of all files but weights: a tokenizer can depend on each of them."""
-        return {
-            name: digest
-            for name, digest in self.digests.items()
-            if not name.endswith(".safetensors")
-        }
+        return {name: d for name, d in self.digests.items() if not name.endswith(".safetensors")}
 
 
 @dataclass(frozen=True)
