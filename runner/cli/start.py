@@ -191,7 +191,7 @@ def train(
 
     if (run is None) == (recorded is None):
         raise UsageError(
-            "runner train: RUN or --reproduce RUNFOLDER, one of them.", "runner train --help"
+            "runner train: give a run file, or --reproduce RUNFOLDER.", "runner train --help"
         )
     with silent(if_=quiet):
         if run is not None:

@@ -105,9 +105,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
 
 
 @click.command()
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUNFOLDER...", type=click.Path(path_type=Path)
-)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -120,13 +118,17 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
 def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bool) -> None:
     """Write one HTML page on runs: curves, settings and their origin.
 
+    RUN is a run folder or a run file.
+
     \b
     Examples:
       runner report output/my
       runner report output/* -o compare.html
     """
     from runner.report import write
+    from runner.run_folder.status import find
 
+    runs = tuple(find(str(run))[0] if run.is_file() else run for run in runs)
     with silent(if_=quiet or as_json):
         page = write(runs, output)
         print_line(str(page))

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from runner.config.theirs.names import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError, check_keys, nearest_name, read_value, suggest
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
         if field.metadata
     }
     with lines.mistakes:
-        check_keys(mapping, fields, where, lines)
+        check_keys(mapping, fields, where, lines, NAMES_ELSEWHERE)
     # A mistyped key was probably meant to be the nearest one.
     meant = {nearest_name(str(key), fields) for key in mapping if key not in fields}
     hints = typing.get_type_hints(cls)
@@ -134,7 +135,8 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
         elif _is_required(field) and key not in meant:
             with lines.mistakes:
                 raise UsageError(
-                    f"{lines.place(*where)}: `{dotted(here)}` is missing.", f"Add `{key}:`."
+                    f"{lines.place(*where)}: `{dotted(here)}` is missing.",
+                    "Write `format: 1`." if here == ("format",) else f"Add `{key}:`.",
                 )
             wrong.add(dotted(here))
     required = {field.name: None for field in fields.values() if _is_required(field)}

@@ -191,7 +191,7 @@ def _check_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None
         known = receipt.describe(time.time())
         reporter.note(f"{bundle.root}: {known}, and not touched since: not read again here")
         return
-    reporter.note(f"{bundle.root}: read here first: {receipt}")
+    reporter.note(f"{bundle.root}: {receipt}; every byte is read here first")
     with reporter.bytes_bar("read here", bundle.lock.size) as progress:
         report = verify(bundle.root, "full", progress=progress)
     with suppress(OSError):  # without a receipt, the next push reads the bundle again

@@ -200,9 +200,16 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def check_keys(
-    mapping: Mapping[str, Any], valid: Iterable[str], where: Where, lines: Lines
+    mapping: Mapping[str, Any],
+    valid: Iterable[str],
+    where: Where,
+    lines: Lines,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> None:
     """Raises for unknown keys; the message names the nearest valid one.
+
+    Args:
+        elsewhere: names that other tools use -> the dotted key here.
 
     Raises:
         UsageError: for all unknown keys.
@@ -212,7 +219,9 @@ def check_keys(
     unknown = [
         UsageError(
             f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
-            suggest(str(key), valid, f"Valid keys: {', '.join(valid)}."),
+            f"Write it as `{other}`."
+            if (other := (elsewhere or {}).get(str(key)))
+            else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}."),
         )
         for key in mapping
         if key not in valid
@@ -331,6 +340,11 @@ def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
     for number, written in enumerate(near, max(0, mark.line - 1) + 1 if mark is not None else 0):
         if found := re.search(r"[\uff1a\u3000\u00a0\u200b\uff0c\u201c\u201d]", written):
             return f"Line {number} has {_named(found[0])}: type the plain character."
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"Line {mark.line + 1} begins with a tab. Write spaces."
+    above = next((n for n in range(mark.line, 0, -1) if lines[n - 1].strip()), 0) if mark else 0
+    if "mapping values are not allowed" in str(error) and above and ":" not in lines[above - 1]:
+        return f"Is a `:` missing at the end of line {above}?"
     pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
     return (
         f'Put it in quotes: "{pattern[0]}"' if pattern and '"' not in line else "Correct that line."

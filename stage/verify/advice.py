@@ -93,11 +93,12 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
         advice.append(f"No right to read: {chmod} (its owner can); then verify again.")
     if is_for_a_patch(report):
         root, file = shlex.quote(str(report.root)), shlex.quote(str(written or "FILE"))
-        first = "" if written else f"stage verify {root} --report {file}; "
+        first = "" if written else f"Write a report: stage verify {root} --report {file}. "
         advice.append(
-            f"Carry only what is damaged: {first}where the bundle was made: "
-            f"stage patch BUNDLE --report {file} -o PATCH; here: stage apply {root} PATCH. "
-            "Or copy again: rsync -c."
+            f"{first}Carry {file} to the machine with a sound bundle. There: "
+            f"stage patch BUNDLE --report {file} -o PATCH. Bring PATCH back. "
+            f"Here: stage apply {root} PATCH. Or copy again: rsync -c. Or, where the bundle was "
+            "made, run the same `stage fetch` again."
         )
     elif kinds == {"extra"}:
         advice.append(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.config.fields import key_of
 from runner.config.run_config import RunConfig
+from runner.config.theirs.names import NAMES_ELSEWHERE
 from runner.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -37,7 +42,7 @@ def refused(folder: Path, text: str = SMALLEST, *overrides: str) -> str:
     [
         ("epoch: 3", "epoch", "epochs"),
         ("batch: {gobal: 8}", "gobal", "global"),
-        ("optimizer: {learning_rate: 1e-4, lr: 1e-4}", "learning_rate", ""),
+        ("optimizer: {rate: 1e-4, lr: 1e-4}", "rate", ""),
         ("engine: {zeros: 2}", "zeros", "zero"),
         ("slurm: {partitions: gpu}", "partitions", "partition"),
     ],
@@ -48,6 +53,25 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
     said = refused(tmp_path, f"{SMALLEST}{line}\n")
     assert f"mine.yaml:5: unknown key `{unknown}`" in said
     assert f"Did you mean `{nearest}`?" in said if nearest else "Valid keys:" in said
+
+
+def test_a_name_of_another_trainer_is_reported_with_the_key_here(tmp_path: Path) -> None:
+    """`learning_rate` was answered with: Did you mean `hang_after`?"""
+    said = refused(tmp_path, f"{SMALLEST}learning_rate: 1e-4\n")
+    assert "unknown key `learning_rate`" in said and "Write it as `optimizer.lr`." in said
+    said = refused(tmp_path, f"{SMALLEST}slurm: {{gpus: 4}}\n")
+    assert "Write it as `slurm.gpus_per_node`." in said
+
+
+def test_each_key_for_a_name_of_another_trainer_exists() -> None:
+    for key in set(NAMES_ELSEWHERE.values()):
+        component: Any = RunConfig
+        for part in key.split("."):
+            fields = {key_of(field): field.name for field in dataclasses.fields(component)}
+            assert part in fields, key
+            hints = typing.get_type_hints(component)[fields[part]]
+            options = [hints, *typing.get_args(hints)]
+            component = next((o for o in options if dataclasses.is_dataclass(o)), None)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_the_remedy_for_known_damage_is_the_patch_and_not_another_verification(
     flip(carried / "data/models/tiny-bert" / file)
     assert stage("verify", carried).returncode == 1
     said = terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
-    assert f"here: stage apply {carried} PATCH" in said and "stage patch BUNDLE --report " in said
+    assert f"Here: stage apply {carried} PATCH" in said and "stage patch BUNDLE --report " in said
     assert "-> stage verify" not in said and "Run `stage verify`" not in said
 
 

@@ -35,8 +35,8 @@ def test_a_run_comes_out_again_bit_for_bit_and_a_forged_loss_does_not(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "RUN or --reproduce"),
-        (["tiny.yaml", "--reproduce", "output/tiny"], "RUN or --reproduce"),
+        ([], "give a run file, or --reproduce"),
+        (["tiny.yaml", "--reproduce", "output/tiny"], "give a run file, or --reproduce"),
         (["--reproduce", "nowhere"], "no such run folder"),
         (["--reproduce", "output/empty"], "nothing to compare"),
         (["--reproduce", "output/empty", "--set", "seed=1"], "cannot be combined with --set"),

@@ -270,3 +270,16 @@ def test_any_positive_curve_fits_a_log_axis(values: list[float]) -> None:
 def test_a_moving_average_stays_between_the_values(values: list[float], window: int) -> None:
     found = [value for _, value in moving_average(list(enumerate(values)), window)]
     assert min(values) <= min(found) and max(found) <= max(values)
+
+
+def test_a_run_file_stands_for_its_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = run_folder(tmp_path / "output" / "mine")
+    (tmp_path / "mine.yaml").write_text(
+        "format: 1\nname: mine\ntask: masked-lm\nmodel: {asset: m}\ndataset: {asset: d}\n"
+    )
+    done = CliRunner().invoke(main, ["report", "mine.yaml"])
+    assert done.exit_code == 0, done.output
+    assert (folder / "report.html").exists()

@@ -37,6 +37,12 @@ def test_a_space_or_colon_that_only_looks_like_one_is_named(file: Path) -> None:
     assert load_yaml_with_lines(file)[0]["b"] == "see\u00a0this"
 
 
+def test_a_tab_and_a_forgotten_colon_are_named(file: Path) -> None:
+    assert "Line 2 begins with a tab. Write spaces." in refused(file, "a:\n\tb: 1\n")
+    assert "Is a `:` missing at the end of line 2?" in refused(file, "a:\n  p\n\n    path: x\n")
+    assert "at the end of line" not in refused(file, "a: b: c\n")
+
+
 def test_every_key_and_item_knows_its_line(file: Path) -> None:
     file.write_text(
         "# a comment\na: 1\nb:\n  - x\n  - c: 2\n    d:\n      e: {f: 3,\n          g: 4}\n"
