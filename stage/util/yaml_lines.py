@@ -332,23 +332,25 @@ def _kind(data: object) -> str:
 
 
 def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
-    """`*.bin` and `@x` have a meaning in YAML that few users know."""
-    mark = getattr(error, "problem_mark", None)
+    """What is wrong in the line of a YAML error, where that is known."""
+    mark: Any = getattr(error, "problem_mark", None)
     lines = text.splitlines()
-    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
-    near = lines[max(0, mark.line - 1) : mark.line + 1] if mark is not None else []
-    for number, written in enumerate(near, max(0, mark.line - 1) + 1 if mark is not None else 0):
-        if found := re.search(r"[\uff1a\u3000\u00a0\u200b\uff0c\u201c\u201d]", written):
+    if mark is None or mark.line >= len(lines):
+        return "Correct that line."
+    line = lines[mark.line]
+    for number in range(max(1, mark.line), mark.line + 2):
+        if found := re.search(r"[\uff1a\u3000\u00a0\u200b\uff0c\u201c\u201d]", lines[number - 1]):
             return f"Line {number} has {_named(found[0])}: type the plain character."
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"Line {mark.line + 1} begins with a tab. Write spaces."
-    above = next((n for n in range(mark.line, 0, -1) if lines[n - 1].strip()), 0) if mark else 0
+    above = next((number for number in range(mark.line, 0, -1) if lines[number - 1].strip()), 0)
     if "mapping values are not allowed" in str(error) and above and ":" not in lines[above - 1]:
         return f"Is a `:` missing at the end of line {above}?"
+    # `*.bin` and `@x` have a meaning in YAML that few users know.
     pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
-    return (
-        f'Put it in quotes: "{pattern[0]}"' if pattern and '"' not in line else "Correct that line."
-    )
+    if pattern and '"' not in line:
+        return f'Put it in quotes: "{pattern[0]}"'
+    return "Correct that line."
 
 
 _FRONT_MATTER = re.compile(
