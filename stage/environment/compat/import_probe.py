@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 # Variables that differ from shell to shell and decide nothing about an import.
 OF_A_SHELL = re.compile(
@@ -96,8 +96,8 @@ def origin(name: str) -> str:
         return ""
 
 
-def fingerprint(names: List[str]) -> str:
-    """A digest of what decides whether the imports work, for one day."""
+def what_decides(names: List[str]) -> Tuple[List[Any], List[str]]:
+    """What decides whether the imports work, for one day, and the paths that do."""
     paths = [sys.executable, __file__, "/etc/ld.so.cache"]
     paths += sys.path
     paths += os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -110,9 +110,14 @@ def fingerprint(names: List[str]) -> str:
         os.uname().nodename,
         int(time.time() // 86400),
         sorted(item for item in os.environ.items() if not OF_A_SHELL.match(item[0])),
-        [changed(path) for path in paths],
     ]
-    return hashlib.sha256(json.dumps(basis).encode()).hexdigest()
+    return basis, paths
+
+
+def fingerprint(basis: List[Any], paths: List[str]) -> str:
+    """A digest of both, and of when each path changed last."""
+    text = json.dumps([basis, [changed(path) for path in paths]])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def name_of(names: List[str]) -> str:
@@ -171,16 +176,17 @@ def main(path: str, names: List[str], kept: str = "") -> None:
     if not kept:
         import_all(path, names)
         return
-    digest = fingerprint(names)
+    decides = what_decides(names)
     kept = os.path.join(kept, name_of(names))
-    lines = read_kept(kept, digest)
+    lines = read_kept(kept, fingerprint(*decides))
     if lines:
         write(path, kept=True)
         with open(path, "a") as file:
             file.write("".join(lines))
     else:
         import_all(path, names)
-        keep(kept, digest, path)
+        # Only now: the first import of a package changes its folder, by a `__pycache__` in it.
+        keep(kept, fingerprint(*decides), path)
 
 
 def import_all(path: str, names: List[str]) -> None:

@@ -212,7 +212,9 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ())
 
     def files() -> dict[Path, bytes]:
-        return {p: p.read_bytes() for p in run.folder.root.rglob("*") if p.is_file()}
+        # The runs of other tests in this process still give signs of life.
+        found = (p for p in run.folder.root.rglob("*") if p.suffix != ".pulse")
+        return {p: p.read_bytes() for p in found if p.is_file()}
 
     def measured(wanted: str | None) -> tuple[int, float]:
         chosen = choose(run, wanted)

@@ -42,22 +42,21 @@ def test_work_that_was_stopped_from_outside_did_not_succeed() -> None:
         together(work, [1], 1)
 
 
-ENDLESS = """
-import signal, sys, threading
+ENDLESS = r"""
+import os, signal, sys, threading
 from stage.util.threads import together
 
 def work(thing):
     if sys.argv[1] == "at once":  # while `together` may still start its threads
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-    print("asked", flush=True)
+    os.write(1, b"asked\n")
     threading.Event().wait()
 
 # A shell starts work in the background with SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    together(work, [1], 1, lambda: print("stopped", flush=True))
+    together(work, [1], 1, lambda: os.write(1, b"stopped\n"))
 except KeyboardInterrupt:
-    import os
     os._exit(130)  # as `stage` does; Python itself would join its threads
 """
 
