@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,8 +104,6 @@ class TokenStore:
         Raises:
             DamageError: a file is missing or unreadable, or the files do not fit each other.
         """
-        import numpy as np
-
         try:
             facts = StoreFacts(**json.loads((folder / FACTS).read_text()))
             kinds: dict[str, tuple[str, int]] = {TOKENS: (facts.dtype, facts.num_tokens)}
@@ -116,18 +114,9 @@ class TokenStore:
                 }
             if facts.has_learned:
                 kinds[LEARNED] = ("uint8", facts.num_tokens)
-            arrays = {
-                name: np.memmap(
-                    folder / name, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", shape=(count,)
-                )
-                for name, (dtype, count) in kinds.items()
-            }
         except (OSError, ValueError, TypeError) as error:
             raise unreadable_store(folder, str(error)) from None
-        for name, array in arrays.items():
-            if (folder / name).stat().st_size != array.nbytes:
-                raise unreadable_store(folder, f"{name} has the wrong size")
-        return TokenStore(folder, facts, dict(arrays))
+        return TokenStore(folder, facts, map_arrays(folder, kinds))
 
     def __len__(self) -> int:
         return self.facts.num_sequences
@@ -205,6 +194,30 @@ class Stores:
     def lengths(self, indices: Sequence[int]) -> list[int]:
         """Returns the number of tokens of each of these samples."""
         return [store.lengths([inner])[0] for store, inner in map(self._find, indices)]
+
+
+def map_arrays(folder: Path, kinds: Mapping[str, tuple[str, int]]) -> dict[str, NDArray[Any]]:
+    """Maps the arrays of a store into memory.
+
+    Args:
+        folder: of the store.
+        kinds: file name -> dtype and number of elements; the bytes are little-endian.
+
+    Raises:
+        DamageError: a file is missing or unreadable, or has the wrong size.
+    """
+    import numpy as np
+
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, (dtype, count) in kinds.items():
+        try:
+            kind = np.dtype(dtype).newbyteorder("<")
+            arrays[name] = np.memmap(folder / name, dtype=kind, mode="r", shape=(count,))
+        except (OSError, ValueError, TypeError) as error:
+            raise unreadable_store(folder, str(error)) from None
+        if (folder / name).stat().st_size != arrays[name].nbytes:
+            raise unreadable_store(folder, f"{name} has the wrong size")
+    return arrays
 
 
 def unreadable_store(folder: Path, problem: str) -> DamageError:

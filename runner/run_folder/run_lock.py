@@ -186,7 +186,9 @@ def _clear(folder: RunFolder, me: RunLock) -> None:
     """
     holder = _read(folder.holder)
     if holder is None:
-        if _age_s(folder.holder) < 1:  # it is being written, or was just removed
+        if not folder.holder.exists():
+            return  # its launcher ended meanwhile: there is nothing to remove
+        if _age_s(folder.holder) < 1:  # it is being written
             time.sleep(0.3)
             return
         why = "it cannot be read"
@@ -205,7 +207,7 @@ def _clear(folder: RunFolder, me: RunLock) -> None:
         time.sleep(0.3)
         return
     try:
-        if _read(folder.holder) != holder:
+        if _read(folder.holder) != holder or not folder.holder.exists():
             return
         folder.holder.unlink(missing_ok=True)
         if holder is not None:

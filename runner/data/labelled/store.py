@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from runner.data.labelled.classes import Classes, classes_of, united
 from runner.data.labelled.samples import IGNORED, Tally, samples
 from runner.data.recipe import Recipe
-from runner.data.store import FACTS, ROWS, TOKENS, unreadable_store
+from runner.data.store import FACTS, ROWS, TOKENS, map_arrays, unreadable_store
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError, human_count
 
@@ -106,8 +106,6 @@ class LabelledStore:
         Raises:
             DamageError: a file is missing or unreadable, or the files do not fit each other.
         """
-        import numpy as np
-
         try:
             facts = LabelledFacts(**json.loads((folder / FACTS).read_text()))
             kinds = {
@@ -116,18 +114,9 @@ class LabelledStore:
                 SEGMENTS: ("uint8", facts.num_tokens),
                 LABELS: ("int32", facts.num_tokens if facts.of_words else facts.num_sequences),
             }
-            arrays = {
-                name: np.memmap(
-                    folder / name, dtype=np.dtype(dtype).newbyteorder("<"), mode="r", shape=(count,)
-                )
-                for name, (dtype, count) in kinds.items()
-            }
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise unreadable_store(folder, str(error)) from None
-        for name, array in arrays.items():
-            if (folder / name).stat().st_size != array.nbytes:
-                raise unreadable_store(folder, f"{name} has the wrong size")
-        return LabelledStore(folder, facts, dict(arrays))
+        return LabelledStore(folder, facts, map_arrays(folder, kinds))
 
     def __len__(self) -> int:
         return self.facts.num_sequences
