@@ -112,6 +112,7 @@ class EnvironmentInput:
         tree: the digest of all its files, the same in every prefix.
         size: bytes on disk when unpacked.
         files: the number of files when unpacked.
+        packages: their names, as the lock has them; empty: not known.
     """
 
     asset: str
@@ -119,6 +120,7 @@ class EnvironmentInput:
     tree: str
     size: int
     files: int
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
             tree=str(facts["tree"]),
             size=int(facts["size"]),
             files=int(facts["files"]) + int(facts["modules"]),
+            packages=tuple(p.name for p in asset.environment.packages) if asset.environment else (),
         )
     except OSError as error:
         raise unreadable(folder / "env.json", error.strerror or str(error)) from None
@@ -262,11 +265,7 @@ def verification(bundle: Path, environ: Mapping[str, str], *, pinned: bool = Fal
 
 
 def check_known_damage(bundle: Path, environ: Mapping[str, str]) -> None:
-    """Checks that this user's last verification found no damage that is still there.
-
-    Raises:
-        DamageError: it did; names the damaged files and what to do.
-    """
+    """Raises DamageError if this user's last verification found damage that is still there."""
     known = find_damage(state_folder(environ), bundle)
     if known is not None:
         raise _damage(bundle, known.report, known.describe(time.time()), known.written)

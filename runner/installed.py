@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, install_command
-from runner.inputs import Inputs, environments
+from runner.inputs import Inputs, environments, imports
 
 PIP_NAMES = {"PIL": "pillow"}
 PREFIX = "~/envs"
@@ -83,6 +83,28 @@ def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what
             f"{config.path}: {what} needs {_listed(missing)}, not installed for "
             f"{sys.executable}{light}.",
             how_to_install(environments(inputs.bundle)),
+        )
+
+
+def check_environment(config: RunConfig, inputs: Inputs) -> None:
+    """Refuses an environment of the bundle that lacks a package which the run needs.
+
+    Raises:
+        UsageError: it lacks some; names them.
+    """
+    environment = inputs.environment
+    if environment is None or not environment.packages:
+        return
+    wanted = to_train(config)
+    if config.task != "image-classification":
+        wanted += for_tokenizer(inputs.model.digests)
+    names = [PIP_NAMES.get(name, name) for name in wanted]
+    have = imports.importable(environment.packages, names)
+    if missing := [name for name in names if name not in have]:
+        raise UsageError(
+            f"{config.path}: the environment `{environment.asset}` of the bundle lacks "
+            f"{_listed(missing)}, and the run needs {'it' if len(missing) == 1 else 'them'}.",
+            f"On the laptop, add {_listed(missing)} to its environment.yml, and fetch again.",
         )
 
 

@@ -9,7 +9,7 @@ printed before; a `sitecustomize` of the environment is loaded as if this one we
 import os
 import sys
 from types import TracebackType
-from typing import Optional, Type
+from typing import Any, List, Optional, Tuple, Type
 
 _NO_INTERNET = "a compute node has no internet: "
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
@@ -17,6 +17,10 @@ _SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_work
 _NO_GPU = (
     "no GPU can be used here: ask for one (sbatch --gres=gpu:1), start a container with --nv, and "
     "look at CUDA_VISIBLE_DEVICES"
+)
+_NO_FOLDER = (
+    "the script names a folder that is not on this node: give the name on the Hub, which the "
+    "bundle answers, or copy the folder"
 )
 # A part of the error's text -> what helps. The first that is found counts.
 ADVICE = (
@@ -143,6 +147,113 @@ ADVICE = (
     ("not a valid model identifier", "that name is not in the bundle: see `stage show BUNDLE`"),
     ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
     ("DatasetNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
+    (
+        "Weights only load failed",
+        "torch 2.6 and newer load only tensors from a pickle: weights_only=False in the script for "
+        "a file that you trust, or safetensors",
+    ),
+    (
+        "unscale FP16 gradients",
+        "the weights are in float16 and fp16=True wants float32: load the model with "
+        "dtype=torch.float32, or use bf16",
+    ),
+    (
+        "requires `accelerate",
+        "`accelerate` is not in the environment: add it to its list of packages",
+    ),
+    (
+        "unexpected keyword argument 'evaluation_strategy'",
+        "newer transformers call it eval_strategy: change it in the script, or ask for "
+        "`transformers<4.46` in the environment",
+    ),
+    (
+        "unexpected keyword argument 'tokenizer'",
+        "newer transformers call it processing_class: change it in the script, or ask for "
+        "`transformers<5` in the environment",
+    ),
+    (
+        "module 'numpy' has no attribute",
+        "NumPy has no longer that name: ask for `numpy<1.24` in the environment (np.float, np.int, "
+        "np.bool, np.object), or change it in the script",
+    ),
+    (
+        "killed by signal: Killed",
+        "the job ran out of memory: ask for more (--mem), or use fewer DataLoader workers",
+    ),
+    ("Repo id must", _NO_FOLDER),
+    ("Incorrect path_or_model_id", _NO_FOLDER),
+    (
+        "database is locked",
+        "a network disk locks no SQLite file: let the script write it to $TMPDIR",
+    ),
+    (
+        "disk I/O error",
+        "a network disk locks no SQLite file: let the script write it to $TMPDIR",
+    ),
+    (
+        "Expected to have finished reduction",
+        "a part of the model takes no part in the loss: find_unused_parameters=True for DDP "
+        "(ddp_find_unused_parameters in TrainingArguments)",
+    ),
+    (
+        "does not require grad",
+        "with LoRA and gradient checkpointing: model.enable_input_require_grads(), or "
+        'gradient_checkpointing_kwargs={"use_reentrant": False}',
+    ),
+    (
+        "input_value='auto'",
+        '"auto" in a ds_config.json is filled in by Trainer and accelerate alone: write numbers',
+    ),
+    (
+        "got a number with a fractional part",
+        "DeepSpeed wants whole numbers in ds_config.json, also for *_bucket_size",
+    ),
+    (
+        "different device than the one you",
+        'device_map={"": int(os.environ["LOCAL_RANK"])} in the script: one GPU for each process',
+    ),
+    (
+        "Cannot copy out of meta tensor",
+        'leave device_map="auto" and low_cpu_mem_usage out where several processes train',
+    ),
+    (
+        "process group has not been initialized",
+        "start the script with torchrun, inside runner exec; it must call init_process_group",
+    ),
+    (
+        "CUDA out of memory",
+        "a smaller batch per GPU with more gradient_accumulation_steps, or "
+        "gradient_checkpointing=True",
+    ),
+    (
+        "TextEncodeInput must be",
+        "a row has no text (null, or a number): filter such rows before the tokenizer",
+    ),
+    (
+        "onversation roles must alternate",
+        "the chat template takes user and assistant in turns: join or drop the other messages",
+    ),
+    (
+        "is not currently imported",
+        "tokenizer_config.json names a class of another transformers: "
+        "PreTrainedTokenizerFast.from_pretrained reads tokenizer.json",
+    ),
+    (
+        "No usable temporary directory",
+        "TMPDIR names no folder that can be written here: export TMPDIR=/tmp",
+    ),
+    ("AF_UNIX path too long", "the path in TMPDIR is too long for a socket: export TMPDIR=/tmp"),
+    (
+        "Read-only file system",
+        "that folder cannot be written on this node (the bundle never can): give the script an "
+        "output folder on a disk that can",
+    ),
+    ("ChildFailedError", "the script's own error is the first traceback above"),
+    (
+        "No module named",
+        "add that package to the environment's list, and stage it again; for a file of yours: "
+        "start the script from its folder",
+    ),
 )
 
 
@@ -177,6 +288,37 @@ def install() -> None:
     sys.excepthook = hook
 
 
+_WEB = (80, 443)
+_asked = []  # type: List[str]
+
+
+def watch(event: str, arguments: Tuple[Any, ...]) -> None:
+    """Prints a line at the first connection to each address on the internet (PEP 578).
+
+    Where a node has no internet, many sites drop such packets: the script waits for minutes
+    without a word.
+    """
+    if event != "socket.connect" or len(arguments) < 2 or not isinstance(arguments[1], tuple):
+        return
+    host, port = arguments[1][:2]
+    if port not in _WEB or host in _asked or len(_asked) >= 9:
+        return
+    _asked.append(host)
+    try:
+        import ipaddress
+
+        if not ipaddress.ip_address(host).is_global:
+            return
+    except ValueError:
+        return
+    sys.stderr.write(
+        "runner exec: the script connects to %s, port %d, on the internet: on a node without "
+        "internet it waits there, perhaps for minutes (`stage trace` on the laptop names the "
+        "file)\n" % (host, port)
+    )
+    sys.stderr.flush()
+
+
 def load_the_next() -> None:
     """Loads the `sitecustomize` that this file hides, if there is one."""
     import importlib.machinery
@@ -193,4 +335,6 @@ def load_the_next() -> None:
 
 if __name__ == "sitecustomize":
     install()
+    if hasattr(sys, "addaudithook"):  # Python 3.8
+        sys.addaudithook(watch)
     load_the_next()

@@ -38,6 +38,9 @@ MULTI_NODE_LAUNCHERS = frozenset(
 )
 """Commands that start processes on other nodes, which cannot reach this node's loopback."""
 
+LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh"})
+"""Commands that set the variables of ranks themselves, or may."""
+
 REMOVED_VARIABLES = (
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
@@ -97,6 +100,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             about,
             avoided,
             _note_on_loggers(environ),
+            note_on_tasks(command, environ),
             *notes,
         )
         for note in filter(None, said):
@@ -151,6 +155,21 @@ def _note_on_loggers(environ: Mapping[str, str]) -> str:
     return (
         "WANDB_MODE=offline, because a compute node has no internet: `wandb sync` uploads the run "
         "later (to change it: export WANDB_MODE=online)"
+    )
+
+
+def note_on_tasks(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """One line where srun started several tasks and nothing tells a script of the others.
+
+    Trainer and accelerate then train the whole model once per task, without an error.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks in ("", "1") or "WORLD_SIZE" in environ or Path(command[0]).name in LAUNCHERS:
+        return ""
+    return (
+        f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: a script that does not "
+        "read Slurm's own variables trains alone in each task (if so: srun --ntasks-per-node=1 "
+        "runner exec ... torchrun ..., docs/howto/own-script.md)"
     )
 
 

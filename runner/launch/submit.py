@@ -31,8 +31,9 @@ REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
     "accounting/qos policy": "`sacctmgr show assoc user=$USER` and `sacctmgr show qos` show your "
-    "limits of jobs, nodes, GPUs and time; lower slurm.nodes, slurm.gpus_per_node or slurm.time, "
-    "or set slurm.options.account or qos.",
+    "limits of jobs, nodes, GPUs and time. If `squeue --me` has as many jobs as you may submit, "
+    "wait; else lower slurm.nodes, slurm.gpus_per_node or slurm.time, or set slurm.options.account "
+    "or qos.",
     "invalid qos": "See `sacctmgr show qos`, and set slurm.options.qos.",
     "gres option unsupported": "Ask with slurm.gpus_per_node alone, which becomes --gres, and "
     "remove gpus, gpus-per-task and gpus-per-socket from slurm.options.",
@@ -67,6 +68,18 @@ REMEDIES = {
     "permission denied": "Slurm lets this account submit no such job: see `sacctmgr show assoc "
     "user=$USER`, and set slurm.options.account or slurm.partition.",
     "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
+    "unspecified error": "A filter of the site refuses the job; its own words come before `Batch "
+    "job submission failed`. Correct `slurm:` as they say; where there are none, ask the site, "
+    "which lines it wants (often slurm.options.account, or mem).",
+    "invalid node name": "See `sinfo -N`, and correct nodelist or exclude in slurm.options.",
+    "dependency": "See `squeue --me`: the job in slurm.options.dependency has ended or never was. "
+    "Remove it.",
+    "job array specification": "See `scontrol show config | grep MaxArraySize`, and sweep over "
+    "fewer values.",
+    "authentication": "Slurm's own keys (munge) fail on this machine: try another login node, or "
+    "tell the site.",
+    "incompatible versions": "This machine has another Slurm than its controller: try another "
+    "login node, or tell the site.",
 }
 """Parts of sbatch's error messages, in lower case -> the remedy."""
 
@@ -74,6 +87,9 @@ _WAITS = ("down, drained or reserved", "required node not available", "requested
 """Parts of sbatch's messages, with --test-only, on a job that sbatch without it accepts."""
 
 _NO_ANSWER = ("unable to contact", "socket timed out", "connection refused", "temporarily unable")
+_NOT_YOURS = ("i/o error writing script", "zero bytes were transmitted", "job credential")
+"""Parts of sbatch's messages on what the site must repair."""
+
 _ADVICE_ELSEWHERE = (
     "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
 )
@@ -382,6 +398,12 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     if any(text in lowered for text in _NO_ANSWER):
         raise IncompleteError(
             f"Slurm does not answer: {message}", "Try again; `scontrol ping` shows when it is back."
+        )
+    if any(text in lowered for text in _NOT_YOURS):
+        raise IncompleteError(
+            f"Slurm itself cannot take the job: {message}",
+            "No setting of yours helps: often the disk of Slurm's controller is full (not yours, "
+            "whatever df shows here). Tell the site; then run the same command again.",
         )
     if "configuration source" in lowered:
         raise NoClusterError(

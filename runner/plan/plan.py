@@ -31,6 +31,8 @@ LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32
 MICRO_ON_CPU = 8
 MICRO_UNKNOWN = 32
+SURELY = 10
+"""A micro batch that fits so many times, as it is estimated, is not measured."""
 # (run file with its precision, tokens per sequence, ZeRO stage) -> the memory of a micro batch.
 Measure = Callable[[RunConfig, int, int], Footprint]
 
@@ -310,7 +312,13 @@ def _batch(
         state = model_state(config, shape, zero, world_size, offload)
         if measure is None:
             measure = partial(_estimate, shape)
-        fits, reason = _largest_micro(config, device, length, zero, state, measure)
+        available = max(0, int(device.memory * USABLE) - state)
+        if device.kind == "cpu":
+            fits, reason = MICRO_ON_CPU, "more does not make a CPU faster"
+        elif rough := surely_fits(config, shape, length, zero, share, available):
+            fits, reason = share, rough
+        else:
+            fits, reason = _largest_micro(config, length, zero, available, measure)
         micro = max(
             size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits)
         )
@@ -337,15 +345,29 @@ def _estimate(shape: ModelShape, config: RunConfig, length: int, zero: int) -> F
     return estimated(config, shape, length, zero, "without the model's code")
 
 
+def surely_fits(
+    config: RunConfig, shape: ModelShape, length: int, zero: int, rows: int, available: int
+) -> str:
+    """Returns why a micro batch of `rows` fits without being measured; empty: nobody knows.
+
+    To measure takes seconds, and decides nothing where many times the estimate fits.
+    """
+    rough = estimated(config, shape, length, zero, "")
+    need = SURELY * (rows * rough.each + rough.fixed + rough.buffers)
+    if not rough.each or need > available:
+        return ""
+    return (
+        f"{SURELY} times the estimate of {human_size(rough.each)} per sequence fits in "
+        f"{human_size(available)}"
+    )
+
+
 def _largest_micro(
-    config: RunConfig, device: Device, length: int, zero: int, state: int, measure: Measure
+    config: RunConfig, length: int, zero: int, available: int, measure: Measure
 ) -> tuple[int, str]:
-    if device.kind == "cpu":
-        return MICRO_ON_CPU, "more does not make a CPU faster"
     found = measure(config, length, zero)
     if not found.each:
         return MICRO_UNKNOWN, "the activations of such a model are not known"
-    available = max(0, int(device.memory * USABLE) - state)
     fits = found.largest(available)
     why = f"{found} in {human_size(available)}"
     if not fits:

@@ -165,7 +165,7 @@ def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
 
 
 def check_quota(where: Path, needed: int, mounts: str) -> None:
-    """Compares this user's quota on a Lustre disk with what a run needs.
+    """Compares what this user's quota leaves with what a run needs.
 
     Args:
         where: a folder of the run; it need not exist.
@@ -176,19 +176,14 @@ def check_quota(where: Path, needed: int, mounts: str) -> None:
         IncompleteError: the quota is too small.
     """
     folder = nearest_folder(where)
-    if disk_type(folder, mounts) not in _WITH_LFS or shutil.which("lfs") is None:
-        return
-    try:
-        shown = subprocess.run(
-            ["lfs", "quota", "-q", "-u", str(os.geteuid()), str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=QUOTA_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    left = quota_left(shown.stdout)
+    if disk_type(folder, mounts) in _WITH_LFS:
+        shows = f"lfs quota -h -u $USER {folder}"
+        text = _shown("lfs", "quota", "-q", "-u", str(os.geteuid()), str(folder))
+    else:
+        shows = "quota -s"
+        shown = _shown("quota", "-w", "-p", "--show-mntpoint", "--hide-device")
+        text = line_of_quota(shown, folder)
+    left = quota_left(text)
     if left is None:
         return
     space, files = left
@@ -196,21 +191,43 @@ def check_quota(where: Path, needed: int, mounts: str) -> None:
         raise IncompleteError(
             f"{where}: the run needs up to {human_size(needed)}; your quota leaves "
             f"{human_size(space)}.",
-            f"Free space (lfs quota -h -u $USER {folder}), keep fewer: --set checkpoint.keep=1, "
-            "or choose another --output",
+            f"Free space ({shows}), keep fewer: --set checkpoint.keep=1, or choose another "
+            "--output",
         )
     if files is not None and files < FILES_OF_A_RUN:
         raise IncompleteError(
             f"{where}: your quota leaves {human_count(files, 'file')}; a run makes up to "
             f"{FILES_OF_A_RUN}.",
-            f"Remove many small files (lfs quota -u $USER {folder}), or choose another --output",
+            f"Remove many small files ({shows}), or choose another --output",
         )
 
 
-def quota_left(text: str) -> tuple[int | None, int | None] | None:
-    """Reads `lfs quota -q` (lfs-quota(1)): bytes and files that are left; None: no limit. Pure.
+def _shown(*command: str) -> str:
+    """What a program prints; empty: it is not here, or does not answer in time."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUOTA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
-    A line has the path, kbytes, quota, limit, grace, files, quota, limit, grace. A long path is
+
+def line_of_quota(text: str, folder: Path) -> str:
+    """The line of `quota -w -p --show-mntpoint` (quota(1)) on the disk of a folder. Pure.
+
+    Empty: there is no quota on it.
+    """
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("/")}
+    return next((lines[str(p)] for p in (folder, *folder.parents) if str(p) in lines), "")
+
+
+def quota_left(text: str) -> tuple[int | None, int | None] | None:
+    """Reads `lfs quota -q` (lfs-quota(1)): bytes and files that are left; None: not known. Pure.
+
+    A line, also of quota(1), has the path, kbytes, quota, limit, grace, files, quota, limit, grace. A long path is
     alone on the line before. A number over its quota has a `*`. A limit of 0 is no limit.
     """
     fields = text.split()

@@ -33,12 +33,12 @@ from runner.inputs import (
     SplitInput,
     verification,
 )
-from runner.installed import is_installed, is_light, left_to_ranks
-from runner.plan.activations import measured
+from runner.installed import check_environment, is_installed, is_light, left_to_ranks
+from runner.plan.activations import USABLE, measured
 from runner.plan.load_memory import check_at_load, describe_at_load
 from runner.plan.memory import describe_state, model_state, state_needed
 from runner.plan.model_layers import check_fsdp, why_not_here
-from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
+from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length, surely_fits
 from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
@@ -120,6 +120,7 @@ def examine(
     with found.keeping():
         _check_writable(folder)
     found.attempt(_check_installed, config)
+    found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
@@ -253,6 +254,10 @@ def _examine_memory(
     found.attempt(check_at_load, decided, shape, plan, device, on_node)
     if device.kind == "cuda" and isinstance(config.batch.micro, int) and not found.errors:
         state = model_state(decided, shape, plan.zero, plan.world_size, plan.offload)
+        available = int(device.memory * USABLE) - state
+        size = (plan.sequence_length, plan.zero, plan.micro)
+        if surely_fits(decided, shape, *size, available):
+            return
         footprint = measured(
             decided,
             plan.sequence_length,

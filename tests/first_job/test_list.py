@@ -14,7 +14,7 @@ from tests.first_job import (
     test_storage,
     test_tokenizer,
 )
-from tests.runner.exec import test_exec
+from tests.runner.exec import test_exec, test_last_words
 from tests.runner.launch import test_surroundings
 from tests.runner.ranks import test_node_test
 from tests.runner.rehearse import test_nodes, test_rehearsal
@@ -35,7 +35,7 @@ FOUND: frozenset[str] = frozenset().union(
     filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.
-ADVISED = frozenset(filter(ENTRY.fullmatch, test_exec.ADVISED))
+ADVISED = frozenset(filter(ENTRY.fullmatch, test_last_words.ADVISED))
 AVOIDED: frozenset[str] = frozenset().union(
     test_exec.OFFLINE_LOGGERS,
     test_batch_and_memory.AVOIDED,

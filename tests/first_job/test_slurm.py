@@ -124,6 +124,14 @@ WORDS = {
     "CPU count per node can not be satisfied": "cpus-per-task",
     "Invalid qos specification": "slurm.options.qos",
     "Invalid license specification": "scontrol show lic",
+    "Unspecified error": "A filter of the site",
+    "Invalid node name specified": "nodelist or exclude",
+    "Job dependency problem": "slurm.options.dependency",
+    "Invalid job array specification": "MaxArraySize",
+    "Protocol authentication error": "munge",
+    "Incompatible versions of client and server code": "another login node",
+    "Requested node configuration is not available": "sinfo -N",
+    ACCOUNT: "sacctmgr show assoc",
 }
 
 
@@ -136,6 +144,26 @@ def test_every_refusal_of_slurm_has_a_remedy(
     with pytest.raises(UsageError) as refused:
         try_script(tmp_path / "submit.sbatch")
     assert words in refused.value.message and WORDS[words] in refused.value.remedy
+
+
+# What no setting helps against: the exit code says "later" (slurm_errno.c) -> what helps.
+LATER = {
+    "J18": ("I/O error writing script/environment to file", "disk of Slurm's controller"),
+    "J19": ("Socket timed out on send/recv operation", "scontrol ping"),
+    "no controller": ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
+    "no answer": ("Zero Bytes were transmitted or received", "Tell the site"),
+}
+
+
+@pytest.mark.parametrize("entry", LATER)
+def test_what_only_the_site_can_repair_is_not_blamed_on_the_run_file(
+    staged: Path, tmp_path: Path, entry: str
+) -> None:
+    words, helps = LATER[entry]
+    path = programs(tmp_path / "bin", sbatch=f"echo '{FAILED}{words}' >&2; exit 1", sinfo="exit 1")
+    write_run(tmp_path, **GPT2, slurm={})
+    said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
+    assert_found(said, Found((words,), helps, 5))
 
 
 NEVER_MET = {"N9": "is not an address on gpu1", "L6": "port 29500 is in use"}

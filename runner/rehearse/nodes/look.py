@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
+from runner.disks import local_folder, read_mounts
 from runner.errors import StageError, human_size
 from runner.gpu_check.facts import SHARED_MEMORY, driver_facts, node_facts
 from runner.gpu_check.on_node import run_item
@@ -20,7 +21,12 @@ from runner.installed import check_installed, to_train
 from runner.launch.node_check import check_here, describe
 from runner.launch.train import Run
 from runner.plan.devices import accelerators_meant
-from runner.preflight.access import check_readable, check_writable, files_to_read
+from runner.preflight.access import (
+    check_readable,
+    check_writable,
+    files_to_read,
+    nearest_folder,
+)
 from runner.preflight.findings import Finding, Findings
 from runner.ranks.environment import RankEnvironment
 from runner.ranks.network import (
@@ -37,6 +43,8 @@ LEAST_SHARED_MEMORY = 2**28
 """NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
 LEAST_LOCKED_MEMORY = 2**30
 """What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
+LEAST_FOR_CACHES = 2**30
+"""One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
 INFINIBAND = Path("/sys/class/infiniband")
 COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
@@ -66,6 +74,7 @@ def look(
         found.others += check_interfaces(environ, interfaces)
     found.others += check_shared_memory(SHARED_MEMORY)
     found.others += check_locked_memory(INFINIBAND, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
+    found.others += check_caches(local_folder(environ, read_mounts())[0])
     found.others += check_compiler(run.config)
     for item in _devices(run.config, environ, folder):
         found.lines.append(describe(item).strip())
@@ -191,6 +200,27 @@ def check_shared_memory(folder: Path) -> list[Finding]:
             f"{folder} has {human_size(size)}: NCCL between the GPUs of a node may not start.",
             "In a container: apptainer shares the node's, docker needs --ipc=host or "
             "--shm-size=1g. Else: export NCCL_SHM_DISABLE=1 in slurm.setup.",
+        )
+    ]
+
+
+def check_caches(folder: Path) -> list[Finding]:
+    """Finds a disk of the node that is too full for the caches of a job.
+
+    Args:
+        folder: of the job's caches; it need not exist.
+    """
+    above = nearest_folder(folder)
+    free = shutil.disk_usage(above).free
+    if free >= LEAST_FOR_CACHES:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{above} has {human_size(free)} free on this node: compiler caches and temporary "
+            "files go there, and end with `No space left on device`.",
+            "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER'] (the site's "
+            "documentation says which), or ask the site to clean this one.",
         )
     ]
 

@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     folder = tmp_path_factory.mktemp("home")
     (folder / "bundle").symlink_to(bundle)
     (folder / "empty").mkdir()
-    lora, fsdp = {"lora": {"rank": 4}}, {"engine": {"name": "fsdp", "wrap": {"min_params": 1000}}}
+    lora, fsdp = {"lora": {"rank": 4}}, {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayer"}}}
     data = {"asset": "reference", "messages": "text"}
     chat = {"task": "instruction", "model": {"asset": "tiny-gpt2"}, "dataset": data}
     for name, changes in {"run": {}, "lora": lora, "fsdp": fsdp, "chat": chat}.items():

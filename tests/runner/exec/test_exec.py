@@ -18,7 +18,6 @@ import pytest
 
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
-from runner.exec.last_words import advice
 from runner.exec.run import environment
 from runner.exec.server_process import read_line, start_server
 from runner.inputs import HubRepository
@@ -325,56 +324,28 @@ exit 7
 
 
 # Entries of docs/first-job-failures.md -> the library's words, and a part of our line after them.
-ADVISED = {
-    "X1": ("CUDA_HOME does not exist, unable to compile CUDA op(s)", "module load"),
-    "X3": ("Installed CUDA version 12.1 does not match the version torch was compiled with 11.8",
-           "torch.version.cuda"),
-    "X5": ("Unable to JIT load the fused_adam op due to ninja not being installed", "`ninja`"),
-    "X7": ("'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'", "first error above"),
-    "X8": ("Error building extension 'fused_adam'", "the compiler's own error"),
-    "L1": ("No module named 'mpi4py'", "torchrun"),
-    "L5": ("port: 29500 ... EADDRINUSE", "MASTER_PORT"),
-    "N8": ("The connection to the C10d store has failed", "--rdzv-endpoint"),
-    "S6": ("[Errno 37] No locks available", "$TMPDIR"),
-    "S7": ("[Errno 38] Function not implemented", "$TMPDIR"),
-    "S8": ("DataLoader worker is killed by signal: Bus error. It is possible that dataloader's "
-           "workers are out of shared memory", "num_workers=0"),
-    "S9": ("Too many open files. Communication with the workers is no longer possible", "ulimit"),
-    "S10": ("received 0 items of ancdata", "ulimit -n"),
-    "T10": ("the tokenizer does not have a padding token", "pad_token"),
-    "D9": ("Feature type 'List' not found", "datasets>=4"),
-    "E13": ("libmpi.so.40: cannot open shared object file", "MPI module"),
-    "a device of another": ("CUDA error: invalid device ordinal", "--nproc_per_node"),
-    "no GPU": ("No CUDA GPUs are available", "--gres=gpu:1"),
-    "old packages": ("numpy.dtype size changed, may indicate binary incompatibility", "numpy<2"),
-    "code": ("Please pass the argument `trust_remote_code=True`", "allow_code: true"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("entry", ADVISED)
-def test_a_librarys_words_are_followed_by_what_helps(entry: str) -> None:
-    words, line = ADVISED[entry]
-    assert line in advice(RuntimeError(words))
-
-
 def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
     where = ("http://127.0.0.1:1", Path("/tmp/a/exec/abc"), Path("/tmp/b"))
     assert environment({}, *where)["WANDB_MODE"] == "offline"
     assert environment({"WANDB_MODE": "disabled"}, *where)["WANDB_MODE"] == "disabled"
 
 
+ALONE = ("L9",)
+
+
+def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
+    eight = {"SLURM_STEP_NUM_TASKS": "8"}
+    assert "srun started 8 tasks" in exec_module.note_on_tasks(["python", "x.py"], eight)
+    for command, environ in (
+        (["torchrun", "x.py"], eight),
+        (["python", "x.py"], {**eight, "WORLD_SIZE": "8"}),
+        (["python", "x.py"], {"SLURM_STEP_NUM_TASKS": "1"}),
+        (["python", "x.py"], {}),
+    ):
+        assert exec_module.note_on_tasks(command, environ) == ""
+
+
 OFFLINE_LOGGERS = ("O8", "O9")
-
-
-def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
-    lost = RuntimeError("[Gloo] connect: Network is unreachable, remote=[10.0.0.2]:29500")
-    assert advice(lost) == ""
-    download = OSError("<urlopen error [Errno -2] Name or service not known>")
-    assert "no internet" in advice(download)
-    assert advice(RuntimeError("out of resource: shared memory, Required: 1, limit: 0")) == ""
-    outer = KeyError("x")
-    outer.__cause__ = ModuleNotFoundError("No module named 'mpi4py'")
-    assert "torchrun" in advice(outer)
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:

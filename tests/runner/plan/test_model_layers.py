@@ -24,8 +24,14 @@ def fsdp(cluster: Cluster, **engine: object) -> RunConfig:
 def test_layers_that_are_there_are_counted(cluster: Cluster) -> None:
     found = model_layers.check_wrap(fsdp(cluster, wrap={"layer": "BertLayer"}), model_of(cluster))
     assert found == "engine.wrap: 2 x BertLayer (as the run file says)"
-    found = model_layers.check_wrap(fsdp(cluster, wrap={"min_params": 1000}), model_of(cluster))
-    assert found is not None and "modules of at least 1,000 parameters" in found
+
+
+def test_for_a_number_of_parameters_no_model_is_built(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(model_layers, "in_child")
+    config = fsdp(cluster, wrap={"min_params": 1000})
+    assert model_layers.check_wrap(config, model_of(cluster)) is None
 
 
 def test_a_class_of_the_library_that_this_model_does_not_use_is_no_layer_of_it(
