@@ -29,13 +29,18 @@ FOUND: frozenset[str] = frozenset().union(
     *(test_environment.LOCKED, test_environment.NODES, test_environment.ON_LOGIN),
     *(test_environment.LAUNCHED, test_environment.TOOLS),
     *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET, test_slurm.UNEVEN),
+    filter(ENTRY.fullmatch, test_slurm.LATER),
     *(test_storage.DISKS, test_storage.QUOTA, test_storage.NODES, test_storage.RESUMED),
     *(test_batch_and_memory.ROWS, test_slurm.TOO_FEW, test_node_test.FOUND, test_rehearsal.FOUND),
-    test_nodes.LOCKED_MEMORY,
+    (*test_nodes.LOCKED_MEMORY, test_nodes.LITTLE_SPACE),
     filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.
-ADVISED = frozenset(filter(ENTRY.fullmatch, test_last_words.ADVISED))
+ADVISED = frozenset(
+    filter(
+        ENTRY.fullmatch, (*test_last_words.ADVISED, *test_last_words.WAITING, *test_exec.ALONE)
+    )
+)
 AVOIDED: frozenset[str] = frozenset().union(
     test_exec.OFFLINE_LOGGERS,
     test_batch_and_memory.AVOIDED,
@@ -51,11 +56,11 @@ ELSEWHERE = "injected in tests/runner or tests/site"
 LAUNCHERS = "another launcher than ours; `runner train` has no part that could fail so"
 NOT_INJECTED = {
     **dict.fromkeys(("C7", "C8", "L8", "B7"), GPU),
-    **dict.fromkeys(("X10", "L2", "L3", "L4", "L9"), LAUNCHERS),
+    **dict.fromkeys(("X10", "L2", "L3", "L4"), LAUNCHERS),
     **dict.fromkeys(("E2", "E9", "L10", "N1", "N6", "K2"), ELSEWHERE),
     **dict.fromkeys(("K8", "K9", "O1", "O2", "O5", "O6", "O7", "O10"), ELSEWHERE),
     "K10": "the transformers of these tests only warns",
-    **dict.fromkeys(("O11", "O12"), "a library's own download, behind `runner exec`"),
+    **dict.fromkeys(("O12",), "a library's own download, behind `runner exec`"),
 }
 
 

@@ -37,6 +37,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
 ACCOUNT = "Invalid account or account/partition combination specified"
 NO_GRES = "Requested GRES option unsupported by configured SelectType plugin"
 NO_GPU = "Cannot find GPU specification, you may not submit a job not requesting GPUs"
+POLICY = "Job violates accounting/QOS policy (job submit limit, ...)"
 MEMORY = "--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."
 # entry -> keys of `slurm:`, what sbatch says, what `check` says
 REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
@@ -59,6 +60,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
         f"sbatch: fatal: {MEMORY}",
         Found(("are mutually exclusive",), "Keep one of mem"),
     ),
+    "J20": (
+        {},
+        f"sbatch: error: Please name a project\nsbatch: error: {FAILED}Unspecified error",
+        Found(("Please name a project", "Unspecified error"), "A filter of the site"),
+    ),
+    "J21": ({}, FAILED + POLICY, Found(("violates accounting",), "squeue --me")),
 }
 
 
@@ -114,7 +121,6 @@ def test_nodes_that_are_away_and_gpus_that_are_too_few_are_told(
 # Other words of sbatch (slurm_errno.c) -> what helps.
 WORDS = {
     "Invalid feature specification": "slurm.options.constraint",
-    "Job violates accounting/QOS policy (job submit limit, ...)": "sacctmgr show qos",
     "User's group not permitted to use this partition": "AllowGroups",
     "Requested reservation is invalid": "scontrol show reservation",
     "No partition specified or system default partition": "sinfo -s",
@@ -124,7 +130,6 @@ WORDS = {
     "CPU count per node can not be satisfied": "cpus-per-task",
     "Invalid qos specification": "slurm.options.qos",
     "Invalid license specification": "scontrol show lic",
-    "Unspecified error": "A filter of the site",
     "Invalid node name specified": "nodelist or exclude",
     "Job dependency problem": "slurm.options.dependency",
     "Invalid job array specification": "MaxArraySize",

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import CheckpointConfig
-from runner.preflight import access
 from runner.run_folder.checkpoints import TrainingState
 from runner.training.components.process_group import Ranks
 from runner.training.saving import checkpoints
@@ -30,6 +29,7 @@ from tests.runner.training.saving.conftest import ranks
 from tests.stage.environment.compat.test_node import ROOMY
 from tests.stage.environment.compat.test_node import check as env_check
 from tests.stage.environment.compat.test_node import df as df_of
+from tests.support import refuse_writes
 from tests.support.environment.laptop import alone
 from tests.support.node import Node
 
@@ -55,35 +55,37 @@ DISKS: dict[str, tuple[str, Found]] = {
 }
 
 
+def check_in_child(folder: Path, bundle: Path, before: list[str], output: str) -> Said:
+    """`runner check` in a process of its own, begun by other words."""
+    write_run(folder, **GPT2)
+    command = ("check", "tiny.yaml", "--bundle", str(bundle), "--processes", "2")
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "runner", *command, "--output", output],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.mark.parametrize("entry", DISKS)
 def test_a_disk_that_cannot_hold_the_run_is_found_on_the_login_node(
     staged: Path, tmp_path: Path, entry: str
 ) -> None:
     options, found = DISKS[entry]
     (tmp_path / "disk").mkdir()
-    write_run(tmp_path, **GPT2)
     script = f'mount -t tmpfs -o {options} none disk || exit 99; exec "$@"'
-    command = ("check", "tiny.yaml", "--bundle", str(staged), "--processes", "2")
-    done = subprocess.run(
-        [*alone("m"), "sh", "-c", script, "sh", sys.executable, "-m", "runner", *command,
-         "--output", "disk/run"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert_found(Said(done.returncode, done.stdout, done.stderr), found)
+    said = check_in_child(tmp_path, staged, [*alone("m"), "sh", "-c", script, "sh"], "disk/run")
+    assert_found(said, found)
 
 
 QUOTA = {"S2": Found(("your quota is used up, of bytes or of files",), "quota -s", 5)}
 
 
-def test_a_quota_that_is_used_up_is_called_a_quota(
-    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-    monkeypatch.setattr(access, "write_fault", lambda _folder: fault)
-    assert_found(check(tmp_path, staged, **GPT2), QUOTA["S2"])
+def test_a_quota_that_is_used_up_is_called_a_quota(staged: Path, tmp_path: Path) -> None:
+    before = [sys.executable, refuse_writes.__file__, str(errno.EDQUOT), "65536"]
+    assert_found(check_in_child(tmp_path, staged, before, "run"), QUOTA["S2"])
 
 
 # entry -> what df says, TMPDIR, what `stage env check` says

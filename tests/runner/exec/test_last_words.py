@@ -35,26 +35,26 @@ ADVISED = {
     "B9": ("Attempting to unscale FP16 gradients.", "dtype=torch.float32"),
     "B10": ("1 validation error for DeepSpeedZeroConfig stage3_prefetch_bucket_size Input should "
             "be a valid integer, got a number with a fractional part", "whole numbers"),
-    "B11": ("Input should be a valid integer, unable to parse string as an integer "
+    "auto": ("Input should be a valid integer, unable to parse string as an integer "
             "[type=int_parsing, input_value='auto', input_type=str]", "write numbers"),
     "E14": ("Using the `Trainer` with `PyTorch` requires `accelerate>=1.1.0`", "`accelerate` is"),
     "E15": ("__init__() got an unexpected keyword argument 'evaluation_strategy'", "eval_strategy"),
     "E16": ("module 'numpy' has no attribute 'float'.", "numpy<1.24"),
-    "E17": ("No module named 'flash_attn'", "add that package"),
-    "M5": ("DataLoader worker (pid 12) is killed by signal: Killed.", "--mem"),
-    "M6": ("element 0 of tensors does not require grad and does not have a grad_fn",
+    "a package": ("No module named 'flash_attn'", "add that package"),
+    "no memory": ("DataLoader worker (pid 12) is killed by signal: Killed.", "--mem"),
+    "M5": ("element 0 of tensors does not require grad and does not have a grad_fn",
            "enable_input_require_grads"),
     "L11": ("Expected to have finished reduction in the prior iteration", "find_unused"),
     "L12": ("You can't train a model that has been loaded in 8-bit precision on a different device "
             "than the one you're training on.", "LOCAL_RANK"),
-    "L13": ("Cannot copy out of meta tensor; no data!", "device_map"),
-    "L14": ("Default process group has not been initialized", "torchrun"),
+    "weights on meta": ("Cannot copy out of meta tensor; no data!", "device_map"),
+    "L13": ("Default process group has not been initialized", "torchrun"),
     "O13": ("Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/home/me/llama'",
             "not on this node"),
     "S11": ("database is locked", "$TMPDIR"),
     "S12": ("No usable temporary directory found in ['/local/job7', '/tmp']", "TMPDIR=/tmp"),
     "S13": ("AF_UNIX path too long", "TMPDIR=/tmp"),
-    "S14": ("[Errno 30] Read-only file system: '/data/x'", "can be written"),
+    "S14": ("[Errno 30] Read-only file system: '/data/x'", "output folder"),
 }  # fmt: skip
 
 

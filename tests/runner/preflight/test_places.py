@@ -24,12 +24,20 @@ from runner.errors import (
     join_errors,
 )
 from runner.inputs import resolve
-from runner.preflight.access import check_readable, check_writable, nearest_folder, quota_left
+from runner.preflight.access import (
+    check_quota,
+    check_readable,
+    check_writable,
+    line_of_quota,
+    nearest_folder,
+    quota_left,
+)
 from runner.preflight.findings import FAULTS
 from runner.preflight.places import check_own_name, check_places
 from runner.preflight.preflight import examine
 from runner.preflight.settings import check_precision
 from runner.run_folder.layout import RunFolder
+from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.runner.plan.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
@@ -158,6 +166,33 @@ def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
 )
 def test_the_quota_of_lustre_is_read(text: str, left: tuple[int | None, int | None] | None) -> None:
     assert quota_left(text) == left
+
+
+QUOTAS = """\
+Disk quotas for user me (uid 1000):
+     Filesystem   space   quota   limit   grace   files   quota   limit   grace
+/ 5 0 0 0 7 0 0 0
+/home 1000 3000 4000 0 12 0 100 0
+"""
+
+
+def test_the_quota_of_other_disks_is_that_of_the_nearest_mount() -> None:
+    line = line_of_quota(QUOTAS, Path("/home/me/output"))
+    assert quota_left(line) == (3000 * 1024, 88)
+    assert quota_left(line_of_quota(QUOTAS, Path("/scratch/me"))) == (None, None)
+    assert quota_left(line_of_quota("Disk quotas for user me (uid 1000): none\n", Path("/"))) is None
+
+
+def test_a_quota_that_leaves_too_little_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"/ 1000 3000 4000 0 12 0 0 0\n{tmp_path} 1000 3000 4000 0 12 0 9999 0"
+    path = programs(tmp_path / "bin", quota=f'[ "$1 $2" = "-w -p" ] && echo "{text}"')
+    monkeypatch.setenv("PATH", path)
+    check_quota(tmp_path / "run", 2**20, "")
+    with pytest.raises(IncompleteError, match=r"your quota leaves 3\.07 MB") as refused:
+        check_quota(tmp_path / "run", 2**30, "")
+    assert "quota -s" in refused.value.remedy
 
 
 MOUNTS = """\
