@@ -45,6 +45,12 @@ RUN_FILE_KEYS = (
 TYPES = {"Adam": "adamw", "AdamW": "adamw", "SGD": "sgd"}
 FROM_ZERO = ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio")
 REPORTERS = ("wandb", "comet")
+WHOLE = frozenset({
+    "allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
+})  # fmt: skip
+"""Keys of `zero_optimization` that DeepSpeed reads as whole numbers, and refuses else."""
 SECTIONS = (
     "optimizer",
     "optimizer.params",
@@ -236,6 +242,16 @@ def _check_supported(theirs: Mapping[str, Any], path: Path, mistakes: Mistakes) 
                 f"{path}: zero_optimization.cpu_offload is an old key of DeepSpeed.",
                 'Write "offload_optimizer": {"device": "cpu"} instead.',
             )
+    for key in WHOLE & zero.keys():
+        value = zero[key]
+        with mistakes:
+            if value != "auto" and (not isinstance(value, (int, float)) or value % 1):
+                whole = int(value) if isinstance(value, float) else 50_000_000
+                raise UsageError(
+                    f"{path}: zero_optimization.{key} must be a whole number, found `{value}`: "
+                    "DeepSpeed would refuse it in each rank.",
+                    f'Write "{key}": {whole}, or "auto".',
+                )
 
 
 def _take(tree: dict[str, Any], dotted: str) -> Any:

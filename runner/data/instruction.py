@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.config.data import DatasetConfig
@@ -32,6 +32,7 @@ Span = tuple[int, int]
 
 # Keys of an assistant's message that are an answer without a text in `content`.
 ANSWERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+FIRST_ROWS = 64
 INVISIBLE = r"[\s\u200b-\u200d\u2060\ufeff]"  # white space, and zero-width characters
 
 
@@ -298,6 +299,31 @@ def documents(
             _document(*pair, ends, recipe, tally) for pair in zip(samples, encoded, strict=True)
         )
         yield [document for document in written if document is not None]
+
+
+def try_first_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Writes the first rows of a split as for training.
+
+    Returns:
+        Why none of them has something to learn; empty: some have.
+
+    Raises:
+        UsageError: as for `documents`.
+    """
+    limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
+    tally, rows = Tally(), min(limit, recipe.split.rows)
+    if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
+        return ""
+    name = recipe.dataset.messages
+    if tally.too_long >= tally.nothing_to_learn:
+        why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
+    elif name is None:
+        why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
+    else:
+        values = next(columns(recipe.split, [name], limit))[name]
+        roles = sorted({str(message.get("role")) for talk in values if talk for message in talk})
+        why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
+    return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
 
 
 def _written(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -> Sample | None:

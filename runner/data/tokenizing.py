@@ -43,7 +43,9 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # tokenizers raises Exception itself
         if shortage(error):
             raise
@@ -62,6 +64,13 @@ def _why_not(folder: Path, said: str) -> tuple[str, str]:
         said: the first line of the error.
     """
     remedy = "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model)."
+    if "custom code" in said:
+        return (
+            "tokenizer_config.json asks for code of the model's own (auto_map), which `runner train` "
+            "never runs",
+            "Stage a model whose tokenizer needs no code of its own; or train with a script of "
+            "yours behind `runner exec`.",
+        )
     if (folder / "tokenizer.json").is_file():
         if "untagged enum" in said:
             here = metadata.version("tokenizers")

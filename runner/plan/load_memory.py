@@ -15,6 +15,10 @@ from runner.plan.plan import TrainingPlan
 from runner.plan.shapes import Device, ModelShape
 
 
+LEAST_MB = 1000
+"""What Python, torch and transformers take per rank, before a model is loaded."""
+
+
 def peak_at_load(
     config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device, ranks: int
 ) -> int:
@@ -54,6 +58,13 @@ def check_at_load(
         UsageError: they do not; says how much is needed.
     """
     has = ranks * (device.memory if device.kind == "cpu" else device.host_memory)
+    asked = str(config.slurm.options.get("mem", ""))
+    if asked.isdecimal() and 0 < int(asked) < LEAST_MB * ranks:
+        raise UsageError(
+            f"{config.path}: slurm.options: mem: {asked} is {asked} MB (sbatch reads a number "
+            "without a unit as megabytes): Slurm kills the job while torch is imported.",
+            f"Write mem: {asked}G, if these are gigabytes.",
+        )
     peak = peak_at_load(config, shape, plan, device, ranks)
     what = f"the node of rank 0 holds up to {human_size(peak)} of weights while the model is loaded"
     kept = _offloaded(config, shape, plan, ranks) if device.kind != "cpu" else 0

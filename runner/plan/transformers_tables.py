@@ -112,6 +112,36 @@ def tokens_of_class(model_type: str, tokenizer_class: str | None) -> dict[str, s
     }
 
 
+def words_of(file: str, name: str) -> frozenset[str]:
+    """Returns the keys of a dictionary in a source file of transformers; empty: not known.
+
+    Args:
+        file: path of the source file in the package.
+        name: the variable that holds the dictionary.
+    """
+    path = _source(file)
+    for node in _parsed(path).body if path is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Dict) and any(_is_named(t, name) for t in targets if t):
+            keys = (key.value for key in value.keys if isinstance(key, ast.Constant))
+            return frozenset(filter(lambda key: isinstance(key, str), keys))
+    return frozenset()
+
+
+def pads_embedding(model_type: str) -> bool:
+    """Whether the token embedding of a model type must have a row for the padding token."""
+    path = _source(f"models/{model_type}/modeling_{model_type}.py")
+    return path is not None and "padding_idx" in path.read_text(encoding="utf-8")
+
+
+def _source(file: str) -> Path | None:
+    """A source file of transformers; None: there is none."""
+    spec = importlib.util.find_spec("transformers")
+    path = Path(spec.origin).parent / file if spec is not None and spec.origin else None
+    return path if path is not None and path.is_file() else None
+
+
 def _table(package: str, file: str, name: str) -> dict[str, Any]:
     """Returns a dictionary that a source file contains as `{...}` or as `OrderedDict([...])`.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 from runner import kept
 from runner.config.data import LANGUAGE
@@ -15,7 +18,13 @@ from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
 from runner.plan.model_layers import check_wrap, why_not_here
 from runner.plan.shapes import ModelShape
-from runner.plan.transformers_tables import leave_torch_alone, model_types
+from runner.plan.transformers_tables import (
+    leave_torch_alone,
+    model_types,
+    pads_embedding,
+    words_of,
+)
+from runner.preflight.weights import text_settings
 
 
 def check_model(config: RunConfig, model: ModelInput) -> str | None:
@@ -28,6 +37,13 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
     kind = model.settings.get("model_type")
     is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
     is_known = is_installed("transformers") or any(kind in types for types in names.values())
+    if kind is None:
+        raise UsageError(
+            f"{config.path}: {model.path / 'config.json'} has no model_type, so it is not of a "
+            "model that transformers can load.",
+            "Stage the repository of the same model in transformers' format (often its name ends "
+            "in -hf).",
+        )
     if is_known and kind not in names[config.task]:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
@@ -96,6 +112,7 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     )
     if kept.read(path) == model.asset:
         return
+    check_values(config, model)
     leave_torch_alone()
     from transformers import AutoConfig
 
@@ -120,6 +137,59 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
             remedy,
         ) from None
     kept.keep(path, model.asset)
+
+
+def check_values(config: RunConfig, model: ModelInput) -> None:
+    """Refuses values of config.json that end a rank while the model is built or used.
+
+    transformers reads them all: it compares no numbers, and looks names up only in the model.
+
+    Raises:
+        UsageError: some are wrong; names the keys.
+    """
+    text = text_settings(model.settings)
+    problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
+    if problems:
+        raise UsageError(
+            f"{config.path}: {model.path / 'config.json'}: {'; '.join(problems)}.",
+            "Stage the model again, with its own config.json unchanged, or correct that key at its "
+            "source.",
+        )
+
+
+def _of_heads(text: Mapping[str, Any]) -> list[str]:
+    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared:
+        return [f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}"]
+    return []
+
+
+def _of_names(text: Mapping[str, Any]) -> list[str]:
+    """Names of functions that the installed transformers does not have."""
+    problems = []
+    known = words_of("activations.py", "ACT2CLS")
+    for key in ("hidden_act", "activation_function", "hidden_activation"):
+        name = text.get(key)
+        if known and isinstance(name, str) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean `{near[0]}`?)" if near else ""
+            problems.append(f"{key}: transformers has no activation `{name}`{hint}")
+    ropes = words_of("modeling_rope_utils.py", "ROPE_INIT_FUNCTIONS")
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+        if ropes and isinstance(kind, str) and kind not in (ropes | {"default", "mrope", "su"}):
+            problems.append(f"{key}: transformers has no rope_type `{kind}`")
+    return problems
+
+
+def _of_padding(text: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    padding = text.get("pad_token_id", settings.get("pad_token_id"))
+    rows, kind = text.get("vocab_size"), str(text.get("model_type", settings.get("model_type")))
+    if isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0:
+        if kind.isidentifier() and pads_embedding(kind):
+            return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
+    return []
 
 
 def newer_transformers(model: ModelInput) -> str:

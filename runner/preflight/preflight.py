@@ -14,7 +14,7 @@ from functools import partial
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
-from runner.data.instruction import Writer
+from runner.data.instruction import Writer, try_first_rows
 from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
 from runner.data.tokenizing import frame, load_tokenizer
@@ -50,7 +50,7 @@ from runner.preflight.access import (
     files_to_read,
     nearest_folder,
 )
-from runner.preflight.findings import Findings
+from runner.preflight.findings import Finding, Findings
 from runner.preflight.model import check_config, check_index, check_model
 from runner.preflight.settings import (
     check_accumulation,
@@ -135,7 +135,7 @@ def examine(
         model_fits = len(found.errors) == before
         length, total = _examine_run(found, config, inputs, folder, shape, world_size, device)
         if model_fits:
-            found.attempt(_examine_tokenizer, found, config, inputs.model, shape)
+            found.attempt(_examine_tokenizer, found, config, inputs, shape, length)
         if with_texts and length is not None and not found.errors:
             wanted = recipes(config, inputs, length)
             found.errors += check_classes(wanted).errors
@@ -182,10 +182,21 @@ def _examine_model(
 
 
 def _examine_tokenizer(
-    found: Findings, config: RunConfig, model: ModelInput, shape: ModelShape
+    found: Findings, config: RunConfig, inputs: Inputs, shape: ModelShape, length: int | None
 ) -> None:
-    if how := _check_tokenizer(config, model, shape):
+    if how := _check_tokenizer(config, inputs.model, shape):
         found.lines.append(f"samples are written {how}")
+    if config.task != "instruction" or length is None or not is_installed("transformers"):
+        return
+    tokenizer = load_tokenizer(inputs.model)
+    for recipe in recipes(config, inputs, length)["train"]:
+        if problem := found.attempt(try_first_rows, recipe, tokenizer):
+            remedy = (
+                "Look at these rows: in `messages`, the answers need the role `assistant`; "
+                "dataset.response names the column of the answers; a longer sequence_length, or "
+                "dataset.too_long: cut, keeps long rows."
+            )
+            found.others.append(Finding("warning", f"{config.path}: {problem}.", remedy))
 
 
 def _examine_run(

@@ -38,6 +38,13 @@ SHARED = ("num_hidden_groups", "num_hidden_layers_shared")
 EXTRA_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Keys of models that store layers beyond those of config.json (multi-token prediction)."""
 
+WRAPPERS = {
+    "base_model.model.": "from peft, without merge_and_unload()",
+    "_orig_mod.": "after torch.compile",
+    "module.": "from within DistributedDataParallel or DeepSpeed",
+}
+"""The begin of all names in weights that were saved with a wrapper around the model."""
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -80,6 +87,8 @@ def check_weights(
     """
     if not shapes or "quantization_config" in settings:
         return [], []  # packed weights have shapes of their own
+    if wrapped := _wrapped(asset, shapes):
+        return [wrapped], []
     text = text_settings(settings)
     problems = _of_embedding(text, embedding_of(shapes))
     warnings = []
@@ -95,6 +104,20 @@ def check_weights(
         for problem in problems
     ]
     return errors, [Finding("warning", f"`{asset}`: {warning}.", remedy) for warning in warnings]
+
+
+def _wrapped(asset: str, shapes: Shapes) -> StageError | None:
+    """The error of weights that all have a wrapper's name before their own."""
+    for prefix, how in WRAPPERS.items():
+        if all(name.startswith(prefix) for name in shapes):
+            return UsageError(
+                f"`{asset}`: its weights are named `{prefix}...`: they were saved {how}, and "
+                "transformers would find none of them and draw all at random.",
+                "Save the model again with `save_pretrained` of the model inside, or rename: "
+                "save_file({k.removeprefix('" + prefix + "'): v for k, v in "
+                "load_file(F).items()}, F, {'format': 'pt'}), of safetensors.torch; then stage it.",
+            )
+    return None
 
 
 def _of_embedding(text: Mapping[str, Any], embedding: Embedding | None) -> list[str]:

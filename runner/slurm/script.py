@@ -26,6 +26,7 @@ OWN_KEYS = {
     "partition": "partition",
     "nodes": "nodes",
     "ntasks-per-node": "tasks_per_node",
+    "ntasks": "tasks_per_node",
     "time": "time",
 }
 """Options of sbatch with their own key in the run file; `options` must not contradict it."""

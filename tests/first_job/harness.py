@@ -143,7 +143,8 @@ def fetch(folder: Path, assets: Mapping[str, Mapping[str, Any]], *options: str) 
 def bundle_of_variants(folder: Path, sources: Mapping[str, tuple[Path, Change]]) -> Path:
     """A sound bundle whose models are copies with a fault: as a colleague's folder could be.
 
-    It also has the datasets `texts` and `chats`.
+    It also has the datasets `texts` and `chats`; `twice`, in which the user asks twice; and `bots`,
+    without an assistant.
 
     Args:
         sources: asset name -> the folder that is copied, and what is done to the copy.
@@ -157,7 +158,14 @@ def bundle_of_variants(folder: Path, sources: Mapping[str, tuple[Path, Change]])
         [{"role": "user", "content": "And?"}, {"role": "assistant", "content": line[:80]}]
         for line in lines
     ]
-    for name, column, values in (("texts", "text", lines), ("chats", "messages", talks)):
+    twice = [[{"role": "user", "content": "Well?"}, *talk] for talk in talks]
+    bots = [[{"role": "bot", "content": line[:80]}] for line in lines]
+    for name, column, values in (
+        ("texts", "text", lines),
+        ("chats", "messages", talks),
+        ("twice", "messages", twice),
+        ("bots", "messages", bots),
+    ):
         rows = "".join(json.dumps({column: value}) + "\n" for value in values)
         (folder / f"{name}.jsonl").write_text(rows)
         assets[name] = {"path": f"./{name}.jsonl", "convert": "json"}

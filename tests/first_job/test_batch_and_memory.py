@@ -70,6 +70,14 @@ ROWS: dict[str, tuple[dict[str, Any], Found]] = {
         GPT2 | {"model": {"asset": "bfloat"}, "precision": "fp16", "slurm": V100},
         Found(("was trained in bfloat16",), "fp32", 0),
     ),
+    "B10": (
+        GPT2 | theirs(zero_optimization={"stage": 3, "stage3_prefetch_bucket_size": 15099494.4}),
+        Found(("must be a whole number, found `15099494.4`",), '"stage3_prefetch_bucket_size"'),
+    ),
+    "megabytes": (
+        GPT2 | {"slurm": {"options": {"mem": 64, "gres": "gpu:a100:1"}}},
+        Found(("mem: 64 is 64 MB",), "mem: 64G"),
+    ),
     "M1": (
         GPT2 | {"batch": {"global": 200_000, "micro": 200_000}, "slurm": A100},
         Found(("batch.micro 200000 needs about", "has 85.9 GB"), "Set batch.micro: "),

@@ -18,6 +18,7 @@ from tests.runner.exec import test_exec, test_last_words
 from tests.runner.launch import test_surroundings
 from tests.runner.ranks import test_node_test
 from tests.runner.rehearse import test_nodes, test_rehearsal
+from tests.runner.training.engines import test_native_engines
 
 PAGE = Path(__file__).parents[2] / "docs/first-job-failures.md"
 ENTRY = re.compile(r"[A-Z]\d+")
@@ -31,8 +32,10 @@ FOUND: frozenset[str] = frozenset().union(
     *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET, test_slurm.UNEVEN),
     filter(ENTRY.fullmatch, test_slurm.LATER),
     *(test_storage.DISKS, test_storage.QUOTA, test_storage.NODES, test_storage.RESUMED),
-    *(test_batch_and_memory.ROWS, test_slurm.TOO_FEW, test_node_test.FOUND, test_rehearsal.FOUND),
+    *(test_slurm.TOO_FEW, test_node_test.FOUND, test_rehearsal.FOUND),
+    filter(ENTRY.fullmatch, test_batch_and_memory.ROWS),
     (*test_nodes.LOCKED_MEMORY, test_nodes.LITTLE_SPACE),
+    (test_native_engines.UNUSED,),
     filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.

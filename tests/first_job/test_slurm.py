@@ -201,7 +201,18 @@ def test_tasks_that_slurm_spreads_unevenly_are_refused_by_the_launcher() -> None
     assert_found(Said(2, "", f"error: {refused.value}"), UNEVEN["J11"])
 
 
-AVOIDED = ("J8", "J9", "J14", "J15", "L5", "N2")
+def test_a_time_without_quotes_is_what_it_says(staged: Path, tmp_path: Path) -> None:
+    """YAML 1.1 reads 12:00:00 as 43200, which are minutes for Slurm."""
+    run = write_run(tmp_path, **GPT2)
+    run.write_text(run.read_text() + "slurm:\n  time: 12:00:00\n")
+    said = run_runner(tmp_path, "submit", "tiny.yaml", "--bundle", str(staged), "--print")
+    assert "#SBATCH --time=12:00:00\n" in said.out
+    run.write_text(run.read_text().replace("12:00:00", "12"))
+    said = run_runner(tmp_path, "submit", "tiny.yaml", "--bundle", str(staged), "--print")
+    assert_found(said, Found(("`slurm.time` must be text", "`12`"), 'time: "12"'))
+
+
+AVOIDED = ("J22", "J8", "J9", "J14", "J15", "L5", "N2")
 
 
 def test_variables_of_a_job_around_us_are_not_passed_on() -> None:

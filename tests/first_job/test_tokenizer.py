@@ -60,6 +60,35 @@ def newer_config(settings: dict[str, Any]) -> None:
     settings.update(model_type="qwen9", transformers_version="9.1.0")
 
 
+def renamed(prefix: str) -> Change:
+    """Names the weights as a wrapper around the model does."""
+
+    def rename(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+
+    return weights(rename)
+
+
+def config(**values: Any) -> Change:
+    """Changes keys of config.json."""
+    return edit("config.json", lambda document: document.update(values))
+
+
+def template(text: str) -> Change:
+    """Gives a model another chat template."""
+    return both(
+        remove("chat_template*"),
+        edit("tokenizer_config.json", lambda d: d.update(chat_template=text)),
+    )
+
+
+IN_TURNS = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/...') }}{% endif %}"
+    "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+)
+OWN_CODE = {"AutoTokenizer": ["tokenization_mine.MyTokenizer", None]}
 TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 # entry -> model that is copied, what is done to it, keys of the run file, what `check` must say
 ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
@@ -148,6 +177,30 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CAUSAL | {"sequence_length": 65},
         Found(("sequence_length 65", "has 64 positions"), "Set sequence_length: 64 or less"),
     ),
+    "T15": (
+        CHAT,
+        template(IN_TURNS),
+        TALKS | {"dataset": {"asset": "twice", "messages": "messages"}},
+        Found(("row 0", "Conversation roles must alternate"), "Fix the row"),
+    ),
+    "T16": (
+        CHAT,
+        config(pad_token_id=99999),
+        CAUSAL,
+        Found(("pad_token_id 99999 is beyond vocab_size",), "correct that key"),
+    ),
+    "T17": (
+        GPT2,
+        renamed("module."),
+        CAUSAL,
+        Found(("named `module....`", "DistributedDataParallel"), "removeprefix('module.')"),
+    ),
+    "T18": (
+        GPT2,
+        lambda _folder: None,
+        CAUSAL | {"lora": {"targets": ["q_proj"]}},
+        Found(("has no module `q_proj`",), "c_attn"),
+    ),
 }  # fmt: skip
 
 
@@ -158,6 +211,58 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         edit("config.json", lambda d: d.update(num_attention_heads=7)),
         CAUSAL,
         Found(("does not read", "not a multiple of the number of attention heads"), "Stage the"),
+    ),
+    "own code": (
+        CHAT,
+        edit(
+            "tokenizer_config.json", lambda d: d.update(tokenizer_class="Mine", auto_map=OWN_CODE)
+        ),
+        CAUSAL,
+        Found(("code of the model's own (auto_map)",), "needs no code of its own"),
+    ),
+    "compiled": (
+        CHAT,
+        renamed("_orig_mod."),
+        CAUSAL,
+        Found(("after torch.compile",), "removeprefix('_orig_mod.')"),
+    ),
+    "shared heads": (
+        CHAT,
+        config(num_key_value_heads=3),
+        CAUSAL,
+        Found(("is no multiple of num_key_value_heads 3",), "correct that key"),
+    ),
+    "activation": (
+        CHAT,
+        config(hidden_act="sillu"),
+        CAUSAL,
+        Found(("no activation `sillu`", "did you mean `silu`"), "correct that key"),
+    ),
+    "rope": (
+        CHAT,
+        config(rope_scaling={"type": "dynamicc", "factor": 2.0}, rope_parameters=None),
+        CAUSAL,
+        Found(("no rope_type `dynamicc`",), "correct that key"),
+    ),
+    "no type": (
+        GPT2,
+        edit("config.json", lambda d: d.pop("model_type")),
+        CAUSAL,
+        Found(("has no model_type",), "-hf"),
+    ),
+    "no assistant": (
+        CHAT,
+        lambda _folder: None,
+        TALKS | {"dataset": {"asset": "bots", "messages": "messages"}},
+        Found(("no message of the role `assistant`", "the roles are bot"), "`assistant`", 0),
+    ),
+    "too long": (
+        CHAT,
+        lambda _folder: None,
+        TALKS
+        | {"sequence_length": 8,
+           "dataset": {"asset": "chats", "messages": "messages", "too_long": "drop"}},
+        Found(("all are longer than sequence_length 8",), "too_long: cut", 0),
     ),
     "quantised": (
         GPT2,
@@ -174,7 +279,7 @@ def variants(tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundl
     models = {name: bundle / "data/models" / name for name in (BERT, GPT2)}
     models[CHAT] = twins_bundle / "data/models" / CHAT
     sources = {
-        entry.lower(): (models[name], change) for entry, (name, change, *_) in (ROWS | MORE).items()
+        entry.lower().replace(" ", "-"): (models[name], change) for entry, (name, change, *_) in (ROWS | MORE).items()
     }
     sources["gpt2"] = (models[GPT2], lambda _folder: None)
     return bundle_of_variants(tmp_path_factory.mktemp("variants"), sources)
@@ -185,7 +290,7 @@ def test_what_does_not_fit_is_found_on_the_login_node(
     variants: Path, tmp_path: Path, entry: str
 ) -> None:
     _, _, keys, found = (ROWS | MORE)[entry]
-    assert_found(check(tmp_path, variants, **{"model": {"asset": entry.lower()}, **keys}), found)
+    assert_found(check(tmp_path, variants, **{"model": {"asset": entry.lower().replace(" ", "-")}, **keys}), found)
 
 
 AVOIDED = ("T10",)

@@ -12,14 +12,19 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from tests.runner.training.saving.conftest import ranks
 
+if TYPE_CHECKING:
+    from runner.training.components.process_group import Ranks
+
+__all__ = ["ranks"]
 ROOT = Path(__file__).parents[4]
 RUN_FILE = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
 CASES = [
@@ -106,6 +111,34 @@ def test_without_a_compiler_nothing_is_compiled(
         make_engine(
             nn.Linear(2, 2), config, TrainingPlan(8, 1, 1, 1, 1, "fp32", 0, ()), torch.device("cpu")
         )
+
+
+UNUSED = "L11"  # an entry of docs/first-job-failures.md
+
+
+def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: Ranks) -> None:
+    """torch names no weight, and not before the second step."""
+    import torch
+    from torch import nn
+
+    from runner.plan.plan import TrainingPlan
+    from runner.training.engines import make_engine
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 1), nn.Linear(2, 1)
+
+        def forward(self, rows: Any) -> Any:
+            return self.used(rows).sum()
+
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    config = RunConfig.load(tmp_path / "run.yaml", ["engine.name=ddp"])
+    plan = TrainingPlan(8, 1, 1, 1, 1, "fp32", 0, ())
+    engine = make_engine(Half(), config, plan, torch.device("cpu"))
+    with pytest.raises(UsageError, match=r"2 weights .* idle\.weight, idle\.bias") as refused:
+        engine.backward(engine.forward({"rows": torch.ones(3, 2)}), last=True)
+    assert "fsdp" in refused.value.remedy
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
