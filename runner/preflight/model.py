@@ -112,7 +112,6 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     )
     if kept.read(path) == model.asset:
         return
-    check_values(config, model)
     leave_torch_alone()
     from transformers import AutoConfig
 
@@ -136,6 +135,7 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
             f"{model.path / 'config.json'}: {said}",
             remedy,
         ) from None
+    check_values(config, model)
     kept.keep(path, model.asset)
 
 
@@ -148,6 +148,7 @@ def check_values(config: RunConfig, model: ModelInput) -> None:
         UsageError: some are wrong; names the keys.
     """
     text = text_settings(model.settings)
+    _check_json(config, model)
     problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
     if problems:
         raise UsageError(
@@ -155,6 +156,20 @@ def check_values(config: RunConfig, model: ModelInput) -> None:
             "Stage the model again, with its own config.json unchanged, or correct that key at its "
             "source.",
         )
+
+
+def _check_json(config: RunConfig, model: ModelInput) -> None:
+    """Refuses small JSON files beside the weights that are cut off: the export reads them."""
+    for name in sorted(model.digests):
+        if not name.endswith("_config.json"):
+            continue
+        try:
+            json.loads((model.path / name).read_bytes())
+        except ValueError as error:
+            raise UsageError(
+                f"{config.path}: {model.path / name} is not JSON: {error}.",
+                "Stage the model again: the file is cut off at its source.",
+            ) from None
 
 
 def _of_heads(text: Mapping[str, Any]) -> list[str]:

@@ -188,6 +188,7 @@ def _examine_tokenizer(
         found.lines.append(f"samples are written {how}")
     if config.task != "instruction" or length is None or not is_installed("transformers"):
         return
+    leave_torch_alone()
     tokenizer = load_tokenizer(inputs.model)
     for recipe in recipes(config, inputs, length)["train"]:
         if problem := found.attempt(try_first_rows, recipe, tokenizer):

@@ -40,9 +40,7 @@ FOUND: frozenset[str] = frozenset().union(
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.
 ADVISED = frozenset(
-    filter(
-        ENTRY.fullmatch, (*test_last_words.ADVISED, *test_last_words.WAITING, *test_exec.ALONE)
-    )
+    filter(ENTRY.fullmatch, (*test_last_words.ADVISED, *test_last_words.WAITING, *test_exec.ALONE))
 )
 AVOIDED: frozenset[str] = frozenset().union(
     test_exec.OFFLINE_LOGGERS,

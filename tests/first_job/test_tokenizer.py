@@ -244,6 +244,12 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CAUSAL,
         Found(("no rope_type `dynamicc`",), "correct that key"),
     ),
+    "cut off": (
+        GPT2,
+        text("generation_config.json", '{"eos_token_id": 1, '),
+        CAUSAL,
+        Found(("generation_config.json is not JSON",), "Stage the model again"),
+    ),
     "no type": (
         GPT2,
         edit("config.json", lambda d: d.pop("model_type")),
@@ -260,8 +266,10 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CHAT,
         lambda _folder: None,
         TALKS
-        | {"sequence_length": 8,
-           "dataset": {"asset": "chats", "messages": "messages", "too_long": "drop"}},
+        | {
+            "sequence_length": 8,
+            "dataset": {"asset": "chats", "messages": "messages", "too_long": "drop"},
+        },
         Found(("all are longer than sequence_length 8",), "too_long: cut", 0),
     ),
     "quantised": (
@@ -279,7 +287,8 @@ def variants(tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundl
     models = {name: bundle / "data/models" / name for name in (BERT, GPT2)}
     models[CHAT] = twins_bundle / "data/models" / CHAT
     sources = {
-        entry.lower().replace(" ", "-"): (models[name], change) for entry, (name, change, *_) in (ROWS | MORE).items()
+        entry.lower().replace(" ", "-"): (models[name], change)
+        for entry, (name, change, *_) in (ROWS | MORE).items()
     }
     sources["gpt2"] = (models[GPT2], lambda _folder: None)
     return bundle_of_variants(tmp_path_factory.mktemp("variants"), sources)
@@ -290,7 +299,10 @@ def test_what_does_not_fit_is_found_on_the_login_node(
     variants: Path, tmp_path: Path, entry: str
 ) -> None:
     _, _, keys, found = (ROWS | MORE)[entry]
-    assert_found(check(tmp_path, variants, **{"model": {"asset": entry.lower().replace(" ", "-")}, **keys}), found)
+    assert_found(
+        check(tmp_path, variants, **{"model": {"asset": entry.lower().replace(" ", "-")}, **keys}),
+        found,
+    )
 
 
 AVOIDED = ("T10",)

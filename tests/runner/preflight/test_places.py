@@ -180,7 +180,9 @@ def test_the_quota_of_other_disks_is_that_of_the_nearest_mount() -> None:
     line = line_of_quota(QUOTAS, Path("/home/me/output"))
     assert quota_left(line) == (3000 * 1024, 88)
     assert quota_left(line_of_quota(QUOTAS, Path("/scratch/me"))) == (None, None)
-    assert quota_left(line_of_quota("Disk quotas for user me (uid 1000): none\n", Path("/"))) is None
+    assert (
+        quota_left(line_of_quota("Disk quotas for user me (uid 1000): none\n", Path("/"))) is None
+    )
 
 
 def test_a_quota_that_leaves_too_little_is_refused(
