@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,12 @@ def test_check_imports_no_transformers(cluster: Cluster, kind: str) -> None:
         task="masked-lm" if kind == "bert" else "causal-lm", model={"asset": f"tiny-{kind}"},
         dataset={"asset": "reference"},
     )  # fmt: skip
-    done = cluster.run("check", "tiny.yaml", "--processes", "2", PYTHONPROFILEIMPORTTIME="1")
+    python, *rest = cluster.command("check", "tiny.yaml", "--processes", "2")
+    # -X: the import times of this process, and not those of its children
+    done = subprocess.run(
+        [python, "-X", "importtime", *rest],
+        cwd=cluster.folder, env=cluster.environment(), capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "runner.preflight.preflight" in imported and "transformers" not in imported
