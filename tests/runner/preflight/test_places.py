@@ -39,7 +39,7 @@ from runner.preflight.settings import check_precision
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
-from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]
