@@ -221,7 +221,7 @@ def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 
 def _print_headline(run: Run) -> None:
-    print(
+    print_line(
         f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, "
         f"run folder {run.folder.root}"
     )

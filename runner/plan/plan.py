@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size
@@ -211,6 +212,11 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
     )
 
 
+def stage_of(engine: EngineConfig) -> int:
+    """What the ranks of ddp and fsdp partition, as a ZeRO stage."""
+    return 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+
+
 def _spread(
     config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
 ) -> tuple[int, Choice]:
@@ -220,7 +226,7 @@ def _spread(
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
         return zero, Choice("engine.zero", zero, why)
-    zero = 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+    zero = stage_of(engine)
     check_fits(config, needs, shape, device, world_size, zero)
     size = f"{human_size(needs[zero])} of model state per rank"
     if engine.name == "ddp":

@@ -38,7 +38,7 @@ from runner.plan.activations import measured
 from runner.plan.load_memory import check_at_load, describe_at_load
 from runner.plan.memory import describe_state, model_state, state_needed
 from runner.plan.model_layers import check_fsdp, why_not_here
-from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
+from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length, stage_of
 from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
@@ -298,11 +298,12 @@ def _describe_memory(
     lines = []
     if world_size is not None:
         state = state_needed(config, shape, world_size)
+        ranks, by = human_count(world_size, "rank"), ", by ZeRO stage,"
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
-        ranks = human_count(world_size, "rank")
+        if config.engine.name != "deepspeed":
+            by, sizes = "", human_size(state[stage_of(config.engine)])
         lines.append(
-            f"model state per rank, by ZeRO stage, on {ranks} "
-            f"({describe_state(config, shape)}): {sizes}"
+            f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
         )
     if plan is not None and device is not None:
         zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
