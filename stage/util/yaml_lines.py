@@ -91,8 +91,8 @@ class Lines:
             raise UsageError(
                 f"{place}: format {str(found)[:20]}; "
                 f"this version of airlift reads format {format}.",
-                f"If you wrote the file yourself, write `format: {format}`. Else use a newer airlift: "
-                f"update its source, then {install_command()}",
+                f"Use a newer airlift: update its source, then {install_command()}. Or, if you "
+                f"wrote this file yourself, write `format: {format}`.",
             )
         problem = "is missing"
         if found is not None:
