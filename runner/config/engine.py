@@ -172,7 +172,7 @@ def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
         raise UsageError(
             f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
             "of parameters.",
-            "{layer: GPT2Block}, or {min_params: 1000000}.",
+            "Write wrap: {layer: GPT2Block}, or wrap: {min_params: 1000000}.",
         )
 
 

@@ -150,8 +150,8 @@ def resolve(
         raise
     if config.bundle.id not in (None, bundle.id):
         raise DamageError(
-            f"{config.place('bundle.id')}: `bundle.id` asks for {config.bundle.id}; {bundle_path} is another "
-            f"bundle: {bundle.id}.",
+            f"{config.place('bundle.id')}: `bundle.id` asks for {config.bundle.id}; {bundle_path} "
+            f"is another bundle: {bundle.id}.",
             "Give the folder of the bundle that is asked for with --bundle. If this one is meant, "
             f"write its id: bundle: {{id: {bundle.id}}}",
         )

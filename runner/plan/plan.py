@@ -81,7 +81,8 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
         )
     if shape.longest and wanted > shape.longest:
         raise UsageError(
-            f"{config.path}: sequence_length {wanted}: the model `{config.model.asset}` has "
+            f"{config.place('sequence_length')}: "
+            f"sequence_length {wanted}: the model `{config.model.asset}` has "
             f"{shape.longest} positions.",
             f"Set sequence_length: {shape.longest} or less.",
         )
@@ -165,7 +166,8 @@ def check_batch(config: RunConfig, world_size: int) -> None:
             other = config.how_to_set("batch.micro", fitting)
             remedy += f", or {other[0].lower()}{other[1:]}"
         raise UsageError(
-            f"{config.path}: batch.global {total} does not divide among {what}.", f"{remedy}."
+            f"{config.place('batch.global')}: "
+            f"batch.global {total} does not divide among {what}.", f"{remedy}."
         )
 
 
@@ -189,14 +191,16 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
     wanted = config.precision
     if wanted == "bf16" and device.kind == "cuda" and not device.has_bf16:
         raise UsageError(
-            f"{config.path}: precision bf16: the device {device.name} does not have it.",
+            f"{config.place('precision')}: "
+            f"precision bf16: the device {device.name} does not have it.",
             config.how_to_set("precision", "fp16, or auto" if device.has_fp16 else "fp32, or auto")
             + ".",
         )
     if wanted == "fp16" and not device.has_fp16:
         others = "bf16, fp32" if device.has_bf16 else "fp32"
         raise UsageError(
-            f"{config.path}: precision fp16: the device {device.name} does not have it.",
+            f"{config.place('precision')}: "
+            f"precision fp16: the device {device.name} does not have it.",
             config.how_to_set("precision", f"{others}, or auto") + ".",
         )
     if wanted != "auto":

@@ -357,7 +357,8 @@ def _check_installed(config: RunConfig) -> None:
     for key, package in needs.items():
         if package and config.environment is None and importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"{config.path}: {key} needs {package}, which is not installed.",
+                f"{config.place(key.partition(':')[0])}: {key} needs {package}, which is not "
+                "installed.",
                 f"pip install {package}",
             )
 
@@ -366,7 +367,8 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
     """Checks that a run that may end early has something to evaluate on."""
     if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
         raise UsageError(
-            f"{config.path}: evaluation.patience needs a validation split, and none is read.",
+            f"{config.place('evaluation.patience')}: "
+            "evaluation.patience needs a validation split, and none is read.",
             "Set dataset.validation to a split of the dataset, or remove evaluation.patience.",
         )
 
@@ -378,7 +380,8 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     )
     if not known.holds and config.bundle.verified == "required":
         raise PolicyError(
-            f"{config.path}: `bundle.verified: required`, and {inputs.bundle} is not: "
+            f"{config.place('bundle.verified')}: "
+            f"`bundle.verified: required`, and {inputs.bundle} is not: "
             f"{known.text}.",
             command,
         )
@@ -444,7 +447,8 @@ def _check_vocabulary(
 ) -> None:
     if shape.vocabulary and num_tokens > shape.vocabulary:
         raise UsageError(
-            f"{config.path}: the tokenizer of `{model.asset}` knows {num_tokens} tokens, "
+            f"{config.place('model.asset')}: "
+            f"the tokenizer of `{model.asset}` knows {num_tokens} tokens, "
             f"its model {shape.vocabulary}.",
             "Tokenizer and model do not belong together: stage both from one repository.",
         )

@@ -199,7 +199,8 @@ def _bundle_id(text: str | None) -> str | None:
     lock = read_lock(data, text)
     if not lock.is_complete:
         raise UsageError(
-            f"--id {text}: an incomplete lock: no bundle was ever finished with it.", "Give its id."
+            f"--id {text}: an incomplete lock: no bundle was ever finished with it.",
+            "Give the id of the finished bundle: `stage show BUNDLE` prints it.",
         )
     return lock.id
 

@@ -100,7 +100,8 @@ def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
 ) -> None:
     cluster_of(tmp_path, monkeypatch, "")
     (tmp_path / "sbatch").write_text(
-        '#!/bin/sh\n[ "$1" = --test-only ] && exit 0\necho "sbatch: error: over quota" >&2; exit 1\n'
+        '#!/bin/sh\n[ "$1" = --test-only ] && exit 0\n'
+        'echo "sbatch: error: over quota" >&2; exit 1\n'
     )
     wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
     with pytest.raises(UsageError, match="over quota"):
