@@ -201,9 +201,7 @@ class RunConfig:
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Choice, ...] = field(default=())
     accumulation: int | None = field(default=None)
-    lines: Lines = field(
-        default_factory=lambda: Lines(Path("run.yaml")), compare=False, repr=False
-    )
+    lines: Lines = field(default_factory=lambda: Lines(Path("run.yaml")), compare=False, repr=False)
 
     def place(self, key: str) -> str:
         """`file:line` of a dotted key; of the nearest key around it if the user did not set it."""

@@ -19,7 +19,7 @@ from typing import Any, cast
 from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, Lines, Mistakes, StageError, UsageError, suggest
+from runner.errors import DamageError, Mistakes, StageError, UsageError, suggest
 from runner.inputs.damage import Verification as Verification  # for all who use inputs
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
@@ -128,9 +128,7 @@ class Inputs:
     environment: EnvironmentInput | None = None
 
 
-def resolve(
-    config: RunConfig, bundle_path: Path, wrong: frozenset[str] = frozenset()
-) -> Inputs:
+def resolve(config: RunConfig, bundle_path: Path, wrong: frozenset[str] = frozenset()) -> Inputs:
     """Finds a run's model, datasets and environment in a bundle.
 
     Args:
@@ -199,8 +197,12 @@ def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
     try:
         return bundle.asset(name)
     except UsageError as error:
+        same = [a.name for a in bundle.lock.assets.values() if a.source.location == name]
         raise UsageError(
-            f"{place}: the bundle {bundle.root} has no asset of that name.", error.remedy
+            f"{place}: the bundle {bundle.root} has no asset of that name.",
+            f"Write `{same[0]}`, the asset's name: {name} is its repository."
+            if same
+            else error.remedy,
         ) from None
 
 
@@ -363,9 +365,7 @@ def _dataset(
                     )
                 columns = {column.name: column.type for column in splits[which].schema}
                 if not mistakes.found and "task" not in unknown:
-                    check_columns(
-                        config.task, wanted, columns, which, where, mistakes, unknown
-                    )
+                    check_columns(config.task, wanted, columns, which, where, mistakes, unknown)
                 found[role] = _split(bundle, asset, which, splits[which], columns)
     mistakes.check(str(config.path))
     return DatasetInput(

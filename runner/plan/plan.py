@@ -166,8 +166,8 @@ def check_batch(config: RunConfig, world_size: int) -> None:
             other = config.how_to_set("batch.micro", fitting)
             remedy += f", or {other[0].lower()}{other[1:]}"
         raise UsageError(
-            f"{config.place('batch.global')}: "
-            f"batch.global {total} does not divide among {what}.", f"{remedy}."
+            f"{config.place('batch.global')}: batch.global {total} does not divide among {what}.",
+            f"{remedy}.",
         )
 
 

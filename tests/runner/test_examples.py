@@ -48,7 +48,9 @@ def test_check_has_no_word_on_examples_of_another_site(bundle: Path) -> None:
     assert init("masked-lm", "--bundle", bundle, "-o", "mine.yaml").exit_code == 0
     text = Path("mine.yaml").read_text()
     assert "  # partition: gpu   # an example" in text and "# modules: [" in text
-    done = CliRunner().invoke(main, ["check", "mine.yaml", "--bundle", str(bundle), "--processes", "1"])
+    done = CliRunner().invoke(
+        main, ["check", "mine.yaml", "--bundle", str(bundle), "--processes", "1"]
+    )
     assert done.exit_code == 0, done.output
     assert done.output.count("warning:") <= 1 and "nothing found that would fail" in done.output
 

@@ -37,6 +37,24 @@ def test_all_mistakes_of_a_run_file_are_listed_together_with_their_lines(
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epochs", "3"], "`epochs` is a key of the run file: write it there, or --set epochs="),
+        (["--lr", "1e-4"], "--set optimizer.lr=VALUE"),
+        (["--partition", "gpu"], "--set slurm.partition=VALUE"),
+        (["--set", "model=tiny-bert"], "Write model: {asset: tiny-bert}"),
+        (["--set", "model.asset=acme/tiny-bert"], "Write `tiny-bert`, the asset's name"),
+        (["--nonsense", "1"], "check --help"),
+    ],
+)
+def test_what_people_write_first_gets_the_line_to_write_instead(
+    terminal: Terminal, words: list[str], said: str
+) -> None:
+    terminal.cluster.write()
+    assert said in terminal.refused("check", "tiny.yaml", *words)
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         "task: maskedlm",
