@@ -135,7 +135,9 @@ def _as_examples(slurm: Mapping[str, Any]) -> str:
     """The block `slurm`: what every site names in its own way is only an example, in comments."""
     lines = ["# Yours to fill in: `sinfo -s` lists partitions and GPUs, `module avail` modules."]
     lines.append("slurm:")
-    for key, value in ({"modules": ["nvidia/cuda/12.2"]} | slurm).items():
+    values: dict[str, Any] = {**slurm}
+    values.setdefault("modules", ["nvidia/cuda/12.2"])
+    for key, value in values.items():
         written = json.dumps(value) if key == "time" else flow(value)
         unset = "# " if key in ("partition", "modules") else ""
         lines.append(f"  {unset}{key}: {written}   # an example")

@@ -128,12 +128,8 @@ class Inputs:
     environment: EnvironmentInput | None = None
 
 
-def resolve(config: RunConfig, bundle_path: Path, wrong: frozenset[str] = frozenset()) -> Inputs:
+def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     """Finds a run's model, datasets and environment in a bundle.
-
-    Args:
-        wrong: dotted keys whose values are not known, because of a mistake in the run file. What
-            they name is not looked for; the result is of no use then.
 
     Raises:
         UsageError: not a complete bundle; or all assets, configs, splits and columns that are not
@@ -141,6 +137,24 @@ def resolve(config: RunConfig, bundle_path: Path, wrong: frozenset[str] = frozen
         DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
+    return _resolve_known(config, bundle_path, frozenset())
+
+
+def find_mistakes(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> None:
+    """Finds what a run file with mistakes names and the bundle does not have.
+
+    Args:
+        config: the settings; those that `wrong` names are not known.
+        bundle_path: the bundle.
+        wrong: dotted keys.
+
+    Raises:
+        UsageError, DamageError: as for `resolve`.
+    """
+    _resolve_known(config, bundle_path, wrong)
+
+
+def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> Inputs:
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:

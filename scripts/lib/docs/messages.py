@@ -75,9 +75,11 @@ def messages() -> tuple[Message, ...]:
     return tuple(sorted(found))
 
 
-def _imported(tree: ast.Module, constants: Mapping[str, Scope]) -> Scope:
+def _imported(
+    tree: ast.Module, constants: Mapping[str, dict[str, list[ast.expr]]]
+) -> dict[str, list[ast.expr]]:
     """The constants that a file imports from the others."""
-    found = {}
+    found: dict[str, list[ast.expr]] = {}
     for line in (node for node in tree.body if isinstance(node, ast.ImportFrom)):
         source = constants.get(f"{(line.module or '').replace('.', '/')}.py", {})
         found |= {name.asname or name.name: source.get(name.name, []) for name in line.names}
