@@ -24,6 +24,11 @@ class _Commands(CommandGroup):
             key = key_of_option(error.option_name)
             if key and any(known.name == "overrides" for known in error.ctx.command.params):
                 return f"`{key}` is a key of the run file: write it there, or --set {key}=VALUE"
+        if "extra argument" in error.format_message():
+            return (
+                f"{command} --help. The bundle is an option (--bundle FOLDER), and a setting has a "
+                "`=` (--set KEY=VALUE)."
+            )
         return super().remedy_of(error, command)
 
 

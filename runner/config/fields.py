@@ -263,6 +263,8 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
+    if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:
+        like = f"Give one. Several are several runs: runner submit RUN --array {dotted(where)}=A,B"
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
         suggest(value, _words(hint), like) if isinstance(value, str) else like,

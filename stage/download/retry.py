@@ -18,8 +18,7 @@ LONG_WAIT_S = 3.0  # a longer wait is printed
 RUN_AGAIN = "Run the same command again: it continues where it stopped."
 UNREACHED = (
     "No connection was made. Look at the network (many clusters have none), at the proxy "
-    "(https_proxy), and at the address; --endpoint names a mirror of the Hub. Then run the same "
-    "command again."
+    "(https_proxy), and at the address. Then run the same command again."
 )
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 

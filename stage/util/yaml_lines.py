@@ -173,7 +173,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
     except IsADirectoryError:
         raise UsageError(
-            f"{path}: is a folder, expected a YAML file", "Give the file in it."
+            f"{path}: is a folder, expected a YAML file", "Give the path of the file."
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(

@@ -45,6 +45,8 @@ def test_all_mistakes_of_a_run_file_are_listed_together_with_their_lines(
         (["--set", "model=tiny-bert"], "Write model: {asset: tiny-bert}"),
         (["--set", "model.asset=acme/tiny-bert"], "Write `tiny-bert`, the asset's name"),
         (["--nonsense", "1"], "check --help"),
+        (["--set", "batch.global", "16"], "a setting has a `=` (--set KEY=VALUE)"),
+        (["--set", "optimizer.lr=1e-4,3e-4"], "runner submit RUN --array optimizer.lr=A,B"),
     ],
 )
 def test_what_people_write_first_gets_the_line_to_write_instead(

@@ -36,7 +36,7 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     """It said "it continues where it stopped", of which nothing is true for `init`."""
     done = laptop.stage("init", MODEL, "-o", "off.yaml", "--endpoint", "http://127.0.0.1:9")
     assert done.returncode == 5 and not (laptop.folder / "off.yaml").exists()
-    assert "stage init --example NAME" in done.stderr and "--endpoint names a mirror" in done.stderr
+    assert "stage init --example NAME" in done.stderr and "a mirror with --endpoint" in done.stderr
     assert "continues" not in done.stderr
 
 
