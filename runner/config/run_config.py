@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from runner.config.fields import Choice, defaults, lookup, plain, read, replaced
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
 from runner.config.theirs import accelerate
-from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
+from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
 Auto = Literal["auto"]
@@ -246,7 +247,7 @@ class RunConfig:
                 config = replace(config, epochs=None)
             config = _checked(_with_optimizers_own(config), found.wrong, lines)
             if lines.mistakes.found and find_more is not None:
-                with lines.mistakes:
+                with lines.mistakes, suppress(DamageError):  # the file's own mistakes come first
                     find_more(config, found.wrong)
             return config
 

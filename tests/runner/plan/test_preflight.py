@@ -74,7 +74,7 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a dataset that is not there": (
         {"dataset": {"asset": "refrence"}},
-        ("`refrence`", "Did you mean `reference`?"),
+        ("`dataset.asset: refrence`", "Did you mean `reference`?"),
     ),
     "a dataset for a model": (
         {"model": {"asset": "numbers"}},

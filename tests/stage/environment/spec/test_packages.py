@@ -101,10 +101,10 @@ def test_two_channels_of_one_name_lie_apart() -> None:
             pip("https://x.example/a/zlib-1.0-py3-none-any.whl", "zlib", "1.1"),
             "which is another package",
         ),
-        (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "or no package"),
+        (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "another package, or none"),
         (pip("https://[::1/zlib-1.1-py3-none-any.whl", "zlib", "1.1"), "is not an address"),
         ({**PYTHON, "name": "zlib", "manager": "npm"}, "should be one of conda, pip, found 'npm'"),
-        (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for `win-64`"),
+        (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for the platform `win-64`"),
         (
             {**PYTHON, "url": PYTHON["url"].replace(FORGE, "https://mirror.example")},
             "is listed twice, with two addresses",
