@@ -193,7 +193,11 @@ def says_no_memory(text: str) -> bool:
 def shortage(error: BaseException) -> IncompleteError | None:
     """A lack of memory, stack or threads as a `StageError`; None for other errors."""
     if isinstance(error, RecursionError):
-        return IncompleteError("Some data is nested too deeply to be read.", "It was not checked.")
+        return IncompleteError(
+            "Some data is nested too deeply to be read.",
+            "Nothing after it was checked: look for lists inside lists, hundreds deep, in JSON or "
+            "YAML.",
+        )
     if "can't start new thread" in str(error):
         return IncompleteError(
             "No more threads can be started.", f"Raise `ulimit -u`, or use fewer --jobs; {_AGAIN}"

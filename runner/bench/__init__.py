@@ -1,5 +1,4 @@
-"""`runner bench`: the largest micro batch that fits and its speed, for each way to spread the
-model.
+"""`runner bench`: the largest micro batch that fits and its speed, for each way to spread a model.
 
 A run file -> `strategies` (what is compared) -> `search` (which micro batch is next; pure) ->
 `trial` (one try: real ranks and real steps in their own processes, so that running out of memory

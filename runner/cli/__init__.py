@@ -14,8 +14,26 @@ _SECTIONS = {
 }
 
 
+class _Commands(CommandGroup):
+    """Knows keys of the run file that somebody gives as options, such as `--epochs 3`."""
+
+    def remedy_of(self, error: click.ClickException, command: str) -> str:
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+            from runner.config.overrides import key_of_option
+
+            key = key_of_option(error.option_name)
+            if key and any(known.name == "overrides" for known in error.ctx.command.params):
+                return f"`{key}` is a key of the run file: write it there, or --set {key}=VALUE"
+        if "extra argument" in error.format_message():
+            return (
+                f"{command} --help. The bundle is an option (--bundle FOLDER), and a setting has a "
+                "`=` (--set KEY=VALUE)."
+            )
+        return super().remedy_of(error, command)
+
+
 @click.group(
-    cls=CommandGroup,
+    cls=_Commands,
     sections=_SECTIONS,
     page="docs/reference/runner/README.md",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -80,7 +80,7 @@ def init(
     with silent(if_=quiet):
         for line in said:
             print_line(line)
-        print_line(f"next: runner check {path}" + (f" --bundle {bundle}" if bundle else ""))
+        print_line(f"next: runner check {path} --bundle {bundle or 'BUNDLE'}")
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})

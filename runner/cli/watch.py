@@ -86,7 +86,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     print_line(f"{path}:", err=True)
     shown, position = reading.last_lines(path, lines)
     for line in shown:
-        print_line(line.expandtabs())
+        print_line(reading.readable(line))
     if not follow:
         return
     asked, over = 0.0, False
@@ -100,7 +100,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
 
     for text in reading.follow(path, position, is_over):
         for line in text.splitlines():
-            print_line(line.expandtabs())
+            print_line(reading.readable(line))
         sys.stdout.flush()
 
 

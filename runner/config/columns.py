@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Set
 
 from runner.config.data import DatasetConfig
-from runner.errors import UsageError, suggest
+from runner.errors import Lines, Mistakes, UsageError, suggest
 
 
 def is_text(kind: str) -> bool:
@@ -97,8 +96,10 @@ def check_columns(
     columns: Mapping[str, str],
     split: str,
     where: Callable[[str], str],
+    mistakes: Mistakes,
+    unknown: Set[str] = frozenset(),
 ) -> None:
-    """Refuses a split in which a column is missing or has another type.
+    """Finds the columns of a split that are missing or have another type.
 
     Args:
         task: as in the run file.
@@ -106,31 +107,50 @@ def check_columns(
         columns: name -> Arrow type, of the split.
         split: name of the split.
         where: key of the dataset -> its name in messages.
-
-    Raises:
-        UsageError: a column is missing or has another type; the message lists the columns.
+        mistakes: keeps what is found, as UsageErrors that list the columns.
+        unknown: keys of the dataset whose values are not known; they are not checked.
     """
-    for named, column in dataset.columns(task).items():
-        key = named.partition(":")[0]
-        expected, fits = _expected(task, key)
-        if column not in columns:
-            raise UsageError(
-                f"{where(named if key == 'format' else f'{key}: {column}')}: "
-                f"the split `{split}` of `{dataset.asset}` has no such column.",
-                suggest(
-                    column,
-                    columns,
-                    f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}."
-                    + _texts_hint(task, key, columns),
-                ),
-            )
-        if not fits(columns[column]):
-            others = ", ".join(fitting(task, key, columns)) or "none"
-            raise UsageError(
-                f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
-                f"{columns[column]}, not {expected}.",
-                f"Columns of {expected}: {others}." + _label_hint(task, key, columns[column]),
-            )
+    try:
+        named_columns = dataset.columns(task)
+    except ValueError:  # the braces of `format`: a mistake that is found without a bundle
+        return
+    for named, column in named_columns.items():
+        if named.partition(":")[0] in unknown or not column:  # missing: found without a bundle
+            continue
+        with mistakes:
+            _check_column(task, dataset.asset, (named, column), columns, split, where)
+
+
+def _check_column(
+    task: str,
+    asset: str,
+    named: tuple[str, str],
+    columns: Mapping[str, str],
+    split: str,
+    where: Callable[[str], str],
+) -> None:
+    """Refuses one column: `named` is its key in the run file, and its name."""
+    name, column = named
+    key = name.partition(":")[0]
+    expected, fits = _expected(task, key)
+    if column not in columns:
+        raise UsageError(
+            f"{where(name if key == 'format' else f'{key}: {column}')}: "
+            f"the split `{split}` of `{asset}` has no such column.",
+            suggest(
+                column,
+                columns,
+                f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}."
+                + _texts_hint(task, key, columns),
+            ),
+        )
+    if not fits(columns[column]):
+        others = ", ".join(fitting(task, key, columns)) or "none"
+        raise UsageError(
+            f"{where(f'{key}: {column}')}: that column of `{asset}` holds "
+            f"{columns[column]}, not {expected}.",
+            f"Columns of {expected}: {others}." + _label_hint(task, key, columns[column]),
+        )
 
 
 def _label_hint(task: str, key: str, kind: str) -> str:
@@ -153,12 +173,13 @@ def _texts_hint(task: str, key: str, columns: Mapping[str, str]) -> str:
     return f" Set {keys} (GLUE's names)." if keys else ""
 
 
-def place_of(path: Path, number: int | None) -> Callable[[str], str]:
-    """Returns a function that names a key of a dataset in messages.
+def place_of(lines: Lines, number: int | None) -> Callable[[str], str]:
+    """Returns a function that names a key of a dataset, with file:line, in messages.
 
     Args:
-        path: the run file.
+        lines: the run file's line numbers.
         number: of the dataset in `datasets`; None: it is the only one.
     """
     inside = "dataset" if number is None else f"datasets[{number}]"
-    return lambda key: f"{path}: `{inside}.{key}`"
+    where: tuple[str | int, ...] = ("dataset",) if number is None else ("datasets", number)
+    return lambda key: f"{lines.place(*where, key.partition(':')[0])}: `{inside}.{key}`"

@@ -104,17 +104,21 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
     Raises:
         UsageError: it is no mapping.
     """
-    if not isinstance(mapping, Mapping):
-        raise UsageError(
-            f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, "
-            f"found {_show(mapping)}.",
-            "docs/reference/run-file.md lists its keys.",
-        )
     fields = {
         key_of(field): field
         for field in dataclasses.fields(typing.cast(Any, cls))
         if field.metadata
     }
+    if not isinstance(mapping, Mapping):
+        first = next((key for key in ("asset", "name") if key in fields), None)
+        here = "-" if isinstance(where[-1], int) else f"{where[-1]}:"
+        raise UsageError(
+            f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, "
+            f"found {_show(mapping)}.",
+            f"Write {here} {{{first}: {mapping}}}"
+            if first and isinstance(mapping, str)
+            else "docs/reference/run-file.md lists its keys.",
+        )
     with lines.mistakes:
         check_keys(mapping, fields, where, lines, NAMES_ELSEWHERE)
     # A mistyped key was probably meant to be the nearest one.
@@ -261,6 +265,8 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
     if str in _options(hint) and type(value) in (int, float):
         like = f'Put it in quotes: {field.name}: "{value}"'
+    if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:
+        like = f"Give one. Several are several runs: runner submit RUN --array {dotted(where)}=A,B"
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
         suggest(value, _words(hint), like) if isinstance(value, str) else like,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from runner.config.theirs.names import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError, read_value
 
 
@@ -51,6 +52,23 @@ def override(
             others = {where: n for where, n in numbers.items() if where[: len(keys)] != keys}
             numbers = others | {keys: 0}
     return data, _LinesAndOptions(lines.path, numbers, mistakes=lines.mistakes)
+
+
+_KEYS = ("epochs", "steps", "seed", "precision", "sequence_length", "compile", "lora", "task")
+_SHORT = {
+    "engine": "engine.name",
+    "nodes": "slurm.nodes",
+    "optimizer": "optimizer.name",
+    "time": "slurm.time",
+    "zero": "engine.zero",
+}
+
+
+def key_of_option(option: str) -> str | None:
+    """The key of the run file that somebody gave as an option: `epochs` for `--epochs`."""
+    name = option.lstrip("-").replace("-", "_")
+    known = {key: key for key in _KEYS} | _SHORT | NAMES_ELSEWHERE
+    return known.get(name)
 
 
 def _key_and_value(text: str) -> tuple[tuple[str, ...], Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +29,16 @@ from runner.config.engine import (
     KEYS_OF_ENGINES,
     EngineConfig,
     OptimizerConfig,
+    ScheduleConfig,
     check_engine,
+    check_schedule,
     keys_not_of,
 )
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
 from runner.config.theirs import accelerate
-from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
+from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
 Auto = Literal["auto"]
@@ -86,20 +89,6 @@ class BatchConfig:
         "auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1
     )
     micro: int | Auto = setting("auto", "the most that fits", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate changes.
-
-    `warmup` and `decay`: below 1 a share of all steps, from 1 on a number of steps.
-    """
-
-    name: Literal["cosine", "linear", "constant", "wsd"] = setting(
-        "cosine", "ends at zero, smoothly"
-    )
-    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
-    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +153,7 @@ class RunConfig:
             to DeepSpeed unchanged.
         accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: not set.
         notes: choices made while the ds_config.json was read.
+        lines: the run file's line numbers, for messages.
     """
 
     format: int = setting()
@@ -212,6 +202,11 @@ class RunConfig:
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Choice, ...] = field(default=())
     accumulation: int | None = field(default=None)
+    lines: Lines = field(default_factory=lambda: Lines(Path("run.yaml")), compare=False, repr=False)
+
+    def place(self, key: str) -> str:
+        """`file:line` of a dotted key; of the nearest key around it if the user did not set it."""
+        return self.lines.place(*(int(k) if k.isdecimal() else k for k in key.split(".")))
 
     @property
     def sources(self) -> tuple[DatasetConfig, ...]:
@@ -219,12 +214,18 @@ class RunConfig:
         return (self.dataset,) if self.dataset is not None else self.datasets
 
     @staticmethod
-    def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    def load(
+        path: Path,
+        overrides: Sequence[str] = (),
+        find_more: Callable[[RunConfig, frozenset[str]], object] | None = None,
+    ) -> RunConfig:
         """Reads a run file.
 
         Args:
             path: the YAML file.
             overrides: `a.b=value` texts, as given with `--set`; each value is read as YAML.
+            find_more: called if there are mistakes, to raise those that only the bundle shows. It
+                gets the settings and the dotted keys whose values are not known.
 
         Raises:
             UsageError: all mistakes, with file:line: wrong values, settings that this version does
@@ -237,12 +238,18 @@ class RunConfig:
                 lines.check_format(data["format"], FORMAT)
             taken = accelerate.expand(data, Path(path), lines)
             found = read(RunConfig, data, (), lines)
-            config = replace(found.value, path=Path(path), given=found.given, notes=taken)
+            config = replace(
+                found.value, path=Path(path), given=found.given, notes=taken, lines=lines
+            )
             if config.name == "auto":
                 config = replace(config, name=Path(path).stem)
             if config.steps is not None and "epochs" not in found.given:
                 config = replace(config, epochs=None)
-            return _checked(_with_optimizers_own(config), found.wrong, lines)
+            config = _checked(_with_optimizers_own(config), found.wrong, lines)
+            if lines.mistakes.found and find_more is not None:
+                with lines.mistakes, suppress(DamageError):  # the file's own mistakes come first
+                    find_more(config, found.wrong)
+            return config
 
     def explain(self) -> list[Choice]:
         """Returns every default in use with its reason, in the file's order; then `notes`."""
@@ -388,23 +395,6 @@ def _check_data(config: RunConfig, lines: Lines) -> None:
     check_datasets(config.task, config.sources, lines, config.given)
 
 
-def _check_schedule(config: RunConfig, lines: Lines) -> None:
-    schedule = config.schedule
-    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
-        with lines.mistakes:
-            if part > 1 and part != int(part):
-                raise UsageError(
-                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
-                    "nor whole steps.",
-                    f"For instance: {key}: 0.1, or {key}: 100",
-                )
-    if schedule.name != "wsd" and "schedule.decay" in config.given and schedule.decay != 0.1:
-        raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
-            "Remove schedule.decay, or set schedule.name: wsd.",
-        )
-
-
 # The keys whose values a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("name",), _check_names),
@@ -413,7 +403,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
-    (("schedule",), _check_schedule),
+    (("schedule",), lambda config, lines: check_schedule(config.schedule, config.given, lines)),
     (
         ("engine", "optimizer"),
         lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),

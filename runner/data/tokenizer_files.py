@@ -36,7 +36,8 @@ def check_tokenizer_files(config: RunConfig, model: ModelInput, vocabulary: int)
     number = num_tokens(_read(model, "tokenizer.json"))
     if vocabulary and number > vocabulary:
         raise UsageError(
-            f"{config.path}: the tokenizer of `{model.asset}` knows {number} tokens, "
+            f"{config.place('model.asset')}: "
+            f"the tokenizer of `{model.asset}` knows {number} tokens, "
             f"its model {vocabulary}.",
             "Tokenizer and model do not belong together: stage both from one repository.",
         )

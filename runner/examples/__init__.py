@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.columns import fitting, texts_in
 from runner.config.model_types import MODEL_TYPES
 from runner.config.tasks import TASKS
 from runner.errors import UsageError, as_shown, read_value
-from runner.examples.from_trainer import adapt
-from runner.inputs import Bundle
+from runner.examples.columns import KEYS, choose
+from runner.examples.from_trainer import adapt, flow
+from runner.inputs import Bundle, SplitInput
 from runner.plan.shapes import ModelShape
 
 EXAMPLES = {
@@ -30,23 +30,7 @@ EXAMPLES = {
 }
 """Task -> the example that its run file begins as."""
 
-_KEYS = {
-    "masked-lm": ("text",),
-    "causal-lm": ("text",),
-    "instruction": ("prompt", "response"),
-    "text-classification": ("text", "label"),
-    "token-classification": ("words", "tags"),
-    "image-classification": ("image", "label"),
-}
-_USUAL_NAMES = {
-    "text": ("text", "content"),
-    "words": ("tokens", "words"),
-    "tags": ("ner_tags", "tags", "labels", "pos_tags"),
-    "prompt": ("prompt", "instruction", "question", "input", "user"),
-    "response": ("response", "completion", "output", "answer", "assistant"),
-    "image": ("image", "img"),
-    "label": ("label", "labels", "fine_label"),
-}
+_STEPS_OF_AN_EPOCH = 20  # with fewer, the batch of an example is too large
 _VALIDATION = ("validation", "valid", "val", "dev", "test")
 
 
@@ -59,10 +43,11 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Data:
-    """A dataset, and key of the run file -> its value."""
+    """A dataset: key of the run file -> its value; comments; the rows of the training split."""
 
     keys: Mapping[str, str]
     comments: Mapping[str, str]
+    rows: int | None
 
 
 def new_run_file(
@@ -91,6 +76,7 @@ def new_run_file(
     if arguments is not None:
         comments, said, left = adapt(blocks, arguments, path)
         head += comments
+    blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
     if bundle is None:
         said.append(f"its assets are those of the example runs/{example.name}: no bundle is here")
         return head + "".join(blocks.values()), said, left
@@ -107,6 +93,8 @@ def new_run_file(
         for key, value in data.keys.items()
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
+    if arguments is None:
+        _shrink_batch(blocks, data.rows)
     said += [f"model {model.name}: {_why(model.others)}", *_describe(data)]
     if environment := _environment(opened):
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
@@ -141,6 +129,29 @@ def _adapt(blocks: dict[str, str], model: _Model) -> None:
     if "quantization" in blocks:
         blocks["quantization"] = f"# {blocks['quantization'].rstrip()}   # needs a GPU\n"
         blocks["optimizer"] = blocks["optimizer"].replace("paged_adamw_8bit", "adamw")
+
+
+def _as_examples(slurm: Mapping[str, Any]) -> str:
+    """The block `slurm`: what every site names in its own way is only an example, in comments."""
+    lines = ["# Yours to fill in: `sinfo -s` lists partitions and GPUs, `module avail` modules."]
+    lines.append("slurm:")
+    values: dict[str, Any] = {**slurm}
+    values.setdefault("modules", ["nvidia/cuda/12.2"])
+    for key, value in values.items():
+        written = json.dumps(value) if key == "time" else flow(value)
+        unset = "# " if key in ("partition", "modules") else ""
+        lines.append(f"  {unset}{key}: {written}   # an example")
+    return "\n".join([*lines, ""])
+
+
+def _shrink_batch(blocks: dict[str, str], rows: int | None) -> None:
+    """Leaves the batch to Airlift where the example's would be a large part of the data."""
+    batch = read_value(blocks["batch"])["batch"]
+    if rows is not None and rows < _STEPS_OF_AN_EPOCH * batch["global"]:
+        blocks["batch"] = (
+            f"batch: {{global: auto, micro: auto}}   # sequences per step; the example has "
+            f"{batch['global']}, for more data than these {rows} rows\n"
+        )
 
 
 def _model(task: str, bundle: Bundle) -> _Model:
@@ -181,18 +192,21 @@ def _data(task: str, bundle: Bundle) -> _Data:
             train = "train" if "train" in splits else next(iter(splits), None)
             if train is None:
                 continue
-            columns = {column.name: column.type for column in splits[train].schema or ()}
-            chosen, comments = _columns(task, columns)
+            chosen, more = choose(task, _split(bundle, train, splits[train]))
             if chosen:
+                comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
+                if "messages" in chosen:
+                    comments["messages"] = "lists of {role, content}"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), "null")
                 keys = {"asset": _word(name)}
                 keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}
-                keys |= {**chosen, "train": _word(train)}
+                keys |= {key: _word(column) for key, column in chosen.items()}
+                keys["train"] = _word(train)
                 keys["validation"] = validation if validation == "null" else _word(validation)
                 comments["validation"] = "null: none" if validation != "null" else ""
-                found.append(_Data(keys, comments))
+                found.append(_Data(keys, comments, splits[train].rows))
     if not found:
-        wanted = " and ".join(_KEYS[task])
+        wanted = " and ".join(KEYS[task])
         have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
         raise UsageError(
             f"{bundle.root}: no dataset in this bundle has columns for the task {task} ({wanted}).",
@@ -203,25 +217,13 @@ def _data(task: str, bundle: Bundle) -> _Data:
     keys = {
         key: value for key, value in found[0].keys.items() if (key, value) != ("config", "auto")
     }
-    return _Data(keys, comments)
+    return _Data(keys, comments, found[0].rows)
 
 
-def _columns(task: str, columns: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Key of the run file -> column, and key -> comment; empty: the columns do not fit the task."""
-    if task == "instruction" and (messages := fitting(task, "messages", columns)):
-        return {"messages": _word(messages[0])}, {"messages": "lists of {role, content}"}
-    chosen: dict[str, str] = {}
-    comments: dict[str, str] = {}
-    if task == "text-classification" and "text" not in columns and (pair := texts_in(columns)):
-        chosen = dict(zip(("text", "pair"), pair, strict=False))
-    for key in (key for key in _KEYS[task] if key not in chosen):
-        able = [name for name in fitting(task, key, columns) if name not in chosen.values()]
-        usual = [name for name in able if name.casefold() in _USUAL_NAMES[key]]
-        if not able:
-            return {}, {}
-        chosen[key] = (usual or able)[0]
-        comments[key] = _also([name for name in able if name != chosen[key]]).removeprefix("; ")
-    return {key: _word(column) for key, column in chosen.items()}, comments
+def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
+    files = tuple(bundle.root / shard for shard in locked.shards)
+    columns = {column.name: column.type for column in locked.schema or ()}
+    return SplitInput(name, files, (), locked.rows or 0, columns)
 
 
 def _describe(data: _Data) -> list[str]:

@@ -41,11 +41,11 @@ def adapt(blocks: dict[str, str], source: Path, path: Path) -> tuple[str, list[s
             reason for name, reason in found.reasons.items() if name.partition(".")[0] == key
         ]
         comment = as_shown("; ".join(dict.fromkeys(reasons)))
-        block = f"{key}: {_flow(value)}   # {comment}\n"
+        block = f"{key}: {flow(value)}   # {comment}\n"
         blocks[key] = block
     blocks["slurm"] = blocks.pop("slurm")  # it stays the last
     said = [
-        f"{key}: {_flow(value)} (from {source.name}, {found.reasons[key]})"
+        f"{key}: {flow(value)} (from {source.name}, {found.reasons[key]})"
         for key, value in found.values.items()
     ]
     left = [f"{what}: left out; {why}" for what, why in found.left_out.items()]
@@ -65,12 +65,12 @@ def _put_deepspeed(found: Found, settings: object, source: Path, path: Path) -> 
         found.take("engine.config", theirs.name, "deepspeed", "{...}, written to this file")
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """A value as YAML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, str) and value.replace("_", "").isalnum():
         return value
     return json.dumps(value)

@@ -187,7 +187,9 @@ def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
             suggest(
                 command[0],
                 ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash"),
-                "runner exec --bundle B -- python their_script.py ...",
+                f"runner exec --bundle B -- python {command[0]}"
+                if command[0].endswith(".py")
+                else "runner exec --bundle B -- python their_script.py ...",
             ),
         )
     return found

@@ -206,7 +206,7 @@ def unpack_on_nodes(
         )
     except FileNotFoundError:
         raise UsageError(
-            "srun is not on PATH inside this job.", "Load the site's Slurm module in setup."
+            "srun is not on PATH inside this job.", "Load the site's Slurm module in slurm.setup."
         ) from None
     prefixes = done.stdout.splitlines()
     if done.returncode != 0 or len(prefixes) != job.num_nodes or len(set(prefixes)) != 1:

@@ -314,7 +314,8 @@ def _srun(
             )
         except FileNotFoundError:
             raise UsageError(
-                "srun is not on PATH inside this job", "Load the site's Slurm module in setup."
+                "srun is not on PATH inside this job",
+                "Load the site's Slurm module in slurm.setup.",
             ) from None
         assert process.stderr is not None
         reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)

@@ -13,10 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from runner.config.run_config import RunConfig, SlurmConfig
-from runner.errors import IncompleteError, UsageError, human_count, say, write_atomically
+from runner.errors import (
+    IncompleteError,
+    StageError,
+    UsageError,
+    human_count,
+    say,
+    write_atomically,
+)
 from runner.installed import is_light
 from runner.plan import devices
 from runner.plan.devices import NodeShape
@@ -261,12 +269,16 @@ def submit(wanted: SbatchRequest) -> int:
     script = sbatch_script(wanted)
     _check_time(wanted)
     _check_no_second_job(wanted.script)
+    if warning := _test(script, wanted):
+        say(f"warning: {warning}")
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(wanted.script, script.encode())
-    if warning := _test(wanted.script, wanted):
-        say(f"warning: {warning}")
-    output = _sbatch("--parsable", str(wanted.script)).stdout
+    try:
+        output = _sbatch("--parsable", str(wanted.script)).stdout
+    except StageError:
+        _leave_nothing(wanted)
+        raise
     number = re.match(r"(\d+)", output)
     if not number:
         raise UsageError(
@@ -274,6 +286,14 @@ def submit(wanted: SbatchRequest) -> int:
         )
     write_atomically(RunFolder(wanted.run_folder).submitted, f"{number[1]}\n".encode())
     return int(number[1])
+
+
+def _leave_nothing(wanted: SbatchRequest) -> None:
+    """Removes what `submit` wrote for a job that Slurm refused, unless the folder has a run."""
+    wanted.script.unlink(missing_ok=True)
+    for folder in (wanted.log.parent, wanted.run_folder):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def try_script(script: Path) -> None:
@@ -301,21 +321,18 @@ def check(wanted: SbatchRequest) -> tuple[str, str]:
     if shutil.which("sbatch") is None:
         return f"Slurm request{minutes}: not checked, there is no sbatch here", ""
     _check_time(wanted)
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "submit.sbatch")
-        script.write_text(text, encoding="utf-8")
-        try:
-            warning = _test(script, wanted)
-        except NoClusterError as error:
-            return f"Slurm request: not checked: {error.message}", ""
+    try:
+        warning = _test(text, wanted)
+    except NoClusterError as error:
+        return f"Slurm request: not checked: {error.message}", ""
     shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
     shape += minutes
     accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
     return f"Slurm request: {shape}: {accepts}", warning
 
 
-def _test(script: Path, wanted: SbatchRequest) -> str:
-    """Lets Slurm check a script.
+def _test(text: str, wanted: SbatchRequest) -> str:
+    """Lets Slurm check a script. Leaves nothing on the disk.
 
     Returns:
         A warning about nodes that are down or drained: sbatch itself accepts such a job, which then
@@ -325,7 +342,10 @@ def _test(script: Path, wanted: SbatchRequest) -> str:
         UsageError: Slurm would refuse the job.
     """
     try:
-        _sbatch("--test-only", str(script))
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, wanted.script.name)
+            script.write_text(text, encoding="utf-8")
+            try_script(script)
     except UsageError as error:
         if any(words in error.message.lower() for words in _WAITS):
             return (
@@ -412,5 +432,5 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     remedy = next((advice for text, advice in REMEDIES.items() if text in lowered), "")
     raise UsageError(
         f"Slurm refuses the job: {message}",
-        remedy or f"Correct `slurm:` in the run file ({arguments[-1]}).",
+        remedy or "Correct `slurm:` in the run file; `runner submit --print` shows the script.",
     )

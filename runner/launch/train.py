@@ -47,7 +47,7 @@ from runner.ranks.child import in_child
 from runner.ranks.environment import RANK_FLAG
 from runner.ranks.heartbeat import PREPARE, Heartbeat
 from runner.ranks.processes import raise_limits
-from runner.run_folder.history import describe_finished
+from runner.run_folder.history import changed_since, describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, hold_run_folder, holder_of
 from runner.slurm.environment import SlurmJobEnvironment, tasks_per_node
@@ -76,11 +76,15 @@ class Run:
         """Reads the run file and resolves its assets.
 
         Raises:
-            UsageError: as for `RunConfig.load` and `inputs.resolve`; the run folder is inside the
-                bundle.
+            UsageError: as for `RunConfig.load` and `inputs.resolve`, all of them together; the run
+                folder is inside the bundle.
             DamageError: as for `inputs.resolve`.
         """
-        config = RunConfig.load(run_file, overrides)
+        config = RunConfig.load(
+            run_file,
+            overrides,
+            lambda found, wrong: inputs_module.find_mistakes(found, bundle, wrong),
+        )
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())
         inputs_module.check_not_inside(folder.root, inputs.bundle)
@@ -137,8 +141,14 @@ class Run:
         line = describe_finished(self.folder, self.config)
         if line is None:
             return []
+        lines = [f"{self.folder.root}: {line}"]
+        if changed := changed_since(self.folder, self.config):
+            lines.append(
+                f"warning: nothing is trained with what has changed since: {', '.join(changed)}\n"
+                "  -> To train with it, choose another run folder: --output FOLDER"
+            )
         return [
-            f"{self.folder.root}: {line}",
+            *lines,
             "  -> Ask for more steps or epochs to continue it; or start again with another name or "
             "--output. To export the model again, remove model/ first.",
         ]
@@ -213,7 +223,7 @@ def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 
 def _print_headline(run: Run) -> None:
-    print(
+    print_line(
         f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, "
         f"run folder {run.folder.root}"
     )

@@ -35,7 +35,7 @@ _SOURCES = (Path(__file__), Path(__file__).parents[1] / "training" / "footprint.
 # A micro batch takes the same with other values of these keys.
 _WITHOUT_MEMORY = re.compile(
     "(name|bundle|epochs|steps|schedule|checkpoint|evaluation|hang_after|seed|slurm|datasets?|path|"
-    "notes)($|[.])"
+    "notes|lines)($|[.])"
 )
 # transformers imports these where they are installed; the child needs none of what they do.
 _NOT_NEEDED = ("scipy", "sklearn")

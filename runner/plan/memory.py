@@ -83,7 +83,8 @@ def too_large(
         world_size: number of ranks.
     """
     return UsageError(
-        f"{config.path}: the model's state does not fit {how}: {human_size(need)} per rank on "
+        f"{config.place('engine')}: "
+        f"the model's state does not fit {how}: {human_size(need)} per rank on "
         f"{human_count(world_size, 'rank')}, "
         f"{human_size(available)} are available on {device.name}.",
         would_fit(config, shape, device, world_size),

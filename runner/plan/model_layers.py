@@ -61,7 +61,8 @@ def check_fsdp(config: RunConfig, kind: str) -> None:
     found = version("torch")
     if tuple(int(part) for part in found.split(".")[:2]) < (2, 7):
         raise UsageError(
-            f"{config.path}: engine.name: fsdp on CPUs needs torch 2.7 or newer; this is {found}.",
+            f"{config.place('engine.name')}: "
+            f"engine.name: fsdp on CPUs needs torch 2.7 or newer; this is {found}.",
             "Set engine: {name: deepspeed} or {name: ddp}.",
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size
@@ -82,7 +83,8 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
         )
     if shape.longest and wanted > shape.longest:
         raise UsageError(
-            f"{config.path}: sequence_length {wanted}: the model `{config.model.asset}` has "
+            f"{config.place('sequence_length')}: "
+            f"sequence_length {wanted}: the model `{config.model.asset}` has "
             f"{shape.longest} positions.",
             f"Set sequence_length: {shape.longest} or less.",
         )
@@ -166,7 +168,8 @@ def check_batch(config: RunConfig, world_size: int) -> None:
             other = config.how_to_set("batch.micro", fitting)
             remedy += f", or {other[0].lower()}{other[1:]}"
         raise UsageError(
-            f"{config.path}: batch.global {total} does not divide among {what}.", f"{remedy}."
+            f"{config.place('batch.global')}: batch.global {total} does not divide among {what}.",
+            f"{remedy}.",
         )
 
 
@@ -190,14 +193,16 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
     wanted = config.precision
     if wanted == "bf16" and device.kind == "cuda" and not device.has_bf16:
         raise UsageError(
-            f"{config.path}: precision bf16: the device {device.name} does not have it.",
+            f"{config.place('precision')}: "
+            f"precision bf16: the device {device.name} does not have it.",
             config.how_to_set("precision", "fp16, or auto" if device.has_fp16 else "fp32, or auto")
             + ".",
         )
     if wanted == "fp16" and not device.has_fp16:
         others = "bf16, fp32" if device.has_bf16 else "fp32"
         raise UsageError(
-            f"{config.path}: precision fp16: the device {device.name} does not have it.",
+            f"{config.place('precision')}: "
+            f"precision fp16: the device {device.name} does not have it.",
             config.how_to_set("precision", f"{others}, or auto") + ".",
         )
     if wanted != "auto":
@@ -213,6 +218,11 @@ def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
     )
 
 
+def stage_of(engine: EngineConfig) -> int:
+    """What the ranks of ddp and fsdp partition, as a ZeRO stage."""
+    return 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+
+
 def _spread(
     config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
 ) -> tuple[int, Choice]:
@@ -222,7 +232,7 @@ def _spread(
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
         return zero, Choice("engine.zero", zero, why)
-    zero = 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+    zero = stage_of(engine)
     check_fits(config, needs, shape, device, world_size, zero)
     size = f"{human_size(needs[zero])} of model state per rank"
     if engine.name == "ddp":

@@ -182,7 +182,8 @@ def check_targets(config: RunConfig, targets: Sequence[str], modules: Sequence[s
             inner = [name for name in modules if IN_A_LAYER.search(name)]
             known = sorted({name.rpartition(".")[2] for name in inner or modules})
             raise UsageError(
-                f"{config.path}: lora.targets: the model `{config.model.asset}` has no module "
+                f"{config.place('lora.targets')}: "
+                f"lora.targets: the model `{config.model.asset}` has no module "
                 f"`{target}`.",
                 f"It has: {', '.join(known)}.",
             )

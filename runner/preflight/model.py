@@ -58,14 +58,14 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
                 "or use another model."
             )
         raise UsageError(
-            f"{config.path}: transformers has no {config.task} model of type `{kind}` "
+            f"{config.place('task')}: transformers has no {config.task} model of type `{kind}` "
             f"({model.path / 'config.json'}{why}).",
             remedy,
         )
     if config.task in ("causal-lm", "instruction") and is_encoder:
         remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
         raise UsageError(
-            f"{config.path}: `{config.model.asset}` ({kind}) is an encoder: "
+            f"{config.place('model.asset')}: `{config.model.asset}` ({kind}) is an encoder: "
             "a token would see the one it has to guess.",
             f"{remedy} a decoder such as GPT-2.",
         )
@@ -81,7 +81,8 @@ def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
         if config.lora is None:
             why = "such weights cannot be trained."
         raise UsageError(
-            f"{config.path}: `{model.asset}` is quantised already ({model.path / 'config.json'}); "
+            f"{config.place('model.asset')}: "
+            f"`{model.asset}` is quantised already ({model.path / 'config.json'}); "
             f"{why}",
             "Stage the model that it was made from.",
         )
@@ -89,7 +90,7 @@ def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
         name.endswith(".safetensors") for name in model.digests
     ):
         raise UsageError(
-            f"{config.path}: `{model.asset}` has no weights in this bundle.",
+            f"{config.place('model.asset')}: `{model.asset}` has no weights in this bundle.",
             "Stage the weights."
             if config.lora
             else "Set model.init: scratch, or stage the weights.",
@@ -260,7 +261,7 @@ def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
         ) from None
     if not same:
         raise UsageError(
-            f"{config.path}: model.init: the weights in {config.model.folder} "
+            f"{config.place('model.init')}: model.init: the weights in {config.model.folder} "
             f"are not of the shape of `{model.asset}`.",
             "Name the asset that the first run began with.",
         )

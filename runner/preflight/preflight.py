@@ -38,7 +38,14 @@ from runner.plan.activations import USABLE, measured
 from runner.plan.load_memory import check_at_load, describe_at_load
 from runner.plan.memory import describe_state, model_state, state_needed
 from runner.plan.model_layers import check_fsdp, why_not_here
-from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length, surely_fits
+from runner.plan.plan import (
+    TrainingPlan,
+    check_batch,
+    decide,
+    sequence_length,
+    stage_of,
+    surely_fits,
+)
 from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
@@ -315,11 +322,12 @@ def _describe_memory(
     lines = []
     if world_size is not None:
         state = state_needed(config, shape, world_size)
+        ranks, by = human_count(world_size, "rank"), ", by ZeRO stage,"
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
-        ranks = human_count(world_size, "rank")
+        if config.engine.name != "deepspeed":
+            by, sizes = "", human_size(state[stage_of(config.engine)])
         lines.append(
-            f"model state per rank, by ZeRO stage, on {ranks} "
-            f"({describe_state(config, shape)}): {sizes}"
+            f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
         )
     if plan is not None and device is not None:
         zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
@@ -373,7 +381,8 @@ def _check_installed(config: RunConfig) -> None:
     for key, package in needs.items():
         if package and config.environment is None and importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"{config.path}: {key} needs {package}, which is not installed.",
+                f"{config.place(key.partition(':')[0])}: {key} needs {package}, which is not "
+                "installed.",
                 f"pip install {package}",
             )
 
@@ -382,7 +391,8 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
     """Checks that a run that may end early has something to evaluate on."""
     if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
         raise UsageError(
-            f"{config.path}: evaluation.patience needs a validation split, and none is read.",
+            f"{config.place('evaluation.patience')}: "
+            "evaluation.patience needs a validation split, and none is read.",
             "Set dataset.validation to a split of the dataset, or remove evaluation.patience.",
         )
 
@@ -394,7 +404,8 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     )
     if not known.holds and config.bundle.verified == "required":
         raise PolicyError(
-            f"{config.path}: `bundle.verified: required`, and {inputs.bundle} is not: "
+            f"{config.place('bundle.verified')}: "
+            f"`bundle.verified: required`, and {inputs.bundle} is not: "
             f"{known.text}.",
             command,
         )
@@ -460,7 +471,8 @@ def _check_vocabulary(
 ) -> None:
     if shape.vocabulary and num_tokens > shape.vocabulary:
         raise UsageError(
-            f"{config.path}: the tokenizer of `{model.asset}` knows {num_tokens} tokens, "
+            f"{config.place('model.asset')}: "
+            f"the tokenizer of `{model.asset}` knows {num_tokens} tokens, "
             f"its model {shape.vocabulary}.",
             "Tokenizer and model do not belong together: stage both from one repository.",
         )

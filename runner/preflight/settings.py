@@ -48,7 +48,8 @@ def check_micro(
     if not config.activation_checkpointing:
         remedy += ", or set activation_checkpointing: true"
     text = (
-        f"{config.path}: batch.micro {plan.micro} needs about {human_size(need)} per rank "
+        f"{config.place('batch.micro')}: "
+        f"batch.micro {plan.micro} needs about {human_size(need)} per rank "
         f"({human_size(state)} of model state; {footprint}); "
         f"{device.name} has {human_size(device.memory)}."
     )
@@ -79,7 +80,8 @@ def check_precision(
     return [
         Finding(
             "warning",
-            f"{config.path}: precision fp16, and `{config.model.asset}` was trained in bfloat16 "
+            f"{config.place('precision')}: "
+            f"precision fp16, and `{config.model.asset}` was trained in bfloat16 "
             "(config.json): its activations may be too large for fp16, and the loss becomes nan.",
             f"{config.how_to_set('precision', 'fp32')}, or use GPUs that have bf16 (A100 or newer) "
             "and precision: bf16.",
@@ -95,7 +97,8 @@ def check_warmup(config: RunConfig) -> list[Finding]:
     return [
         Finding(
             "warning",
-            f"{config.path}: schedule.warmup {warmup:g} steps of {steps}: the learning rate never "
+            f"{config.place('schedule.warmup')}: "
+            f"schedule.warmup {warmup:g} steps of {steps}: the learning rate never "
             f"reaches {config.optimizer.lr:g}.",
             f"{config.how_to_set('schedule.warmup', 0.05)} (a share of all steps), or more steps.",
         )

@@ -210,7 +210,8 @@ def _is_tried(recipe: Recipe, stores: Path, total: int) -> bool:
 def _too_few(config: RunConfig, number: int, total: int) -> Finding:
     return Finding(
         "warning",
-        f"{config.path}: the training data are {human_count(number, 'sequence')}, a step takes "
+        f"{config.place('batch.global')}: "
+        f"the training data are {human_count(number, 'sequence')}, a step takes "
         f"{total}: each step has some of them several times.",
         f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
     )

@@ -89,7 +89,9 @@ def wait_for_rank_0(
         failure = read_failure(logs, 0)
         if failure is not None and failure.time > started - CLOCKS_DIFFER_S:
             raise StageError(
-                f"rank 0 on {failure.host} failed before the ranks met.", exit_code=failure.code
+                f"rank 0 on {failure.host} failed before the ranks met.",
+                f"Its own error is in its log: {logs / 'rank-0.log'}",
+                exit_code=failure.code,
             )
         met = try_to_connect(address, port)
         if not met:

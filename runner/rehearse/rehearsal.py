@@ -80,7 +80,7 @@ def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> None:
         stages.say(f"note: {note}")
     with stages.of("check") as stage:
         device, ranks = _examine(run, environ, stages.say)
-        stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}"
+        stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}, as in the job"
     zero = _zero_of_job(run, device, ranks)
     try:
         with hidden_folder(run.folder.root) as hidden:

@@ -222,7 +222,7 @@ def check_not_past_the_end(done: int, asked: int, folder: Path) -> None:
     if done > asked:
         raise UsageError(
             f"{folder}: this run has done {done} steps; now {asked} are asked for.",
-            f"Ask for more steps, or {_START_AGAIN}.",
+            f"Ask for {done} steps or more (--set steps={done}), or {_START_AGAIN}.",
         )
 
 

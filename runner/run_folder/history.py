@@ -178,6 +178,29 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
     return f"finished already: {done} of {wanted} steps; its model: {folder.model}"
 
 
+_NOT_TRAINED_WITH = (
+    *("name", "bundle", "slurm", "environment", "checkpoint", "hang_after"),
+    *("steps", "epochs", "format"),
+)
+"""Keys of a run file that change nothing in a model that is trained; and its length."""
+
+
+def changed_since(folder: RunFolder, config: RunConfig) -> list[str]:
+    """Lists the settings that differ from those of the run that is in the folder, both values.
+
+    A key that an older version did not know counts only if the user set it.
+    """
+    before, after = earlier_settings(folder), settings_of(config)
+    return [
+        f"{key} {before.get(key)} (now {after.get(key)})"
+        for key in sorted(before.keys() | after.keys())
+        if before
+        and before.get(key) != after.get(key)
+        and key.split(".")[0] not in _NOT_TRAINED_WITH
+        and (key in before or key in config.given)
+    ]
+
+
 def earlier_settings(folder: RunFolder) -> dict[str, Any]:
     """Dotted key -> value of the config.yaml in a run folder; empty if it cannot be read."""
     return dict(_flat(_document(folder.config, [])))

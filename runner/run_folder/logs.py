@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from runner.run_folder.history import History
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
 LOOK_EVERY_S = 0.5
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+"""Control sequences of a terminal (ECMA-48): CSI, OSC, and those of two characters."""
 
 
 def log_of(history: History, rank: int | None) -> Path:
@@ -44,6 +47,11 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
         data = file.read(end - file.tell())
     lines = data.decode("utf-8", "replace").splitlines()
     return (lines[-count:] if count else []), end
+
+
+def readable(line: str) -> str:
+    """A line without the colours and cursor movements of libraries; tabs become spaces."""
+    return _ESCAPES.sub("", line).expandtabs()
 
 
 def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[str]:

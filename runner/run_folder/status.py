@@ -103,7 +103,13 @@ def find(what: str) -> tuple[Path, int | None]:
     if path.is_dir():
         return path.absolute(), None
     if path.is_file():
-        return (Path("output") / RunConfig.load(path).name).absolute(), None
+        folder = Path("output") / RunConfig.load(path).name
+        if not folder.is_dir():
+            raise UsageError(
+                f"{path}: no run of it has begun: there is no {folder}.",
+                f"runner submit {path}, or runner train {path}; or give the folder of its --output.",
+            )
+        return folder.absolute(), None
     if not (what.isascii() and what.isdigit()):
         raise UsageError(
             f"{what}: no run folder, run file or job.",

@@ -120,6 +120,10 @@ class Group(click.Group):
                 command = command.get_command(click.Context(command), word) or command
         return False
 
+    def remedy_of(self, error: click.ClickException, command: str) -> str:
+        """What to do after a wrong option or argument of a command."""
+        return f"{command} --help"
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
         _Document.is_printed = False
@@ -142,7 +146,7 @@ class Group(click.Group):
                 sys.exit(2)
             context = getattr(error, "ctx", None)
             command = context.command_path if context else self._called(args, kwargs)
-            fail(UsageError(error.format_message(), f"{command} --help"))
+            fail(UsageError(error.format_message(), self.remedy_of(error, command)))
         except (KeyboardInterrupt, click.Abort):
             _leave_at_once(
                 IncompleteError(

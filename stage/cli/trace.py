@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from stage.errors import UsageError, as_shown
+from stage.util.files import human_count
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -71,7 +72,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
             "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
         )
     write_manifest(manifest, traced.text)
-    click.echo(as_shown(f"{manifest}: {traced.num_assets} assets"))
+    click.echo(as_shown(f"{manifest}: {human_count(traced.num_assets, 'asset')}"))
     if traced.status:
         click.echo(
             as_shown(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.cli.base import json_option, print_json, quiet_option, say, silent
-from stage.errors import DamageError, UsageError, suggest
+from stage.errors import DamageError, IncompleteError, UsageError, suggest
 
 if TYPE_CHECKING:
     from stage.transfer.push import PushOutcome
@@ -78,7 +78,11 @@ def init(
         check_not_local(name)
     with Reporter(quiet=quiet) as reporter:
         sources = Sources(endpoint, reporter)
-        found = [sources.look_up(name) for name in names]
+        try:
+            found = [sources.look_up(name) for name in names]
+        except IncompleteError as error:
+            without = "Without a network: stage init --example NAME."
+            raise IncompleteError(error.message, f"{error.remedy} {without}") from None
     write_manifest(manifest, manifest_text(manifest, found))
     if quiet:
         return

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
-@click.option("--fast", is_flag=True, help="Only presence and size of every file, not its bytes.")
+@click.option(
+    "--fast",
+    is_flag=True,
+    help="Only presence and size of every file, not its bytes. It warns of damage that was found "
+    "before and is not repaired; that does not change its exit code.",
+)
 @click.option(
     "--deep",
     is_flag=True,
@@ -119,13 +124,17 @@ def verify(
     if report is not None:
         write_atomically(report, (json.dumps(document, indent=1) + "\n").encode())
     if as_json:
-        print_json(document)
+        print_json(document | ({} if known is None else {"known_damage": _as_known(known)}))
     else:
         _print(result, trust, report, known, quiet)
     if trust is not None and trust.error is not None:
         sys.exit(trust.error.exit_code)
     if not result.ok:
         sys.exit(1)
+
+
+def _as_known(known: KnownDamage) -> dict[str, Any]:
+    return {"findings": len(known.report.findings), "report": str(known.written)}
 
 
 def _check_options(
@@ -190,7 +199,8 @@ def _bundle_id(text: str | None) -> str | None:
     lock = read_lock(data, text)
     if not lock.is_complete:
         raise UsageError(
-            f"--id {text}: an incomplete lock: no bundle was ever finished with it.", "Give its id."
+            f"--id {text}: an incomplete lock: no bundle was ever finished with it.",
+            "Give the id of the finished bundle: `stage show BUNDLE` prints it.",
         )
     return lock.id
 
@@ -371,7 +381,10 @@ def _print_sound(result: VerificationReport, is_signed: bool) -> None:
 
 
 def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
-    """For a verification that does not read the bytes that an earlier one found to be damaged."""
+    """For a verification that does not read the bytes that an earlier one found to be damaged.
+
+    A warning: the exit code says what this verification looked at. `runner` refuses the bundle.
+    """
     import time
 
     from stage.verify.advice import suggest_fixes

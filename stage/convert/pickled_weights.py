@@ -55,7 +55,7 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[s
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise DamageError(
             f"{what}: the process that converts pickles ended early: {last}.",
-            "Is there enough memory?",
+            "Often the memory was not enough: `free -h` shows it. Then run the same command again.",
         )
     if "error" in answer:
         raise _ERRORS[answer["kind"]](f"{what}: {answer['error']}", answer["remedy"])

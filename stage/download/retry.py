@@ -16,6 +16,10 @@ from stage.util.threads import Stopped
 
 LONG_WAIT_S = 3.0  # a longer wait is printed
 RUN_AGAIN = "Run the same command again: it continues where it stopped."
+UNREACHED = (
+    "No connection was made. Look at the network (many clusters have none), at the proxy "
+    "(https_proxy), and at the address. Then run the same command again."
+)
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 
@@ -104,7 +108,8 @@ class Patience:
         policy, asked_s = self._policy, failed.asked_s
         if self._failures >= (policy.first_attempts if failed.unreached else policy.attempts):
             raise IncompleteError(
-                f"{what}: {failed.problem}; gave up after {self._failures} attempts.", RUN_AGAIN
+                f"{what}: {failed.problem}; gave up after {self._failures} attempts.",
+                UNREACHED if failed.unreached else RUN_AGAIN,
             )
         if asked_s is not None and asked_s > policy.longest_asked_s:
             raise IncompleteError(

@@ -134,7 +134,8 @@ def _requests(path: Path, entry: Entry, lines: Lines) -> dict[str, Request]:
         with lines.mistakes:
             raise UsageError(
                 f"{lines.place('assets')}: no assets.",
-                "Name at least one, as in the README's example.",
+                "Name at least one, for instance: assets: {bert: {model: google-bert/"
+                "bert-base-uncased}}",
             )
     for first, second in util_paths.collisions(requests):
         with lines.mistakes:

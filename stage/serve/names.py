@@ -91,7 +91,8 @@ def entry(kind: str, name: str, more: Mapping[str, str] | None = None) -> str:
     lines += [f"    {key}: {scalar(value)}" for key, value in (more or {}).items()]
     if kind == "spaces":
         lines.append("    allow_code: true   # a metric is Python code: read it first")
-    return "\n".join(["add to `assets:` in the manifest:", *lines])
+    head = "on the laptop, write this below `assets:` of the manifest, and fetch again:"
+    return "\n".join([head, *lines])
 
 
 def _in_manifest(kind: str, name: str) -> str:

@@ -189,7 +189,8 @@ class _Apply:
         for path in self.plan.tags:
             if path not in layout.tag_paths(self.lock) | {*layout.SEAL}:
                 raise UsageError(
-                    f"{printable(path)}: the patch has a file that no bundle has.", "Make it again."
+                    f"{printable(path)}: the patch has a file that no bundle has.",
+                    "Make the patch again: stage patch.",
                 )
         folder = WorkFolder.inspect(self.root) if self.plan.kind == "update" else None
         stale = folder.stale({file.path for file in self.lock.files}) if folder else []
@@ -233,7 +234,7 @@ class _Apply:
             if unknown := [path for path in self.plan.repair if path not in files]:
                 raise UsageError(
                     f"{unknown[0]}: the patch repairs a file that the bundle does not have.",
-                    "Make it again.",
+                    "Make the patch again: stage patch.",
                 )
             return [files[path] for path in self.plan.repair]
         had = {file.path: file.sha256 for file in self.here.files} if self.here else {}

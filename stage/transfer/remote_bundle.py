@@ -88,7 +88,8 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
     state = answers.get("state", "")
     if "end" not in answers or not state:
         raise IncompleteError(
-            f"{remote.target}: its shell does not answer as `sh` does.", "Is it a login node?"
+            f"{remote.target}: its shell does not answer as `sh` does.",
+            "Give a login node. There, `ssh HOST true` must print nothing.",
         )
     if state in ("file", "other"):
         what = "a file" if state == "file" else "a folder with other things in it"

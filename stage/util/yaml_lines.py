@@ -91,7 +91,8 @@ class Lines:
             raise UsageError(
                 f"{place}: format {str(found)[:20]}; "
                 f"this version of airlift reads format {format}.",
-                f"Use a newer airlift: update its source, then {install_command()}",
+                f"Use a newer airlift: update its source, then {install_command()}. Or, if you "
+                f"wrote this file yourself, write `format: {format}`.",
             )
         problem = "is missing"
         if found is not None:
@@ -172,7 +173,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
     except IsADirectoryError:
         raise UsageError(
-            f"{path}: is a folder, expected a YAML file", "Give the file in it."
+            f"{path}: is a folder, expected a YAML file", "Give the path of the file."
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
@@ -214,20 +215,23 @@ def check_keys(
     Raises:
         UsageError: for all unknown keys.
     """
-    valid = list(valid)
+    valid, others = list(valid), elsewhere or {}
     inside = f" in `{'.'.join(map(str, where))}`" if where else ""
-    unknown = [
+    unknown = [key for key in mapping if key not in valid]
+    last = next((key for key in reversed(unknown) if str(key) not in others), None)
+    mistakes = [
         UsageError(
             f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
-            f"Write it as `{other}`."
-            if (other := (elsewhere or {}).get(str(key)))
-            else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}."),
+            f"Write it as `{others[str(key)]}`."
+            if str(key) in others
+            # The list of all keys is printed once, with the last of them.
+            else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}." if key == last else "")
+            or "Remove it: see the valid keys below.",
         )
-        for key in mapping
-        if key not in valid
+        for key in unknown
     ]
-    if unknown:
-        raise join_errors(unknown, "mistakes", str(lines.path))
+    if mistakes:
+        raise join_errors(mistakes, "mistakes", str(lines.path))
 
 
 def _check_aliases_and_depth(text: str, path: Path) -> None:

@@ -273,7 +273,8 @@ class Trust:
         except DamageError:
             return Trust(
                 error=SignatureError(
-                    f"{root}: not signed: its {layout.TAG_MANIFEST} cannot be read.", ""
+                    f"{root}: not signed: its {layout.TAG_MANIFEST} cannot be read.",
+                    "Copy that file again from where the bundle was signed.",
                 )
             )
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from runner.cli import main
 from runner.config.run_config import RunConfig
 from runner.examples import EXAMPLES
-from runner.inputs import resolve
+from runner.examples.columns import choose
+from runner.inputs import SplitInput, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = [f"the film number {n} is longer than its title" for n in range(40)]
+KINDS = ["sport", "news"] * 20
+FEW = [1, 2, 3, 4, 5] * 8
 
 
 def init(*words: str | Path) -> Result:
@@ -35,6 +43,18 @@ def test_a_run_file_names_what_fits_the_task(bundle: Path) -> None:
     assert resolve(config, bundle).model.asset == "tiny-gpt2"
 
 
+def test_check_has_no_word_on_examples_of_another_site(bundle: Path) -> None:
+    """`init` wrote a partition, modules and a batch, and `check` warned of each."""
+    assert init("masked-lm", "--bundle", bundle, "-o", "mine.yaml").exit_code == 0
+    text = Path("mine.yaml").read_text()
+    assert "  # partition: gpu   # an example" in text and "# modules: [" in text
+    done = CliRunner().invoke(
+        main, ["check", "mine.yaml", "--bundle", str(bundle), "--processes", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.output.count("warning:") <= 1 and "nothing found that would fail" in done.output
+
+
 def test_other_assets_that_fit_are_named_in_comments(bundle: Path) -> None:
     assert init("masked-lm", "--bundle", bundle).exit_code == 0
     text = Path("masked-lm.yaml").read_text()
@@ -49,8 +69,31 @@ def test_each_task_begins_as_its_example(task: str, twins_bundle: Path) -> None:
     config = RunConfig.load(Path(f"{task}.yaml"))
     resolve(config, twins_bundle)
     example = RunConfig.load(ROOT / "runs" / EXAMPLES[task])
-    for key in ("task", "batch", "schedule", "engine", "checkpoint", "slurm"):
+    for key in ("task", "schedule", "engine", "checkpoint"):
         assert getattr(config, key) == getattr(example, key), key
+    own = replace(example.slurm, partition=None, modules=())
+    assert config.slurm == own, "a partition and modules of another site"
+    assert config.batch.total == "auto", "the example's batch is larger than a twin's data"
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"id": range(40), "review": LONG, "stars": FEW}, ("review", "stars")),
+        ({"split": ["train"] * 40, "topic": KINDS, "review": LONG}, ("review", "topic")),
+        ({"idx": range(40), "text": LONG, "label": FEW}, ("text", "label")),
+    ],
+)
+def test_the_column_of_the_classes_is_the_one_that_looks_like_classes(
+    columns: dict[str, Iterable[object]], found: tuple[str, str], here: Path
+) -> None:
+    """The number of the row was taken for its class."""
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    pq.write_table(table, here / "train.parquet")
+    kinds = {column.name: str(column.type) for column in table.schema}
+    split = SplitInput("train", (here / "train.parquet",), (), 40, kinds)
+    chosen, _others = choose("text-classification", split)
+    assert (chosen["text"], chosen["label"]) == found
 
 
 @pytest.mark.parametrize("task", EXAMPLES)

@@ -80,7 +80,7 @@ def read(data: Mapping[str, Any], path: Path, lines: Lines) -> Found:
     if engine is None:
         raise UsageError(
             f"{lines.place('distributed_type')}: {kind} cannot be done here.",
-            f"One of {', '.join(ENGINES)}; or run your own script: runner exec.",
+            f"Use one of {', '.join(ENGINES)}; or run your own script: runner exec.",
         )
     found.take("engine.name", engine, "distributed_type", kind)
     for key, value in data.items():
@@ -105,7 +105,7 @@ def _precision(found: Found, value: str, lines: Lines) -> None:
     if value not in PRECISION:
         raise UsageError(
             f"{lines.place('mixed_precision')}: {value} cannot be done here.",
-            f"One of {', '.join(PRECISION)}; or run your own script: runner exec.",
+            f"Use one of {', '.join(PRECISION)}; or run your own script: runner exec.",
         )
     found.take("precision", PRECISION[value], "mixed_precision", value)
 
@@ -162,7 +162,7 @@ def _sharding(found: Found, value: str, place: str) -> None:
     if sharding is None:
         raise UsageError(
             f"{place}: {value} cannot be done here.",
-            "FULL_SHARD or SHARD_GRAD_OP; for NO_SHARD write `distributed_type: MULTI_GPU`.",
+            "Use FULL_SHARD or SHARD_GRAD_OP; for NO_SHARD write `distributed_type: MULTI_GPU`.",
         )
     found.take("engine.sharding", sharding, "fsdp_sharding_strategy", value)
 

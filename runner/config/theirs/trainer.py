@@ -56,6 +56,9 @@ _REASONS = {
 }
 
 
+_ARGUMENTS = "Give the text of `TrainingArguments.to_json_string()` in a file."
+
+
 def load(path: Path) -> dict[str, Any]:
     """Reads the JSON file.
 
@@ -67,12 +70,12 @@ def load(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", suggest_path(path, "")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {error}", _ARGUMENTS) from None
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise UsageError(f"{path}:{line}: not JSON: {error}", "Correct that line.") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected {{...}}, the TrainingArguments as JSON.")
+        raise UsageError(f"{path}: expected {{...}}, the TrainingArguments as JSON.", _ARGUMENTS)
     return data
 
 
@@ -91,7 +94,7 @@ def read(data: Mapping[str, Any], path: Path) -> Found:
         _checkpoints(found, rest)
         _precision(found, rest)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path}: a value has the wrong type: {error}") from None
+        raise UsageError(f"{path}: a value has the wrong type: {error}", _ARGUMENTS) from None
     _engine(found, rest, path)
     for key, value in rest.items():
         if is_set(value):

@@ -54,7 +54,8 @@ def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mappin
     host = here(environ)
     if not folder.is_dir():
         raise UsageError(
-            f"{host} does not see {folder.parent}.", "Choose an --output on a disk that all share."
+            f"{host} does not see {folder.parent}.",
+            "Choose an --output on a disk that all nodes share.",
         )
     try:
         run = load()

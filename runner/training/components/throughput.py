@@ -144,7 +144,8 @@ def not_finite(
     kept = f"the newest checkpoint before it is {saved[0]}" if saved else "there is no checkpoint"
     then = (
         "it resumes from that checkpoint. If it ends the same way at once, the checkpoint has bad "
-        "weights: remove it (rm -r), and the one before it is used."
+        f"weights: remove it (rm -r), and {'the one before it' if len(saved) > 1 else 'step 0'} "
+        "is where it begins."
         if saved
         else "it begins at step 0."
     )

@@ -67,10 +67,23 @@ def messages() -> tuple[Message, ...]:
         for path in sorted((ROOT / package).rglob("*.py"))
     }
     codes, texts = _codes(trees.values()), _functions(trees.values())
+    constants = {path: _assigned(tree.body) for path, tree in trees.items()}
     found: set[Message] = set()
     for path, tree in trees.items():
-        found.update(_messages(_folder(path), tree, codes, texts | _assigned(tree.body)))
+        shared = texts | _imported(tree, constants) | constants[path]
+        found.update(_messages(_folder(path), tree, codes, shared))
     return tuple(sorted(found))
+
+
+def _imported(
+    tree: ast.Module, constants: Mapping[str, dict[str, list[ast.expr]]]
+) -> dict[str, list[ast.expr]]:
+    """The constants that a file imports from the others."""
+    found: dict[str, list[ast.expr]] = {}
+    for line in (node for node in tree.body if isinstance(node, ast.ImportFrom)):
+        source = constants.get(f"{(line.module or '').replace('.', '/')}.py", {})
+        found |= {name.asname or name.name: source.get(name.name, []) for name in line.names}
+    return {name: values for name, values in found.items() if values}
 
 
 def _folder(path: str) -> str:
@@ -129,7 +142,7 @@ def _messages(
         if not isinstance(function, ast.FunctionDef):
             continue
         own = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-        scope = {**shared, **_assigned(own)}
+        scope = {**shared, **_defaults(function), **_assigned(own)}
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and (call := _parts(node, codes)):
                 text, remedy, code = call
@@ -137,6 +150,18 @@ def _messages(
                     if re.search(r"[a-z]{2}", variant):  # else it is another error, passed on
                         last = _remedy(remedy, scope)
                         yield Message(folder, code, variant, last)
+
+
+def _defaults(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    """The parameters of a function: the default of each that has one, which is no empty text."""
+    arguments = function.args.posonlyargs + function.args.args
+    pairs = zip(reversed(arguments), reversed(function.args.defaults), strict=False)
+    known = {argument.arg: [value] for argument, value in pairs if _unparsed(value)}
+    return {argument.arg: [] for argument in arguments} | known
+
+
+def _unparsed(value: ast.expr) -> bool:
+    return not isinstance(value, ast.Constant) or bool(value.value)
 
 
 def _parts(
@@ -178,7 +203,7 @@ def _variants(text: ast.expr, scope: Scope) -> list[str]:
 def _remedy(remedy: ast.expr | None, scope: Scope) -> str:
     if isinstance(remedy, ast.Name):
         texts = [_tidy(_render(value, scope)) for value in scope.get(remedy.id, [])]
-        return " Or: ".join(dict.fromkeys(filter(None, texts)))
+        return " Or: ".join(dict.fromkeys(filter(None, texts))) or _word(remedy)
     return "" if remedy is None else _tidy(_render(remedy, scope))
 
 

@@ -8,6 +8,8 @@ import textwrap
 from dataclasses import dataclass
 from html import escape
 
+from stage.util.files import human_count
+
 MOST_LINES = 8
 """Per command: longer output is cut in the middle, and the picture says so."""
 
@@ -89,7 +91,7 @@ def _shortened(lines: list[str]) -> list[str]:
         if len(output) > MOST_LINES:
             half = MOST_LINES // 2
             left = len(output) - 2 * half
-            cut = f"\x1b[2m    ... {left} more lines\x1b[0m"
+            cut = f"\x1b[2m    ... {human_count(left, 'more line')}\x1b[0m"
             output = [*output[:half], cut, *output[-half:]]
         shown += ["", command, *output]
     return shown[1:]

@@ -123,6 +123,7 @@ def _check(bundle: Bundle, asset: str, prefix: Path | None) -> list[NodeFinding]
     bad = any(finding.status == "bad" for finding in findings)
     if done.returncode != (1 if bad else 0) or not findings:
         raise IncompleteError(
-            f"The check of `{asset}` ended with exit code {done.returncode}; its output is above."
+            f"The check of `{asset}` ended with exit code {done.returncode}; its output is above.",
+            f"Run the script itself: sh {script_path(CHECK)} --environment {folder.absolute()}",
         )
     return findings

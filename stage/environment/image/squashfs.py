@@ -102,7 +102,8 @@ def _lay_out(creation: Creation, part: Path) -> None:
         )
     if relocate.ignores_case(str(part.parent)):
         raise UsageError(
-            f"{part.parent.parent} ignores case.", "Set TMPDIR to a folder on a disk that does not."
+            f"{part.parent.parent}: `A` and `a` are one file on this disk.",
+            "Set TMPDIR to a folder on a disk that does not ignore case.",
         )
     part.mkdir()
     part.chmod(0o755)

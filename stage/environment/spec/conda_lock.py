@@ -219,7 +219,7 @@ def _each_once(packages: Sequence[LockedPackage], where: str) -> tuple[LockedPac
         known = once.setdefault((package.manager, package.name), package)
         if (known.url, known.sha256) != (package.url, package.sha256):
             name = printable(package.name)
-            raise UsageError(f"{where}: {name} is there twice, from two addresses.", REMEDY)
+            raise UsageError(f"{where}: {name} is listed twice, with two addresses.", REMEDY)
     return tuple(once.values())
 
 

@@ -120,13 +120,13 @@ def _place(package: LockedPackage, channels: Mapping[str, str], where: str) -> P
     is_named_so = {"conda": _is_of_conda, "pip": _is_of_pip}[package.manager]
     if not is_named_so(file, package):
         raise UsageError(
-            f"{what} {package.version} is to be found in {util_paths.printable(file)}, which is "
-            "another package or no package.",
+            f"{what} {package.version}: its address ends in {util_paths.printable(file)}, which is "
+            "another package, or none.",
             REMEDY,
         )
     if package.manager == "conda":
         if subdir not in (package.platform, "noarch") or subdir not in _SUBDIRS:
-            raise UsageError(f"{what} is for {util_paths.printable(subdir)}.", REMEDY)
+            raise UsageError(f"{what} is for the platform {util_paths.printable(subdir)}.", REMEDY)
         path = f"channel/{channels[_base(package.url)]}/{subdir}/{file}"
     else:
         path = f"{'sdists' if package.is_sdist else 'wheels'}/{file}"
@@ -185,7 +185,7 @@ def _check_together(packages: list[Package], where: str) -> None:
         name = canonicalize_name(package.name) if package.manager == "pip" else package.name
         if (package.manager, name) in seen:
             shown = util_paths.printable(package.name)
-            raise UsageError(f"{where}: {shown} is there twice.", REMEDY)
+            raise UsageError(f"{where}: {shown} is listed twice.", REMEDY)
         seen.add((package.manager, name))
     if ("conda", "python") not in seen:
         raise UsageError(

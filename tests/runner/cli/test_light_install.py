@@ -176,7 +176,7 @@ MISTAKES = {
     "runner status": "no run is below",
     "runner status nowhere": "nowhere",
     "runner logs empty": "not a run folder",
-    "runner report run.yaml": "no such run folder",
+    "runner report run.yaml": "no run of it has begun",
 }
 
 

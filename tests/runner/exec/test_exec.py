@@ -292,7 +292,7 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     )
     done = run(node, "python", "-c", code)
     assert done.returncode == 1
-    assert "model acme/other: not in this bundle; add to `assets:`" in done.stderr
+    assert "model acme/other: not in this bundle; on the laptop, write" in done.stderr
     assert "  other:\n    model: acme/other\n" in done.stderr
 
 

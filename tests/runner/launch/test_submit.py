@@ -54,6 +54,7 @@ def test_a_machine_without_slurm_is_told_where_to_go(
     with pytest.raises(UsageError, match="no sbatch on this machine") as refused:
         submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"))
     assert "login node" in refused.value.remedy
+    assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_machine_without_slurm_is_told_where_to_go(
             "Try again",
         ),
         ("sbatch: fatal: Could not establish a configuration source", 2, "login node"),
-        ("allocation failure: something new", 2, "submit.sbatch"),
+        ("allocation failure: something new", 2, "submit --print"),
     ],
 )
 def test_what_sbatch_says_becomes_what_to_do(
@@ -91,6 +92,26 @@ def test_what_sbatch_says_becomes_what_to_do(
     assert refused.value.exit_code == exit_code
     assert said.partition("error: ")[2] in str(refused.value)
     assert remedy in refused.value.remedy
+    assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
+
+
+def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_of(tmp_path, monkeypatch, "")
+    (tmp_path / "sbatch").write_text(
+        '#!/bin/sh\n[ "$1" = --test-only ] && exit 0\n'
+        'echo "sbatch: error: over quota" >&2; exit 1\n'
+    )
+    wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
+    with pytest.raises(UsageError, match="over quota"):
+        submit.submit(wanted)
+    assert not wanted.run_folder.exists()
+    wanted.run_folder.mkdir()
+    (wanted.run_folder / "config.yaml").write_text("an earlier run\n")
+    with pytest.raises(UsageError, match="over quota"):
+        submit.submit(wanted)
+    assert (wanted.run_folder / "config.yaml").exists()
 
 
 def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:

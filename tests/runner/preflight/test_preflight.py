@@ -70,11 +70,11 @@ GPT2 = {"asset": "tiny-gpt2"}
 BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an asset that is not there": (
         {"model": {"asset": "tiny-brt"}},
-        ("no asset named `tiny-brt`", "Did you mean `tiny-bert`?", "reference"),
+        ("tiny.yaml:4: `model.asset: tiny-brt`", "Did you mean `tiny-bert`?", "reference"),
     ),
     "a dataset that is not there": (
         {"dataset": {"asset": "refrence"}},
-        ("`refrence`", "Did you mean `reference`?"),
+        ("`dataset.asset: refrence`", "Did you mean `reference`?"),
     ),
     "a dataset for a model": (
         {"model": {"asset": "numbers"}},
@@ -86,7 +86,7 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a config that is not there": (
         {"dataset": {"asset": "reference", "config": "chaptrs"}},
-        ("has no config `chaptrs`", "It has: chapters"),
+        ("`dataset.config: chaptrs`", "no such config", "It has: chapters"),
     ),
     "a column that is not there": (
         {"dataset": {"asset": "numbers", "text": "txt"}},
@@ -98,11 +98,11 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a split that is not there": (
         {"dataset": {"asset": "numbers", "train": "training"}},
-        ("has no split `training`", "It has: "),
+        ("`dataset.train: training`", "no such split", "It has: "),
     ),
     "a validation split that is not there": (
         {"dataset": {"asset": "numbers", "validation": "validation"}},
-        ("has no split `validation`", "test", "train"),
+        ("`dataset.validation: validation`", "no such split", "test", "train"),
     ),
     "sequences longer than the model": (
         {"sequence_length": 129},
@@ -165,6 +165,22 @@ def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> Non
     terminal.cluster.write(sequence_length=129)
     said = {terminal.refused(command, "tiny.yaml") for command in ("check", "prepare", "submit")}
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"name": "deepspeed"}, "model state per rank, by ZeRO stage, on 2 ranks"),
+        ({"name": "ddp"}, "model state per rank on 2 ranks"),
+        ({"name": "fsdp"}, "model state per rank on 2 ranks"),
+    ],
+)
+def test_only_deepspeed_has_a_table_of_zero_stages(
+    terminal: Terminal, engine: dict[str, str], words: str
+) -> None:
+    terminal.cluster.write(engine=engine)
+    _, out, err = terminal.run("check", "tiny.yaml", "--processes", "2")
+    assert words in out, (out, err)
 
 
 def test_a_good_run_file_passes_and_check_leaves_nothing_behind(terminal: Terminal) -> None:

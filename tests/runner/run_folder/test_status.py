@@ -203,11 +203,11 @@ def test_logs_show_the_last_lines_of_the_newest_job_or_of_a_rank(
 ) -> None:
     folder = run_folder(tmp_path / "run")
     slurm(squeue="")
-    (folder / "logs" / "rank-1.log").write_text("one\n\x1b[31mred\x1b[0m\n")
+    (folder / "logs" / "rank-1.log").write_text("one\n\x1b[31mred\x1b[0m\x1b[K\x07\n")
     (folder / "logs" / "slurm-9.out").write_text("old\n")
     (folder / "logs" / "slurm-10.out").write_text("".join(f"{n}\n" for n in range(100)))
     assert shown("logs", folder, "--lines", "2").endswith("98\n99\n")
-    assert shown("logs", folder, "--rank", "1").endswith("one\n\\x1b[31mred\\x1b[0m\n")
+    assert shown("logs", folder, "--rank", "1").endswith("one\nred\\x07\n")
     done = CliRunner().invoke(main, ["logs", str(folder), "--rank", "5"])
     assert done.exit_code == 2 and "There are: rank-1.log, slurm-10.out, slurm-9.out" in done.output
 

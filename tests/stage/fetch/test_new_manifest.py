@@ -32,6 +32,14 @@ def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
     assert laptop.stage("fetch", "new.yaml", "-o", "new", "--no-offline-check").returncode == 0
 
 
+def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
+    """It said "it continues where it stopped", of which nothing is true for `init`."""
+    done = laptop.stage("init", MODEL, "-o", "off.yaml", "--endpoint", "http://127.0.0.1:9")
+    assert done.returncode == 5 and not (laptop.folder / "off.yaml").exists()
+    assert "stage init --example NAME" in done.stderr and "a mirror with --endpoint" in done.stderr
+    assert "continues" not in done.stderr
+
+
 def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:
     files = dataset_files()
     laptop.hub.commit(

@@ -259,7 +259,8 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: P
     found = [int(line) for line in re.findall(r"^  \d+\. \S+x\.yaml:(\d+): ", message, re.M)]
     assert found == [2, 3, 5, 7, 8, 8, 8, 8, 9, 10, 10, 11, 12, 14], message
     assert "x.yaml: 14 mistakes" in message
-    assert "Did you mean `model`?" in message and "Did you mean `name`? Valid keys" in message
+    assert "Did you mean `model`?" in message and "Did you mean `name`?" in message
+    assert message.count("Valid keys: format, name, assets, policy.") == 1, message
     assert "`name` is written twice (first on line 13)." in message
 
 

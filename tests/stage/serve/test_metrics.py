@@ -84,7 +84,7 @@ def test_a_script_computes_its_metric_from_the_bundle(source: TestHub, tmp_path:
         )
         assert done.returncode != 0
     (said,) = served.said  # once, though evaluate looks in three places
-    assert said.startswith("asked for, not here: metric f1: not in this bundle; add to `assets:`")
+    assert said.startswith("asked for, not here: metric f1: not in this bundle; on the laptop, ")
     assert "\n  f1:\n    metric: f1\n    allow_code: true" in said
 
 

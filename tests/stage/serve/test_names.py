@@ -142,7 +142,7 @@ def test_an_old_name_that_the_manifest_does_not_use_names_the_way_to_both(served
 def test_what_is_missing_is_yaml_to_paste() -> None:
     text = entry("models", "acme/null", {"revision": "1.10"})
     first, _, block = text.partition("\n")
-    assert first == "add to `assets:` in the manifest:"
+    assert first == "on the laptop, write this below `assets:` of the manifest, and fetch again:"
     found = yaml.safe_load("assets:\n" + block)["assets"]
     assert found == {"null-1.10": {"model": "acme/null", "revision": "1.10"}}
     found = yaml.safe_load(entry("spaces", "evaluate-metric/f1").partition("\n")[2])

@@ -30,6 +30,7 @@ from stage.serve import hub, packages
 from stage.serve.answers import FileBody, Request
 from stage.serve.card import card_of
 from stage.serve.catalogue import Catalogue
+from stage.serve.names import entry
 from stage.serve.server import BundleServer
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
@@ -191,7 +192,7 @@ for wrong, names in (
         process.terminate()
         assert process.stderr is not None
         said = process.stderr.read()
-    lines = "add to `assets:` in the manifest:\n  other:\n    model: acme/other\n"
+    lines = entry("models", "acme/other")
     assert said.count(f"asked for, not here: model acme/other: not in this bundle; {lines}") == 1
     assert "pytorch_model.bin is not in this bundle: left out, " in said
     sha = (Bundle.open(bundle).lock.assets["bert"].source.commit or "")[:12]

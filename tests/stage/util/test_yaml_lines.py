@@ -169,6 +169,17 @@ def test_an_unknown_key_names_the_nearest_valid_one(file: Path, key: str, said: 
     check_keys(data, ("run",), (), lines)
 
 
+def test_the_list_of_all_keys_is_printed_once(file: Path) -> None:
+    file.write_text("aaaa: 1\nepoch: 2\nbbbb: 3\nlr: 4\n")
+    data, lines = load_yaml_with_lines(file)
+    with pytest.raises(UsageError) as refusal:
+        check_keys(data, ("epochs", "seed"), (), lines, {"lr": "optimizer.lr"})
+    message = str(refusal.value)
+    assert message.count("Valid keys: epochs, seed.") == 1, message
+    assert message.index("Valid keys") > message.index("bbbb")
+    assert all(part.remedy for part in refusal.value.parts)
+
+
 # Not `1e5`: a number here, as people mean it, and for PyYAML a text that it writes without quotes.
 words = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=6).filter(
     lambda text: not re.fullmatch(r"[-+]?[\d_.]+[eE][-+]?\d+", text)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner
@@ -90,7 +91,9 @@ def agreed(
         lock_edited: the lock was edited, and the tag manifest with it. `stage-verify.py` checks
             of its fields only those about bytes, so only both verdicts must be equal: not sound.
     """
-    ours = CliRunner().invoke(main, ["verify", str(root), "--json", "--jobs", "1", *options])
+    arguments = ["verify", str(root), "--json", "--jobs", "1", *options]
+    with TemporaryDirectory() as state:  # `stage-verify.py` knows of no earlier verification
+        ours = CliRunner().invoke(main, arguments, env={"XDG_STATE_HOME": state})
     command = [pythons()[0], "-I", "-S", str(TEMPLATE), str(root), "--json", *options]
     theirs = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert isinstance(ours.exception, SystemExit | None) and "Traceback" not in theirs.stderr, (

@@ -101,13 +101,13 @@ def test_two_channels_of_one_name_lie_apart() -> None:
             pip("https://x.example/a/zlib-1.0-py3-none-any.whl", "zlib", "1.1"),
             "which is another package",
         ),
-        (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "or no package"),
+        (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "another package, or none"),
         (pip("https://[::1/zlib-1.1-py3-none-any.whl", "zlib", "1.1"), "is not an address"),
         ({**PYTHON, "name": "zlib", "manager": "npm"}, "should be one of conda, pip, found 'npm'"),
-        (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for `win-64`"),
+        (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for the platform `win-64`"),
         (
             {**PYTHON, "url": PYTHON["url"].replace(FORGE, "https://mirror.example")},
-            "is there twice, from two addresses",
+            "is listed twice, with two addresses",
         ),
         ("text", "should be a mapping"),
     ],
@@ -175,7 +175,7 @@ def test_one_distribution_under_two_spellings_is_refused() -> None:
     one, other = (
         pip(f"https://x/{n}-1.0-py3-none-any.whl", n, "1.0") for n in ("My.Lib", "my_lib")
     )
-    assert "is there twice" in refusal(UsageError, lock(one, other))
+    assert "is listed twice" in refusal(UsageError, lock(one, other))
 
 
 def test_of_several_platforms_the_profiles_is_taken() -> None:

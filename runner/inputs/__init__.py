@@ -1,8 +1,7 @@
-"""Asset names -> local paths: the only module of `runner` that reads a bundle.
+"""Asset names -> local paths: the only folder of `runner` that reads a bundle.
 
 A run file names assets; this module returns their folders and files on this disk, with their
-digests. It reads no payload. `verification` reports whether `stage verify` found the bundle sound,
-and rejects a bundle that is known to be damaged.
+digests. It reads no payload. `damage` says whether `stage verify` found the bundle sound.
 """
 
 from __future__ import annotations
@@ -11,17 +10,20 @@ import errno
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, StageError, UsageError, suggest
+from runner.errors import DamageError, Mistakes, StageError, UsageError, suggest
+from runner.inputs.damage import Verification as Verification  # for all who use inputs
+from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
+from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
+from runner.inputs.damage import verification as verification
 from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
@@ -30,14 +32,8 @@ from stage.environment.compat import imports as imports  # for runner.launch.sur
 from stage.environment.compat.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
-from stage.verify.advice import remedy_for_damage, suggest_fixes
-from stage.verify.receipt import find as find_receipt
-from stage.verify.receipt import find_damage
+from stage.verify.advice import remedy_for_damage
 from stage.verify.receipt import state_folder as state_folder  # for runner.preflight
-from stage.verify.report import BY_ID, VerificationReport
-from stage.verify.verify import verify
-
-FILES_NAMED = 5  # at most so many damaged files are named in a message
 
 
 class ClosedError(UsageError):
@@ -134,22 +130,33 @@ class Inputs:
     environment: EnvironmentInput | None = None
 
 
-class Verification(NamedTuple):
-    """Whether a receipt of `stage verify` is valid for a bundle now, and a text on it."""
-
-    holds: bool
-    text: str
-
-
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     """Finds a run's model, datasets and environment in a bundle.
 
     Raises:
-        UsageError: not a complete bundle; or no such asset, config, split or column. Names the
-            existing ones.
+        UsageError: not a complete bundle; or all assets, configs, splits and columns that are not
+            there. Names the existing ones.
         DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
+    return _resolve_known(config, bundle_path, frozenset())
+
+
+def find_mistakes(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> None:
+    """Finds what a run file with mistakes names and the bundle does not have.
+
+    Args:
+        config: the settings; those that `wrong` names are not known.
+        bundle_path: the bundle.
+        wrong: dotted keys.
+
+    Raises:
+        UsageError, DamageError: as for `resolve`.
+    """
+    _resolve_known(config, bundle_path, wrong)
+
+
+def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> Inputs:
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:
@@ -157,35 +164,62 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         raise
     if config.bundle.id not in (None, bundle.id):
         raise DamageError(
-            f"{config.path}: `bundle.id` asks for {config.bundle.id}; {bundle_path} is another "
-            f"bundle: {bundle.id}.",
+            f"{config.place('bundle.id')}: `bundle.id` asks for {config.bundle.id}; {bundle_path} "
+            f"is another bundle: {bundle.id}.",
             "Give the folder of the bundle that is asked for with --bundle. If this one is meant, "
             f"write its id: bundle: {{id: {bundle.id}}}",
         )
-    try:
-        return _resolve(config, bundle)
-    except ClosedError:
-        raise
-    except UsageError:
+    mistakes = Mistakes()
+    inputs = _resolve(config, bundle, wrong, mistakes)
+    if mistakes.found and not any(isinstance(error, ClosedError) for error in mistakes.found):
         # A damaged bundle can look like a run file that does not fit. Damage is the first cause.
         check_known_damage(bundle_path, os.environ)
         check_names_and_sizes(bundle_path)
-        raise
+    mistakes.check(str(config.path))
+    return inputs
 
 
-def _resolve(config: RunConfig, bundle: Bundle) -> Inputs:
-    numbers = [None] if config.dataset is not None else range(len(config.sources))
-    datasets = [
-        _dataset(config, bundle, s, place_of(config.path, n))
-        for s, n in zip(config.sources, numbers, strict=True)
-    ]
+def _resolve(
+    config: RunConfig, bundle: Bundle, wrong: frozenset[str], mistakes: Mistakes
+) -> Inputs:
+    model = environment = None
+    if not wrong & {"model", "model.asset"}:
+        with mistakes:
+            model = _model(config, bundle)
+    datasets = []
+    for number, wanted in enumerate(config.sources):
+        of_list = None if config.dataset is not None else number
+        name = "dataset" if of_list is None else f"datasets.{number}"
+        unknown = {k.removeprefix(f"{name}.") for k in wrong if k.startswith(f"{name}.")}
+        if not unknown & {"asset", "config"}:
+            with mistakes:
+                unknown |= wrong & {"task"}
+                where = place_of(config.lines, of_list)
+                datasets.append(_dataset(config, bundle, wanted, where, unknown))
+    if not wrong & {"environment", "environment.asset"}:
+        with mistakes:
+            environment = environment_input(config, bundle)
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
-        model=_model(config, bundle),
+        model=cast(ModelInput, model),  # None only where there are mistakes
         datasets=tuple(datasets),
-        environment=environment_input(config, bundle),
+        environment=environment,
     )
+
+
+def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
+    """An asset by its name; `place` is where the run file names it, for the message."""
+    try:
+        return bundle.asset(name)
+    except UsageError as error:
+        same = [a.name for a in bundle.lock.assets.values() if a.source.location == name]
+        raise UsageError(
+            f"{place}: the bundle {bundle.root} has no asset of that name.",
+            f"Write `{same[0]}`, the asset's name: {name} is its repository."
+            if same
+            else error.remedy,
+        ) from None
 
 
 def check_not_inside(folder: Path, bundle: Path) -> None:
@@ -213,11 +247,12 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
     """
     if config.environment is None:
         return None
-    asset = bundle.asset(config.environment.asset)
+    name = config.environment.asset
+    place = f"{config.place('environment.asset')}: `environment.asset: {name}`"
+    asset = _asset(bundle, name, place)
     if asset.kind != "environment":
         raise UsageError(
-            f"{config.path}: `environment.asset: {asset.name}` is a {asset.kind}, "
-            "not an environment.",
+            f"{place} is a {asset.kind}, not an environment.",
             "`stage show BUNDLE` lists the assets with their kinds.",
         )
     folder = bundle.asset_path(asset.name).resolve()
@@ -239,59 +274,6 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
         ) from None
 
 
-def verification(bundle: Path, environ: Mapping[str, str], *, pinned: bool = False) -> Verification:
-    """Reports whether a bundle is verified. Calls `stat` once per payload file; reads none.
-
-    Without a valid receipt it compares names and sizes, as `stage verify --fast` does.
-
-    Args:
-        pinned: the run file names the bundle by its id. Then a verification by block lists does not
-            count if the id does not cover them (lock format 1).
-
-    Raises:
-        DamageError: a verification found damage, or names or sizes differ from the lock.
-    """
-    check_known_damage(bundle, environ)
-    receipt = find_receipt(state_folder(environ), bundle)
-    if isinstance(receipt, str):
-        check_names_and_sizes(bundle)
-        return Verification(False, f"{receipt}; names and sizes are right")
-    text = f"{receipt.describe(time.time())}, unchanged since"
-    if pinned and receipt.proof != BY_ID and not Bundle.open(bundle).lock.proves_blocks:
-        return Verification(
-            False, f"{text}, but by block lists that `bundle.id` does not cover (lock format 1)"
-        )
-    return Verification(True, text)
-
-
-def check_known_damage(bundle: Path, environ: Mapping[str, str]) -> None:
-    """Raises DamageError if this user's last verification found damage that is still there."""
-    known = find_damage(state_folder(environ), bundle)
-    if known is not None:
-        raise _damage(bundle, known.report, known.describe(time.time()), known.written)
-
-
-def check_names_and_sizes(bundle: Path) -> None:
-    """Compares names, kinds and sizes with the lock, as `stage verify --fast`. Reads no payload.
-
-    Raises:
-        DamageError: they differ; names the damaged files and what to do.
-    """
-    report = verify(bundle, "fast")
-    if not report.ok:
-        raise _damage(bundle, report, "by its names and sizes", None)
-
-
-def _damage(
-    bundle: Path, report: VerificationReport, how: str, written: Path | None
-) -> DamageError:
-    named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
-    if more := len(report.findings) - len(named):
-        named.append(f"and {more} more")
-    advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
-    return DamageError(f"{bundle}: damaged ({how}): {', '.join(named)}.", " ".join(advice))
-
-
 def unreadable(path: Path, why: str) -> StageError:
     """The error of a file in a bundle that cannot be read: damage, or a right that is missing.
 
@@ -308,14 +290,15 @@ def unreadable(path: Path, why: str) -> StageError:
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
-    asset = bundle.asset(config.model.asset)
+    place = f"{config.place('model.asset')}: `model.asset: {config.model.asset}`"
+    asset = _asset(bundle, config.model.asset, place)
     folder = bundle.asset_path(asset.name).resolve()
     if asset.kind != "model" and not (asset.kind == "files" and (folder / "config.json").is_file()):
         what = f"is a {asset.kind}"
         if asset.kind == "files":
             what = "is plain files without a config.json"
         raise UsageError(
-            f"{config.path}: `model.asset: {asset.name}` {what}, not a model.",
+            f"{place} {what}, not a model.",
             "Name an asset that was staged with `model:`, or with `path:` from a folder that "
             "`save_pretrained` wrote.",
         )
@@ -373,35 +356,40 @@ _CORRECT_IT = (
 
 
 def _dataset(
-    config: RunConfig, bundle: Bundle, wanted: DatasetConfig, where: Callable[[str], str]
+    config: RunConfig,
+    bundle: Bundle,
+    wanted: DatasetConfig,
+    where: Callable[[str], str],
+    unknown: Set[str],
 ) -> DatasetInput:
-    asset = bundle.asset(wanted.asset)
+    asset = _asset(bundle, wanted.asset, where(f"asset: {wanted.asset}"))
     if asset.kind != "dataset":
         raise UsageError(
             f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.",
             "`stage show BUNDLE` lists the assets with their kinds.",
         )
-    name, splits = _dataset_config(config, wanted, asset)
-
-    def split(which: str) -> SplitInput:
-        if which not in splits:
-            raise UsageError(
-                f"{config.path}: dataset `{asset.name}` ({name}) has no split `{which}` in this "
-                "bundle.",
-                suggest(which, splits, f"It has: {', '.join(splits)}."),
-            )
-        columns = {column.name: column.type for column in splits[which].schema}
-        check_columns(config.task, wanted, columns, which, where)
-        return _split(bundle, asset, which, splits[which], columns)
-
-    validation = wanted.validation
-    if validation == "auto":
-        validation = "validation" if "validation" in splits else None
+    name, splits = _dataset_config(wanted, asset, where)
+    mistakes = Mistakes()
+    found: dict[str, SplitInput] = {}
+    for role, which in (("train", wanted.train), ("validation", _validation(wanted, splits))):
+        if which is not None and role not in unknown:
+            with mistakes:
+                if which not in splits:
+                    raise UsageError(
+                        f"{where(f'{role}: {which}')}: the dataset `{asset.name}` ({name}) has no "
+                        "such split in this bundle.",
+                        suggest(which, splits, f"It has: {', '.join(splits)}."),
+                    )
+                columns = {column.name: column.type for column in splits[which].schema}
+                if not mistakes.found and "task" not in unknown:
+                    check_columns(config.task, wanted, columns, which, where, mistakes, unknown)
+                found[role] = _split(bundle, asset, which, splits[which], columns)
+    mistakes.check(str(config.path))
     return DatasetInput(
         asset=asset.name,
         config=name,
-        train=split(wanted.train),
-        validation=split(validation) if validation else None,
+        train=cast(SplitInput, found.get("train")),  # None only where there are mistakes
+        validation=found.get("validation"),
         settings=wanted,
         source=asset.source.location,
         commit=asset.source.commit,
@@ -409,20 +397,26 @@ def _dataset(
     )
 
 
+def _validation(wanted: DatasetConfig, splits: Mapping[str, Any]) -> str | None:
+    if wanted.validation == "auto":
+        return "validation" if "validation" in splits else None
+    return wanted.validation
+
+
 def _dataset_config(
-    config: RunConfig, wanted: DatasetConfig, asset: LockedAsset
+    wanted: DatasetConfig, asset: LockedAsset, where: Callable[[str], str]
 ) -> tuple[str, Mapping[str, Any]]:
     have = ", ".join(asset.configs)
     if wanted.config == "auto":
         if len(asset.configs) != 1:
             raise UsageError(
-                f"{config.path}: dataset `{asset.name}` has several configs.",
+                f"{where('config: auto')}: the dataset `{asset.name}` has several configs.",
                 f"Set dataset.config: {have}",
             )
         return next(iter(asset.configs.items()))
     if wanted.config not in asset.configs:
         raise UsageError(
-            f"{config.path}: dataset `{asset.name}` has no config `{wanted.config}`.",
+            f"{where(f'config: {wanted.config}')}: the dataset `{asset.name}` has no such config.",
             suggest(wanted.config, asset.configs, f"It has: {have}"),
         )
     return wanted.config, asset.configs[wanted.config]

@@ -1,0 +1,82 @@
+"""Which columns of a dataset a task reads: by their names, else by what their first rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.config.columns import fitting, texts_in
+from runner.data.table import columns as read_columns
+from runner.inputs import SplitInput
+
+KEYS = {
+    "masked-lm": ("text",),
+    "causal-lm": ("text",),
+    "instruction": ("prompt", "response"),
+    "text-classification": ("text", "label"),
+    "token-classification": ("words", "tags"),
+    "image-classification": ("image", "label"),
+}
+"""Task -> the keys of the run file that name its columns."""
+
+ROWS = 1000  # of the training split are looked at
+_USUAL_NAMES = {
+    "text": ("text", "content"),
+    "words": ("tokens", "words"),
+    "tags": ("ner_tags", "tags", "labels", "pos_tags"),
+    "prompt": ("prompt", "instruction", "question", "input", "user"),
+    "response": ("response", "completion", "output", "answer", "assistant"),
+    "image": ("image", "img"),
+    "label": ("label", "labels", "fine_label", "class", "category", "target", "sentiment"),
+}
+
+
+def choose(task: str, split: SplitInput) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Chooses a column for each key that the task reads.
+
+    Args:
+        task: as in the run file.
+        split: the training split; its rows are read only where names do not decide.
+
+    Returns:
+        Key -> its column, and key -> other columns that it could be. Empty: nothing fits the task.
+
+    Raises:
+        DamageError: a file cannot be read.
+    """
+    columns = split.columns
+    if task == "instruction" and (messages := fitting(task, "messages", columns)):
+        return {"messages": messages[0]}, {"messages": messages[1:]}
+    chosen: dict[str, str] = {}
+    others: dict[str, list[str]] = {}
+    if task == "text-classification" and "text" not in columns and (pair := texts_in(columns)):
+        chosen = dict(zip(("text", "pair"), pair, strict=False))
+    for key in (key for key in KEYS[task] if key not in chosen):
+        able = [name for name in fitting(task, key, columns) if name not in chosen.values()]
+        if not able:
+            return {}, {}
+        chosen[key] = _best(key, able, split)
+        others[key] = [name for name in able if name != chosen[key]]
+    return chosen, others
+
+
+def _best(key: str, able: Sequence[str], split: SplitInput) -> str:
+    usual = [name for name in able if name.casefold() in _USUAL_NAMES[key]]
+    if usual or len(able) == 1 or key not in ("text", "label"):
+        return (usual or able)[0]
+    values: dict[str, list[Any]] = {name: [] for name in able}
+    for batch in read_columns(split, list(able), ROWS):
+        for name, some in batch.items():
+            values[name] += [value for value in some if value is not None]
+    if key == "text":
+        return max(able, key=lambda name: sum(map(len, values[name])))
+    return min(able, key=lambda name: _as_classes(values[name]))
+
+
+def _as_classes(values: Sequence[Any]) -> tuple[bool, int]:
+    """A measure of how little the values of a column look like classes.
+
+    All different: they are numbers of rows, or texts. All alike: there is nothing to learn.
+    """
+    kinds = len(set(values))
+    return kinds < 2 or kinds == len(values) > 2, kinds
