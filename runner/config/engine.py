@@ -1,4 +1,4 @@
-"""The keys `engine` and `optimizer` of a run file, and the check that they go together. Pure."""
+"""The keys `engine`, `optimizer` and `schedule` of a run file, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -50,6 +50,20 @@ class OptimizerConfig:
 def keys_not_of(optimizer: str) -> tuple[str, ...]:
     """Returns the keys of `optimizer` that mean nothing to this one, with their dots."""
     return ("optimizer.betas", "optimizer.eps") if optimizer == "sgd" else ("optimizer.momentum",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate changes.
+
+    `warmup` and `decay`: below 1 a share of all steps, from 1 on a number of steps.
+    """
+
+    name: Literal["cosine", "linear", "constant", "wsd"] = setting(
+        "cosine", "ends at zero, smoothly"
+    )
+    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
+    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,4 +173,25 @@ def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
             f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
             "of parameters.",
             "{layer: GPT2Block}, or {min_params: 1000000}.",
+        )
+
+
+def check_schedule(schedule: ScheduleConfig, given: frozenset[str], lines: Lines) -> None:
+    """Refuses parts that are neither a share nor whole steps, and a decay that is not used.
+
+    Args:
+        given: dotted keys that the user set.
+    """
+    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
+        with lines.mistakes:
+            if part > 1 and part != int(part):
+                raise UsageError(
+                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
+                    "nor whole steps.",
+                    f"For instance: {key}: 0.1, or {key}: 100",
+                )
+    if schedule.name != "wsd" and "schedule.decay" in given and schedule.decay != 0.1:
+        raise UsageError(
+            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
+            "Remove schedule.decay, or set schedule.name: wsd.",
         )

@@ -28,12 +28,15 @@ from runner.config.engine import (
     KEYS_OF_ENGINES,
     EngineConfig,
     OptimizerConfig,
+    ScheduleConfig,
     check_engine,
+    check_schedule,
     keys_not_of,
 )
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
+from runner.config.tasks import check_label_smoothing
 from runner.config.theirs import accelerate
 from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
 
@@ -89,27 +92,13 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate changes.
-
-    `warmup` and `decay`: below 1 a share of all steps, from 1 on a number of steps.
-    """
-
-    name: Literal["cosine", "linear", "constant", "wsd"] = setting(
-        "cosine", "ends at zero, smoothly"
-    )
-    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
-    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When checkpoints are written, and how many are kept.
 
     Attributes:
         every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
         keep: how many of the newest are kept.
-        best: whether the one with the lowest validation loss is kept too.
+        best: whether the one with the lowest validation loss is kept too, and exported in the end.
         asynchronous: whether checkpoints are written while training continues.
     """
 
@@ -201,6 +190,7 @@ class RunConfig:
     environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
+    wandb: bool = setting(False, "TensorBoard's files and metrics.jsonl have the same")
     hang_after: float | Auto = setting(
         "auto", "ten times the longest silence so far; 300 s at least", above=0
     )
@@ -242,7 +232,8 @@ class RunConfig:
                 config = replace(config, name=Path(path).stem)
             if config.steps is not None and "epochs" not in found.given:
                 config = replace(config, epochs=None)
-            return _checked(_with_optimizers_own(config), found.wrong, lines)
+            config = _with_best(_with_optimizers_own(config))
+            return _checked(config, found.wrong, lines)
 
     def explain(self) -> list[Choice]:
         """Returns every default in use with its reason, in the file's order; then `notes`."""
@@ -388,23 +379,6 @@ def _check_data(config: RunConfig, lines: Lines) -> None:
     check_datasets(config.task, config.sources, lines, config.given)
 
 
-def _check_schedule(config: RunConfig, lines: Lines) -> None:
-    schedule = config.schedule
-    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
-        with lines.mistakes:
-            if part > 1 and part != int(part):
-                raise UsageError(
-                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
-                    "nor whole steps.",
-                    f"For instance: {key}: 0.1, or {key}: 100",
-                )
-    if schedule.name != "wsd" and "schedule.decay" in config.given and schedule.decay != 0.1:
-        raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
-            "Remove schedule.decay, or set schedule.name: wsd.",
-        )
-
-
 # The keys whose values a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("name",), _check_names),
@@ -413,7 +387,11 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
-    (("schedule",), _check_schedule),
+    (
+        ("task", "label_smoothing"),
+        lambda c, lines: check_label_smoothing(c.task, c.label_smoothing, lines),
+    ),
+    (("schedule",), lambda c, lines: check_schedule(c.schedule, c.given, lines)),
     (
         ("engine", "optimizer"),
         lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),
@@ -451,6 +429,19 @@ def _with_optimizers_own(config: RunConfig) -> RunConfig:
     return replace(
         config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)), notes=(*config.notes, note)
     )
+
+
+def _with_best(config: RunConfig) -> RunConfig:
+    """Keeps and exports the best weights where `evaluation.patience` may end the run.
+
+    The last ones are then, by definition, not the best.
+    """
+    if config.evaluation.patience is None or "checkpoint.best" in config.given:
+        return config
+    reason = "evaluation.patience: the lowest validation loss is what is exported"
+    note = Choice("checkpoint.best", True, reason)
+    best = replace(config.checkpoint, best=True)
+    return replace(config, checkpoint=best, notes=(*config.notes, note))
 
 
 def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:

@@ -6,7 +6,6 @@ headers, configs, the tokenizer, and small texts.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import (
+    Bundle,
     DatasetInput,
     Inputs,
     ModelInput,
@@ -119,7 +119,7 @@ def examine(
         return found  # everything else would follow from it
     with found.keeping():
         _check_writable(folder)
-    found.attempt(_check_installed, config)
+    found.attempt(_check_installed, config, inputs)
     found.attempt(_check_patience, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
@@ -336,12 +336,12 @@ def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
     ]
 
 
-def _check_installed(config: RunConfig) -> None:
-    """Refuses a run that needs a package which is not installed.
+def _check_installed(config: RunConfig, inputs: Inputs) -> None:
+    """Refuses a run that needs a package which its environment does not have.
 
-    An environment of the bundle may have it, so a run in one is not checked here.
+    It is the environment of the bundle that the run file names, else that of this command.
     """
-    if is_light():
+    if is_light() and config.environment is None:
         return  # `left_to_ranks` says so
     needs = {
         f"engine.name: {config.engine.name}": "deepspeed"
@@ -352,13 +352,29 @@ def _check_installed(config: RunConfig) -> None:
         else None,
         "lora": "peft" if config.lora else None,
         "quantization": "bitsandbytes" if config.quantization else None,
+        "wandb: true": "wandb" if config.wandb else None,
     }
     for key, package in needs.items():
-        if package and config.environment is None and importlib.util.find_spec(package) is None:
+        if package and config.environment is None and not is_installed(package):
             raise UsageError(
                 f"{config.path}: {key} needs {package}, which is not installed.",
                 f"pip install {package}",
             )
+        if package and config.environment is not None and not _has(inputs, package):
+            raise UsageError(
+                f"{config.path}: {key} needs {package}, which the environment "
+                f"`{config.environment.asset}` of the bundle does not have.",
+                f"Add {package} to the pip section of its environment.yml, and fetch again; "
+                f"or write the run file without `{key}`.",
+            )
+
+
+def _has(inputs: Inputs, package: str) -> bool:
+    """Whether the environment of a run has a package; yes, where its lock names none at all."""
+    assert inputs.environment is not None
+    locked = Bundle.open(inputs.bundle).asset(inputs.environment.asset).environment
+    names = {found.name for found in locked.packages} if locked else set()
+    return not names or package in names
 
 
 def _check_patience(config: RunConfig, inputs: Inputs) -> None:

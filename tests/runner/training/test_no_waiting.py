@@ -14,7 +14,8 @@ import pytest
 
 from runner.errors import UsageError
 from tests.runner.conftest import Cluster, metrics
-from tests.runner.run_folder.test_extended import SMALL, alone, started
+from tests.runner.run_folder.conftest import alone
+from tests.support.training.alone import SMALL, started
 
 __all__ = ["alone"]
 
