@@ -35,6 +35,7 @@ PROVENANCE = (
     ("precision", "Precision"),
     ("batch", "Batch"),
     ("seed", "Seed"),
+    ("exported_weights_step", "The exported weights are of step"),
     ("host", "Host of rank 0"),
     ("platform", "System"),
     ("python", "Python"),

@@ -151,7 +151,9 @@ class Trainer:
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
-        self.end_phase("load")
+        self.measured = self.step
+        if not self.was_finished:
+            self.end_phase("load")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
         tuned = tune(self.device, self.config.task)

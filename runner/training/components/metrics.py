@@ -176,9 +176,9 @@ class _Logs:
         while True:
             values = self._lines.get()
             try:
-                if values == "flush" or values == "close":
+                if isinstance(values, str):
                     for board in boards:
-                        board.flush() if values == "flush" else board.close()
+                        getattr(board, values)()
                 elif self._problem is None:
                     self._metrics.write(values)
                     boards = boards or self._open_boards()
