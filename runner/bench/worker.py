@@ -92,9 +92,7 @@ def _evaluate(trainer: Trainer) -> None:
     if store is None:
         return
     few = _First(store, EVALUATED * micro * trainer.ranks.world_size)
-    evaluate(
-        trainer.task, trainer.engine, few, trainer.ranks, micro, lambda: False, trainer.device
-    )
+    evaluate(trainer.task, trainer.engine, few, trainer.ranks, micro, lambda: False, trainer.device)
     trainer.end_phase("evaluate")
 
 
@@ -110,9 +108,7 @@ def _result(folder: RunFolder, trainer: Trainer) -> Mapping[str, Any]:
     promoted = trainer.config.engine.name == "deepspeed" and asked not in ("auto", plan.zero)
     return {
         **{key: statistics.median(line[key] for line in lines) for key in keys},
-        "memory_gib": max(
-            phase.get("device", phase["host"]) for phase in memory.values()
-        ),
+        "memory_gib": max(phase.get("device", phase["host"]) for phase in memory.values()),
         "memory": memory,
         "world_size": plan.world_size,
         "device": trainer.config.precision

@@ -461,9 +461,7 @@ class Trainer:
             record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
             record |= {EXPORTED: self.step, WEIGHTS_OF: chosen}
             lines = read_metrics(self.folder.metrics)
-            card = model_card(
-                self.config, self.inputs, self.plan, record, lines, self.origin
-            )
+            card = model_card(self.config, self.inputs, self.plan, record, lines, self.origin)
             export(self.task.model, weights, lora, self.companions, card, self.folder.model)
             early = self.step < self.num_steps
             note_export(self.folder, self.step, early=early, weights=chosen)

@@ -109,7 +109,8 @@ class _Wandb:
     def __init__(
         self, folder: RunFolder, settings: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
-        self._say, self._run = say, None
+        self._say = say
+        self._run: Any = None
         self._try(lambda: self._begin(folder, settings))
 
     def _begin(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:

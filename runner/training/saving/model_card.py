@@ -82,9 +82,7 @@ def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> dict[
     return found | {"airlift": made}
 
 
-def _sources(
-    config: RunConfig, inputs: Inputs, origin: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+def _sources(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The first weights and the data, each with its commit."""
     rows = [(what, text) for what, text, _ in _provenance(config, inputs, origin)]
     return ((what, text) for what, text in rows if what not in ("bundle", "validation data"))

@@ -56,9 +56,10 @@ def test_a_run_that_ends_early_exports_its_best_weights_and_names_them(
     assert kept == {f"step-{best}", f"step-{last}"}
     said = (run.folder.logs / "said").read_text()
     assert f"exports the weights of step {best}, not the last, of step {last}" in said
-    assert f"of step {best}, the lowest validation loss" in (
-        run.folder.model / "README.md"
-    ).read_text()
+    assert (
+        f"of step {best}, the lowest validation loss"
+        in (run.folder.model / "README.md").read_text()
+    )
     record = json.loads(run.folder.environment.read_text())
     assert (record["exported_step"], record["exported_weights_step"]) == (last, best)
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm

@@ -266,9 +266,7 @@ def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
     assert "nodes it needs are down, drained or reserved" in shown("status", folder)
 
 
-def test_the_most_memory_of_each_phase_is_shown(
-    tmp_path: Path, slurm: Callable[..., None]
-) -> None:
+def test_the_most_memory_of_each_phase_is_shown(tmp_path: Path, slurm: Callable[..., None]) -> None:
     folder = run_folder(tmp_path / "output" / "made")
     slurm()
     lines = [

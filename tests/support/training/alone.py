@@ -1,4 +1,4 @@
-"""One rank in this process, and a real model. The fixture `alone` makes the process the only rank."""
+"""One rank in this process, and a real model; the fixture `alone` makes it the only rank."""
 
 from __future__ import annotations
 

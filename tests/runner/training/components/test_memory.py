@@ -1,4 +1,4 @@
-"""The most memory of each phase: real pages of this process; a container that refuses a new mark."""
+"""The most memory of each phase: real pages of a process, and a container without new marks."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,7 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_sav
 NO_GRADIENT = """
 import os, sys, torch
 from pathlib import Path
+from typing import Any
 from torch import nn
 from runner.config.run_config import RunConfig
 from runner.ranks.environment import RankEnvironment
