@@ -18,6 +18,7 @@ from runner.plan import devices
 from runner.plan.shapes import Device
 from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import runner_command
+from runner.ranks.processes import die_with_parent
 from runner.report import write
 from runner.report.overview import HEADINGS, overview
 from runner.run_folder.history import History, number
@@ -117,7 +118,7 @@ def _train(run: Run, processes: int | None) -> int:
         *(word for text in run.overrides for word in ("--set", text)),
     )
     sys.stdout.flush()
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, preexec_fn=die_with_parent())
     # Ctrl-C reaches the member by itself: it is in the same foreground group.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     for received in FORWARDED:
