@@ -278,7 +278,7 @@ def test_the_most_memory_of_each_phase_is_shown(tmp_path: Path, slurm: Callable[
     with open(folder / "metrics.jsonl", "a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     said = shown("status", folder)
-    assert "most memory of a rank: device: load 1.1 GB, train 8.6 GB" in said
-    assert "most memory of a rank: host: load 4.3 GB, train 3.2 GB, evaluate 2.7 GB" in said
+    assert "most memory of a rank: device: load 1.07 GB, train 8.59 GB" in said
+    assert "most memory of a rank: host: load 4.29 GB, train 3.22 GB, evaluate 2.68 GB" in said
     memory = json.loads(shown("status", folder, "--json"))["memory"]
     assert memory["train"] == {"device": 8.0, "host": 3.0}
