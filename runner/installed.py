@@ -46,6 +46,7 @@ def to_train(config: RunConfig) -> list[str]:
         "deepspeed": config.engine.name == "deepspeed",
         "peft": lora,
         "bitsandbytes": bits or config.optimizer.name.endswith("8bit"),
+        "wandb": config.wandb,
     }
     always = ["torch", "transformers", "safetensors", *to_prepare(config)]
     return list(dict.fromkeys([*always, *(name for name, used in chosen.items() if used)]))

@@ -26,6 +26,7 @@ VARIABLES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
     "TOKENIZERS_PARALLELISM": "true",
 }
 

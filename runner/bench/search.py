@@ -6,7 +6,7 @@ that fits: each trial costs the start of all ranks, and the last few per cent ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,7 +24,8 @@ class Trial:
         words: why it did not fit, as text for people.
         world_size: the number of ranks.
         tokens_per_s, samples_per_s, step_s: medians over the measured steps, of all ranks together.
-        memory_gib: the most of any rank.
+        memory_gib: the most of any rank, of its device.
+        memory: phase -> `device` and `host` -> the most of any rank, GiB.
         mfu: model FLOPs utilization, 0 to 1; None where unknown.
         note: text for the table.
     """
@@ -38,6 +39,7 @@ class Trial:
     samples_per_s: float = 0.0
     step_s: float = 0.0
     memory_gib: float = 0.0
+    memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     mfu: float | None = None
     note: str = ""
 

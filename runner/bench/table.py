@@ -15,7 +15,8 @@ HEADINGS = (
     "tokens/s",
     "samples/s",
     "per epoch",
-    "memory per rank",
+    "device: load, train, evaluate",
+    "host: load, train, evaluate",
     "the search ended at",
 )
 
@@ -33,7 +34,7 @@ def rows(found: Sequence[SearchResult], num_sequences: int) -> list[tuple[str, .
 def _row(one: SearchResult, num_sequences: int) -> tuple[str, ...]:
     best = one.best
     if best is None:
-        return (one.strategy, "none" if one.trials else "", "", "", "", "", "", one.end)
+        return (one.strategy, "none" if one.trials else "", *([""] * 6), one.end)
     note = f"{best.note}; " if best.note else ""
     fastest = one.fastest
     if (
@@ -49,9 +50,16 @@ def _row(one: SearchResult, num_sequences: int) -> tuple[str, ...]:
         f"{best.tokens_per_s:,.0f}" + (f" (MFU {best.mfu:.0%})" if best.mfu is not None else ""),
         f"{best.samples_per_s:.3g}",
         duration(num_sequences / best.samples_per_s),
-        human_size(best.memory_gib * 2**30),
+        _memory(best, "device"),
+        _memory(best, "host"),
         (note + (one.end or "the largest that --largest allows")),
     )
+
+
+def _memory(trial: Trial, where: str) -> str:
+    """The most memory of a rank in each phase; a CPU is no device of its own."""
+    known = [phase[where] for phase in trial.memory.values() if where in phase]
+    return ", ".join(human_size(gib * 2**30) for gib in known) or "-"
 
 
 def duration(seconds: float) -> str:

@@ -6,24 +6,28 @@ import os
 import resource
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from runner.config.run_config import RunConfig
+from runner.data.store import Stores
 from runner.inputs import Inputs
 from runner.ranks.environment import RankEnvironment
 from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import RunFolder, read_metrics, write_json
-from runner.training.components.device import StopRequest, peak_memory
+from runner.training.components.device import StopRequest
 from runner.training.components.metrics import open_console
+from runner.training.evaluation import evaluate
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import is_out_of_memory
 from runner.training.start import start
 
 RESULT = "trial.json"
 OUT_OF_MEMORY = "out of memory"
+EVALUATED = 2  # batches of each rank
 
 
 def measure(
@@ -52,23 +56,50 @@ def measure(
         try:
             trainer = start(config, inputs, folder, place, StopRequest(), console, heartbeat)
             trainer.observer.begin(0)
+            trainer.end_phase("load")
             for _ in range(steps):
                 trainer.train_step()
             trainer.read_sums()
+            trainer.end_phase("train")
+            _evaluate(trainer)
             trainer.observer.close()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             _leave(folder, str(error).splitlines()[0] if str(error) else "out of memory")
-        most = max(trainer.ranks.gather(peak_memory(trainer.device)))
         if place.rank == 0:
-            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer, most)})
+            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer)})
         trainer.ranks.barrier()
         torch.distributed.destroy_process_group()
 
 
-def _result(folder: RunFolder, trainer: Trainer, most: float) -> Mapping[str, Any]:
-    lines = [line for line in read_metrics(folder.metrics) if "loss" in line]
+class _First:
+    """The first samples of a split: what `evaluate` needs of a store."""
+
+    def __init__(self, store: Stores, count: int) -> None:
+        self._store, self._count = store, min(count, len(store))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, indices: Sequence[int]) -> Any:
+        return self._store.rows(indices)
+
+
+def _evaluate(trainer: Trainer) -> None:
+    """Evaluates two batches of each rank, for the memory of that phase."""
+    store, micro = trainer.stores.get("validation"), trainer.plan.micro
+    if store is None:
+        return
+    few = _First(store, EVALUATED * micro * trainer.ranks.world_size)
+    evaluate(trainer.task, trainer.engine, few, trainer.ranks, micro, lambda: False, trainer.device)
+    trainer.end_phase("evaluate")
+
+
+def _result(folder: RunFolder, trainer: Trainer) -> Mapping[str, Any]:
+    every = list(read_metrics(folder.metrics))
+    lines = [line for line in every if "loss" in line]
+    memory = memory_by_phase(every)
     # The first step compiles, allocates and warms up.
     lines = lines[1:] or lines
     keys = ("tokens_per_s", "samples_per_s", "step_s", *(["mfu"] if "mfu" in lines[0] else []))
@@ -77,7 +108,8 @@ def _result(folder: RunFolder, trainer: Trainer, most: float) -> Mapping[str, An
     promoted = trainer.config.engine.name == "deepspeed" and asked not in ("auto", plan.zero)
     return {
         **{key: statistics.median(line[key] for line in lines) for key in keys},
-        "memory_gib": most,
+        "memory_gib": max(phase.get("device", phase["host"]) for phase in memory.values()),
+        "memory": memory,
         "world_size": plan.world_size,
         "device": trainer.config.precision
         if trainer.device.type == "cpu"

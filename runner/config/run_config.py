@@ -37,6 +37,7 @@ from runner.config.engine import (
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
+from runner.config.tasks import check_label_smoothing
 from runner.config.theirs import accelerate
 from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
@@ -98,7 +99,7 @@ class CheckpointConfig:
     Attributes:
         every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
         keep: how many of the newest are kept.
-        best: whether the one with the lowest validation loss is kept too.
+        best: whether the one with the lowest validation loss is kept too, and exported in the end.
         asynchronous: whether checkpoints are written while training continues.
     """
 
@@ -191,6 +192,7 @@ class RunConfig:
     environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
     checkpoint: CheckpointConfig = setting(CheckpointConfig)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
+    wandb: bool = setting(False, "TensorBoard's files and metrics.jsonl have the same")
     hang_after: float | Auto = setting(
         "auto", "ten times the longest silence so far; 300 s at least", above=0
     )
@@ -245,7 +247,7 @@ class RunConfig:
                 config = replace(config, name=Path(path).stem)
             if config.steps is not None and "epochs" not in found.given:
                 config = replace(config, epochs=None)
-            config = _checked(_with_optimizers_own(config), found.wrong, lines)
+            config = _checked(_with_best(_with_optimizers_own(config)), found.wrong, lines)
             if lines.mistakes.found and find_more is not None:
                 with lines.mistakes, suppress(DamageError):  # the file's own mistakes come first
                     find_more(config, found.wrong)
@@ -403,7 +405,11 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
-    (("schedule",), lambda config, lines: check_schedule(config.schedule, config.given, lines)),
+    (
+        ("task", "label_smoothing"),
+        lambda c, lines: check_label_smoothing(c.task, c.label_smoothing, lines),
+    ),
+    (("schedule",), lambda c, lines: check_schedule(c.schedule, c.given, lines)),
     (
         ("engine", "optimizer"),
         lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),
@@ -441,6 +447,19 @@ def _with_optimizers_own(config: RunConfig) -> RunConfig:
     return replace(
         config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)), notes=(*config.notes, note)
     )
+
+
+def _with_best(config: RunConfig) -> RunConfig:
+    """Keeps and exports the best weights where `evaluation.patience` may end the run.
+
+    The last ones are then, by definition, not the best.
+    """
+    if config.evaluation.patience is None or "checkpoint.best" in config.given:
+        return config
+    reason = "evaluation.patience: the lowest validation loss is what is exported"
+    note = Choice("checkpoint.best", True, reason)
+    best = replace(config.checkpoint, best=True)
+    return replace(config, checkpoint=best, notes=(*config.notes, note))
 
 
 def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:

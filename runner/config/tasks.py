@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runner.errors import Lines, UsageError
+
 Data = Literal["texts", "chats", "labelled", "images"]
 
 
@@ -47,7 +49,25 @@ TASKS = {
 }
 """The value of `task` in a run file -> what it is, in the order of the documentation."""
 
+WITH_CLASSES = tuple(TASKS)
+"""The tasks whose loss is a cross-entropy over classes, or over the tokens of the vocabulary."""
+
 NAMES = ", ".join(list(TASKS)[:-1]) + f" or {list(TASKS)[-1]}"
+
+
+def check_label_smoothing(task: str, share: float, lines: Lines) -> None:
+    """Refuses smoothed labels where no loss of ours is computed from labels.
+
+    Args:
+        share: `label_smoothing`.
+    """
+    if share and task not in WITH_CLASSES:
+        raise UsageError(
+            f"{lines.place('label_smoothing')}: task {task} computes its loss itself, so nothing "
+            "would be smoothed.",
+            "Smooth in the task's own code, or remove label_smoothing. It works in "
+            f"{', '.join(WITH_CLASSES)}: their loss is a cross-entropy.",
+        )
 
 
 def data_of(task: str) -> Data:

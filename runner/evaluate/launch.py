@@ -160,7 +160,8 @@ def _launch(
         code = run_batch([*run.config.slurm.container, *argv], folder.root)
     else:
         code = run_local(argv, processes, folder.root)
-    lines = list(read_metrics(folder.metrics)) if code == 0 and folder.metrics.exists() else []
+    written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
+    lines = [line for line in written if "validation_loss" in line]
     if not lines:
         raise StageError(
             f"the evaluation ended with exit code {code}.",

@@ -27,6 +27,7 @@ def measuring(checkpoint: Path | None) -> Callable[[Trainer], None]:
         trainer.observer.say(f"  {trainer.task.note}")
         if checkpoint is not None:
             trainer.step = _load(trainer, checkpoint).step
+        trainer.end_phase("load")
         trainer.evaluate()
         trainer.ahead.close()
         trainer.observer.flush()

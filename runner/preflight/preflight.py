@@ -6,7 +6,6 @@ headers, configs, the tokenizer, and small texts.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -362,11 +361,8 @@ def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
 
 
 def _check_installed(config: RunConfig) -> None:
-    """Refuses a run that needs a package which is not installed.
-
-    An environment of the bundle may have it, so a run in one is not checked here.
-    """
-    if is_light():
+    """Refuses a run that needs a package which the environment of this command does not have."""
+    if is_light() or config.environment is not None:
         return  # `left_to_ranks` says so
     needs = {
         f"engine.name: {config.engine.name}": "deepspeed"
@@ -377,9 +373,10 @@ def _check_installed(config: RunConfig) -> None:
         else None,
         "lora": "peft" if config.lora else None,
         "quantization": "bitsandbytes" if config.quantization else None,
+        "wandb: true": "wandb" if config.wandb else None,
     }
     for key, package in needs.items():
-        if package and config.environment is None and importlib.util.find_spec(package) is None:
+        if package and not is_installed(package):
             raise UsageError(
                 f"{config.place(key.partition(':')[0])}: {key} needs {package}, which is not "
                 "installed.",

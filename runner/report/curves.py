@@ -89,7 +89,7 @@ MEASURES = (
     ("validation_perplexity", "Validation perplexity", "", False, False, "validation_loss"),
     ("samples_per_s", "Samples per second, all ranks", "samples/s", True, True, "tokens_per_s"),
     ("mfu", "Model FLOPs utilization", "of the devices' peak", True, True, "tokens_per_s"),
-    ("memory_gib", "Most memory of rank 0 so far", "GB", True, False, ""),
+    ("memory_gib", "Most memory of rank 0 since its last evaluation", "GB", True, False, ""),
     ("data_wait", "Waiting for data", "share of the step", True, True, ""),
 )  # fmt: skip
 

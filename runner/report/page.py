@@ -35,6 +35,7 @@ PROVENANCE = (
     ("precision", "Precision"),
     ("batch", "Batch"),
     ("seed", "Seed"),
+    ("exported_weights_step", "The exported weights are of step"),
     ("host", "Host of rank 0"),
     ("platform", "System"),
     ("python", "Python"),
@@ -144,13 +145,25 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
             "Seconds until the first step was done",
             [_first(run, "first_step_s", "{:.0f}") for run in runs],
         ),
-        ("Most memory of rank 0", [_last_size(run.steps, "memory_gib") for run in runs]),
+        *_memory(runs),
         (
             "Checkpoints",
             [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs],
         ),
     ]
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
+
+
+def _memory(runs: Sequence[History]) -> Iterable[tuple[str, list[str]]]:
+    """Rows on the most memory of a rank in each phase."""
+    for where in ("device", "host"):
+        cells = []
+        for run in runs:
+            known = {phase: most[where] for phase, most in run.memory.items() if where in most}
+            cells.append(", ".join(f"{k} {human_size(v * 2**30)}" for k, v in known.items()))
+        yield f"Most memory of a rank, {where}", cells
+    older = ["" if run.memory else _last_size(run.steps, "memory_gib") for run in runs]
+    yield "Most memory of rank 0", older
 
 
 def _last_size(lines: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from runner.errors import (
     suggest_path,
 )
 from runner.run_folder.checkpoints import read_state
-from runner.run_folder.layout import ENDED_EARLY, EXPORTED, RunFolder
+from runner.run_folder.layout import ENDED_EARLY, EXPORTED, WEIGHTS_OF, RunFolder
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a larger config.yaml or environment.json is not ours
+PHASES = ("load", "train", "evaluate")
 LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
 _STEP = re.compile(r"step-(\d{1,18})")
 _SLURM_LOG = re.compile(r"slurm-(\d{1,18})\.out")
@@ -41,6 +42,7 @@ class History:
         facts: environment.json.
         steps: lines of metrics.jsonl with a `loss`, in order; the last line of each step.
         validations: the same of lines with a `validation_...`.
+        memory: phase -> `device` and `host` -> the most of any rank, GiB.
         checkpoints: the steps of the complete checkpoints, in order.
         jobs: the numbers of the Slurm jobs that wrote logs here, oldest first.
         warnings: messages about what could not be read.
@@ -51,6 +53,7 @@ class History:
     facts: Mapping[str, Any]
     steps: tuple[Mapping[str, Any], ...]
     validations: tuple[Mapping[str, Any], ...]
+    memory: Mapping[str, Mapping[str, float]]
     checkpoints: tuple[int, ...]
     jobs: tuple[int, ...]
     warnings: tuple[str, ...]
@@ -75,6 +78,13 @@ class History:
         step = self.facts.get(ENDED_EARLY)
         is_last = bool(self.steps) and step == self.steps[-1]["step"]
         return step if isinstance(step, int) and is_last else None
+
+    @property
+    def model(self) -> str:
+        """`model/`, and the step whose weights it has if that is not the last one."""
+        step = self.facts.get(WEIGHTS_OF)
+        which = f" (the weights of step {step}, the best)" if isinstance(step, int) else ""
+        return f"{self.folder.model}{which}"
 
     @property
     def last_job(self) -> int | None:
@@ -126,6 +136,7 @@ class History:
             validations=_by_step(
                 line for line in lines if any(key.startswith("validation_") for key in line)
             ),
+            memory=memory_by_phase(lines),
             checkpoints=tuple(sorted(_numbers(folder.checkpoints, _STEP, "files.json"))),
             jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
             warnings=tuple(warnings),
@@ -175,7 +186,7 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
     done = int(history.steps[-1]["step"]) if history.steps else 0
     if wanted is None or done < wanted or not history.has_exported_its_last_step:
         return None
-    return f"finished already: {done} of {wanted} steps; its model: {folder.model}"
+    return f"finished already: {done} of {wanted} steps; its model: {history.model}"
 
 
 _NOT_TRAINED_WITH = (
@@ -274,6 +285,17 @@ def _line(raw: bytes) -> dict[str, Any] | None:
 def _by_step(lines: Iterator[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     last = {line["step"]: line for line in lines}
     return tuple(last[step] for step in sorted(last))
+
+
+def memory_by_phase(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The most memory of each phase, from the lines of a `metrics.jsonl`."""
+    most: dict[str, dict[str, float]] = {}
+    for phase in PHASES:
+        for where in ("device", "host"):
+            values = [number(line, f"{phase}_{where}_gib") for line in lines]
+            if known := [value for value in values if value is not None]:
+                most.setdefault(phase, {})[where] = max(known)
+    return most
 
 
 def _flat(value: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -184,6 +184,11 @@ ENDED_EARLY = "ended_early"
 """In `environment.json`: the step at which `evaluation.patience` ended the run, if it did."""
 
 
+WEIGHTS_OF = "exported_weights_step"
+"""In `environment.json`: the step whose weights `model/` has, where `checkpoint.best` chose an
+earlier one than the last."""
+
+
 def exported(folder: RunFolder) -> dict[str, Any]:
     """What `note_export` recorded, to keep it when the record is rewritten; empty if nothing."""
     try:
@@ -191,21 +196,26 @@ def exported(folder: RunFolder) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     known = found if isinstance(found, dict) else {}
-    return {key: known[key] for key in (EXPORTED, ENDED_EARLY) if key in known}
+    return {key: known[key] for key in (EXPORTED, ENDED_EARLY, WEIGHTS_OF) if key in known}
 
 
-def note_export(folder: RunFolder, step: int | None, *, early: bool = False) -> None:
+def note_export(
+    folder: RunFolder, step: int | None, *, early: bool = False, weights: int | None = None
+) -> None:
     """Records the step after which `model/` was exported.
 
     Args:
         folder: of the run.
         step: None: `model/` is older than the run.
         early: whether the run ended there, before all its steps.
+        weights: the step whose weights were exported; None: those of `step`.
     """
     found = json.loads(folder.environment.read_text(encoding="utf-8"))
     found.pop(ENDED_EARLY, None)
+    found.pop(WEIGHTS_OF, None)
     ended = {ENDED_EARLY: step} if early else {}
-    write_json(folder.environment, {**found, EXPORTED: step, **ended})
+    chosen = {WEIGHTS_OF: weights} if weights not in (None, step) else {}
+    write_json(folder.environment, {**found, EXPORTED: step, **ended, **chosen})
 
 
 def _version(package: str) -> str | None:

@@ -83,6 +83,7 @@ class Status:
             "seconds_left": self.seconds_left,
             "last": last,
             "last_validation": validation,
+            "memory": {k: dict(v) for k, v in history.memory.items()} if history else {},
             "last_checkpoint": history.checkpoints[-1] if history and history.checkpoints else None,
             "warnings": list(history.warnings) if history else [],
         }
@@ -179,7 +180,8 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         is_trials = (child / "results.json").exists()
         if not child.is_dir() or child.name.startswith(".") or is_trials:
             continue
-        members = list(_run_folders(child)) if (child / SCRIPT).is_file() else []
+        is_sweep = (child / SCRIPT).is_file() or not is_run_folder(child)
+        members = [one for one in sorted(child.glob("*")) if is_run_folder(one)] if is_sweep else []
         if members:
             yield from members
         elif (child / SCRIPT).is_file() or is_run_folder(child):
@@ -275,7 +277,7 @@ def _state_at_rest(history: History) -> tuple[str, str]:
     done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
     if wanted is not None and done >= wanted and history.has_exported_its_last_step:
         early = "" if history.ended_early is None else "ended early (evaluation.patience); "
-        return "finished", f"{early}its model: {history.folder.model}"
+        return "finished", f"{early}its model: {history.model}"
     if not history.steps and not history.checkpoints:
         if not any(history.folder.logs.glob("*")):
             return "stopped", "it never began: there is no log"
@@ -328,6 +330,7 @@ def _progress(history: History, seconds_left: float | None, *, running: bool) ->
         last = history.validations[-1]
         loss = _form(last, "validation_loss", "loss {:.4f}") or "no loss"
         lines.append(f"validation at step {last['step']}: {loss}")
+    lines += [f"most memory of a rank: {text}" for text in memory_of(history)]
     if history.checkpoints:
         kept = len(history.checkpoints)
         lines.append(f"checkpoint: step-{history.checkpoints[-1]} ({kept} kept)")
@@ -336,6 +339,17 @@ def _progress(history: History, seconds_left: float | None, *, running: bool) ->
     if seconds_left and running:
         lines.append(f"about {format_duration(seconds_left)} to go, at the pace of its last steps")
     return lines
+
+
+def memory_of(history: History) -> list[str]:
+    """The most memory of each phase: a text on the device, if it is not the host, and the host."""
+    found = []
+    for where in ("device", "host"):
+        known = {phase: most[where] for phase, most in history.memory.items() if where in most}
+        if known:
+            sizes = (f"{phase} {human_size(gib * 2**30)}" for phase, gib in known.items())
+            found.append(f"{where}: {', '.join(sizes)}")
+    return found
 
 
 def _form(line: Mapping[str, Any], key: str, form: str) -> str:

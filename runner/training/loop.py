@@ -27,11 +27,19 @@ from runner.run_folder.checkpoints import (
     check_resumable,
     signature,
 )
-from runner.run_folder.layout import EXPORTED, RunFolder, exported, note_export, read_metrics
+from runner.run_folder.layout import (
+    EXPORTED,
+    WEIGHTS_OF,
+    RunFolder,
+    exported,
+    note_export,
+    read_metrics,
+)
 from runner.training.ahead import Ahead, Load
 from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, by_length
-from runner.training.components.device import StopRequest, peak_memory
+from runner.training.components.device import StopRequest, peak_memory, seed
+from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Observer
 from runner.training.components.optimization import rate, warmup_steps
 from runner.training.components.process_group import Ranks
@@ -70,17 +78,6 @@ class Unsettled(NamedTuple):
     summed: torch.Tensor
 
 
-def seed(number: int, device: torch.device) -> None:
-    """Seeds the random numbers of the CPU and of this rank's GPU.
-
-    `torch.manual_seed` does the same for each kind of device; for those that are not there it notes
-    a stack trace each time, which takes half a millisecond.
-    """
-    torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
-
-
 def vector(norm: float | torch.Tensor) -> torch.Tensor:
     """A norm as a vector of one: engines return a number, or a scalar still on the device."""
     return torch.as_tensor(norm, dtype=torch.float64).detach().reshape(1)
@@ -92,6 +89,7 @@ class Trainer:
 
     Attributes:
         companions: file name -> content of the files that are exported unchanged. Rank 0 only.
+        origin: how an earlier run made the first weights, by `read_origin`. Rank 0 only.
     """
 
     config: RunConfig
@@ -112,8 +110,11 @@ class Trainer:
     device: torch.device
     num_steps: int
     clock: StepClock
+    memory: PhaseMemory
     companions: Mapping[str, bytes]
+    origin: tuple[str, ...] = ()
     step: int = 0
+    measured: int = 0
     should_stop: bool = False
     evaluation_due: bool = False
     is_best: bool = False
@@ -150,6 +151,9 @@ class Trainer:
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
+        self.measured = self.step
+        if not self.was_finished:
+            self.end_phase("load")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
         tuned = tune(self.device, self.config.task)
@@ -183,6 +187,8 @@ class Trainer:
         self.ahead.close()
         self.heartbeat.beat("save")
         self.checkpoints.finish()
+        if self.step > self.measured:
+            self.end_phase("train")
         finished = self.is_at_end() and not self.evaluation_due
         if not finished:
             self.request_continuation()
@@ -267,6 +273,7 @@ class Trainer:
 
     def beat(self, phase: str) -> None:
         """Writes a heartbeat. The first use of a compiled phase may take as long as a start."""
+        self.memory.look()
         self.heartbeat.beat("start" if self.config.compile and phase not in self.warm else phase)
 
     def check_skipped(self, norm: float, step: int) -> None:
@@ -367,6 +374,17 @@ class Trainer:
                 f"({self.lowest:.4f})  (evaluation.patience)"
             )
 
+    def end_phase(self, phase: str) -> None:
+        """Logs the most memory of any rank in the phase that ends here. All ranks call it.
+
+        Checkpoints count to the phase that follows them, so mostly to `train`.
+        """
+        mine = self.memory.end()
+        each = self.ranks.gather(mine)
+        most = {f"{phase}_{where}_gib": max(one[where] for one in each) for where in mine}
+        self.observer.memory({"step": self.step, "epoch": self.epoch(), **most})
+        self.measured = self.step
+
     def evaluate(self) -> None:
         """Evaluates on the validation split.
 
@@ -376,6 +394,8 @@ class Trainer:
         self.evaluation_due = store is not None
         if store is None:
             return
+        if self.step > self.measured:
+            self.end_phase("train")
 
         def should_stop() -> bool:
             self.beat("evaluate")
@@ -388,6 +408,7 @@ class Trainer:
         self.should_stop = self.should_stop or found is None
         if found is not None:
             self.evaluation_due = False
+            self.end_phase("evaluate")
             self.heartbeat.beat("save")
             self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
             self.check_finite("validation loss", found["validation_loss"], step=self.step)
@@ -426,6 +447,7 @@ class Trainer:
             return
         self.heartbeat.beat("export")
         self.observer.flush()
+        chosen = self.checkpoints.load_best(self.engine, self.step)
         lora = self.config.lora
         state = self.engine.export(
             frozen=lora is None or (lora.merge and self.config.quantization is None)
@@ -437,11 +459,12 @@ class Trainer:
                 if name.startswith("model.")
             }
             record = json.loads(self.folder.environment.read_text(encoding="utf-8"))
-            card = model_card(
-                self.config, self.inputs, self.plan, record, read_metrics(self.folder.metrics)
-            )
+            record |= {EXPORTED: self.step, WEIGHTS_OF: chosen}
+            lines = read_metrics(self.folder.metrics)
+            card = model_card(self.config, self.inputs, self.plan, record, lines, self.origin)
             export(self.task.model, weights, lora, self.companions, card, self.folder.model)
-            note_export(self.folder, self.step, early=self.step < self.num_steps)
+            early = self.step < self.num_steps
+            note_export(self.folder, self.step, early=early, weights=chosen)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
 

@@ -33,6 +33,7 @@ from runner.run_folder.layout import RunFolder, environment_record, exported, wr
 from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, Part
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
+from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.process_group import (
     RankConfigDigest,
@@ -46,7 +47,7 @@ from runner.training.footprint import footprint
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import explain, is_out_of_memory
 from runner.training.saving.checkpoints import Checkpoints
-from runner.training.saving.export import read_companions
+from runner.training.saving.export import read_companions, read_origin
 from runner.training.tasks import task_named
 
 
@@ -121,6 +122,7 @@ def start(
 ) -> Trainer:
     """Joins the other ranks, decides what is `auto`, opens the data and builds the model."""
     device, facts = find_device(place.local_rank, place.local_world_size, config.slurm)
+    memory = PhaseMemory(device)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks = meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
     shape = shape_of(config, inputs.model)
@@ -129,6 +131,8 @@ def start(
     digest = RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device))
     check_agreement(ranks.gather(digest))
     companions = read_companions(inputs.model) if ranks.is_first else {}
+    first = config.model.folder or inputs.model.path
+    origin = read_origin(first) if ranks.is_first and config.model.init != "scratch" else ()
     stores, order, key = _open_data(config, inputs, folder, plan.sequence_length)
     steps = num_steps(config, len(order), plan.total)
     # The precision decides how LoRA stores the weights that it does not train.
@@ -138,7 +142,8 @@ def start(
     if ranks.is_first:
         record = _facts(config, inputs, plan, facts, steps)
         write_json(folder.environment, record | exported(folder))
-    observer = Observer(folder, steps, console, is_first=ranks.is_first)
+    settings = config.to_mapping() if config.wandb else None
+    observer = Observer(folder, steps, console, is_first=ranks.is_first, wandb=settings)
     clock = StepClock.of(
         config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
     )
@@ -161,7 +166,9 @@ def start(
         device=device,
         num_steps=steps,
         clock=clock,
+        memory=memory,
         companions=companions,
+        origin=origin,
     )
 
 

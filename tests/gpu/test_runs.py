@@ -57,3 +57,14 @@ def test_a_device_that_is_full_is_explained(cuda: torch.device, cluster: Cluster
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "batch.micro" in done.stderr
+
+
+def test_each_phase_has_its_own_peak_of_the_device(cuda: torch.device) -> None:
+    from runner.training.components.memory import PhaseMemory
+
+    memory = PhaseMemory(cuda)
+    memory.end()
+    block = torch.empty(2**30, dtype=torch.uint8, device=cuda)
+    del block
+    assert memory.end()["device"] >= 1.0
+    assert memory.end()["device"] < 1.0

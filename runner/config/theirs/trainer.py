@@ -50,7 +50,7 @@ _REASONS = {
     "resume_from_checkpoint": "a run resumes from its last checkpoint by itself",
     "do_train": "`runner train` trains",
     "do_eval": "the validation split is read where the dataset has one",
-    "report_to": "the run folder has TensorBoard files and metrics",
+    "report_to": "the run folder has TensorBoard files and metrics; wandb: true adds wandb's",
     "push_to_hub": "there is no network",
     "deepspeed": "see `engine`",
 }
@@ -96,6 +96,9 @@ def read(data: Mapping[str, Any], path: Path) -> Found:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path}: a value has the wrong type: {error}", _ARGUMENTS) from None
     _engine(found, rest, path)
+    loggers = rest.get("report_to")
+    if "wandb" in (loggers if isinstance(loggers, list) else [loggers]):
+        found.take("wandb", True, "report_to", rest.pop("report_to"))
     for key, value in rest.items():
         if is_set(value):
             found.leave(key, value, _REASONS.get(key, "no equal here"))

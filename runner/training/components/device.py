@@ -83,6 +83,17 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def seed(number: int, device: torch.device) -> None:
+    """Seeds the random numbers of the CPU and of this rank's GPU.
+
+    `torch.manual_seed` does the same for each kind of device; for those that are not there it notes
+    a stack trace each time, which takes half a millisecond.
+    """
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

@@ -1,5 +1,5 @@
-"""What rank 0 prints and logs while it trains: metrics.jsonl, TensorBoard, a line or a progress
-bar.
+"""What rank 0 prints and logs while it trains: metrics.jsonl, TensorBoard, wandb, a line or a
+progress bar.
 
 Messages of Airlift and output of libraries are kept apart. While a rank works, file descriptors 1
 and 2 lead to its log, so that lines of DeepSpeed, warnings of Python and output of C++ are there.
@@ -13,11 +13,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from runner.errors import format_age
 from runner.run_folder.layout import MetricsLog, RunFolder
@@ -66,44 +66,129 @@ def _flush() -> None:
 LINE_EVERY_S = 10.0
 
 
-class _Logs:
-    """Writes metrics.jsonl and TensorBoard's events, in a thread.
+class _Board:
+    """TensorBoard's events.
 
     Args:
-        folder: of the run.
-        resumed_step: the run resumes after it.
+        resumed_step: the run resumes after it. Steps that it repeats would be there twice.
     """
 
     def __init__(self, folder: RunFolder, resumed_step: int) -> None:
-        self._folder, self._resumed_step = folder, resumed_step
-        self._metrics = MetricsLog(folder.metrics)
+        from torch.utils.tensorboard import SummaryWriter  # takes a second
+
+        self._writer: Any = SummaryWriter(str(folder.tensorboard), purge_step=resumed_step + 1)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Adds a line, as one event."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        scalars = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in values.items()
+            if name not in ("step", "epoch")
+        ]
+        self._writer.file_writer.add_summary(Summary(value=scalars), values["step"])
+
+    def flush(self) -> None:
+        """Writes all that was added."""
+        self._writer.flush()
+
+    close = flush
+
+
+class _Wandb:
+    """The same scalars as a run of Weights & Biases, kept in the run folder: nothing is sent.
+
+    A fault of wandb is said once and ends no training; metrics.jsonl has everything.
+
+    Args:
+        settings: of the run file; `name` is the run's.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, folder: RunFolder, settings: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._run: Any = None
+        self._try(lambda: self._begin(folder, settings))
+
+    def _begin(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        name = settings["name"]
+        self._run = wandb.init(
+            mode="offline",
+            dir=str(folder.root),
+            name=name,
+            group=name,
+            config=dict(settings),
+            # Its console capture and signal handlers are for the main thread of a script.
+            settings=wandb.Settings(console="off", silent=True, disable_git=True),
+        )
+        kept = Path(self._run.dir).parent
+        self._say(f"wandb: offline, in {kept}; where there is a network: wandb sync {kept}")
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as problem:  # noqa: BLE001 - whatever a foreign library raises
+            self._run = None
+            self._say(f"wandb: nothing more is logged with it ({problem}); metrics.jsonl has all")
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Logs a line."""
+        if (run := self._run) is not None:
+            scalars = {name: value for name, value in values.items() if name != "step"}
+            self._try(lambda: run.log(scalars, step=values["step"]))
+
+    def flush(self) -> None:
+        """Nothing: wandb's own process writes."""
+
+    def close(self) -> None:
+        """Ends wandb's process."""
+        if (run := self._run) is not None:
+            self._run = None
+            self._try(run.finish)
+
+
+class _Logs:
+    """Writes metrics.jsonl, TensorBoard's events and wandb's, in a thread.
+
+    Args:
+        metrics: the file.
+        resumed_step: the run resumes after it.
+        open_boards: opens the other logs, at the first line.
+    """
+
+    def __init__(
+        self, metrics: Path, resumed_step: int, open_boards: Callable[[], list[_Board | _Wandb]]
+    ) -> None:
+        self._open_boards = open_boards
+        self._metrics = MetricsLog(metrics)
         self._metrics.cut_back(resumed_step)
-        self._lines: Queue[Mapping[str, Any]] = Queue()
+        self._lines: Queue[Mapping[str, Any] | Literal["flush", "close"]] = Queue()
         self._problem: BaseException | None = None
         # A daemon: a rank that gives up must not wait for a dead file system.
         threading.Thread(target=self._work, name="logs", daemon=True).start()
 
     def _work(self) -> None:
-        board: Any = None
+        boards: list[_Board | _Wandb] = []
         while True:
             values = self._lines.get()
             try:
-                if self._problem is None and values:
+                if isinstance(values, str):
+                    for board in boards:
+                        getattr(board, values)()
+                elif self._problem is None:
                     self._metrics.write(values)
-                    board = board or self._open_board()
-                    _add(board, values)
-                elif board is not None:
-                    board.flush()
+                    boards = boards or self._open_boards()
+                    for board in boards:
+                        board.add(values)
             except BaseException as problem:  # noqa: BLE001 - raised in the thread that trains
                 self._problem = problem
             finally:
                 self._lines.task_done()
-
-    def _open_board(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second
-
-        # Without `purge_step`, steps that a resumed run repeats would be there twice.
-        return SummaryWriter(str(self._folder.tensorboard), purge_step=self._resumed_step + 1)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Begins to write a line.
@@ -114,13 +199,13 @@ class _Logs:
         self._check()
         self._lines.put(values)
 
-    def finish(self) -> None:
+    def finish(self, how: Literal["flush", "close"] = "flush") -> None:
         """Waits until everything is written.
 
         Raises:
             OSError: it could not be.
         """
-        self._lines.put({})
+        self._lines.put(how)
         self._lines.join()
         self._check()
 
@@ -129,39 +214,39 @@ class _Logs:
             raise self._problem
 
 
-def _add(board: Any, values: Mapping[str, Any]) -> None:
-    """Adds a line to TensorBoard, as one event."""
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
-    scalars = [
-        Summary.Value(tag=name, simple_value=float(value))
-        for name, value in values.items()
-        if name not in ("step", "epoch")
-    ]
-    board.file_writer.add_summary(Summary(value=scalars), values["step"])
-
-
 class Observer:
     """Prints and logs the progress of a run. On ranks other than 0 it does nothing.
 
     `say` works at once; `step` works after `begin`.
+
+    Args:
+        wandb: the settings of the run, if it is logged with wandb too.
     """
 
     def __init__(
-        self, folder: RunFolder, num_steps: int, console: Console, *, is_first: bool
+        self,
+        folder: RunFolder,
+        num_steps: int,
+        console: Console,
+        *,
+        is_first: bool,
+        wandb: Mapping[str, Any] | None = None,
     ) -> None:
         self._active = is_first
         self._folder, self._num_steps, self._console = folder, num_steps, console
         self._last_line = 0.0
         self._first: tuple[int, float] | None = None
         self._bar: Any = None
+        self._wandb = wandb
         self._logs: _Logs | None = None
 
     def begin(self, resumed_step: int) -> None:
         """Opens the logs and drops what they have after `resumed_step`, where the run resumes."""
         if not self._active:
             return
-        self._logs = _Logs(self._folder, resumed_step)
+        self._logs = _Logs(
+            self._folder.metrics, resumed_step, lambda: self._open_boards(resumed_step)
+        )
         if self._console.err.isatty():
             from tqdm import tqdm
 
@@ -172,6 +257,12 @@ class Observer:
                 desc="train",
                 file=self._console.err,
             )
+
+    def _open_boards(self, resumed_step: int) -> list[_Board | _Wandb]:
+        board = _Board(self._folder, resumed_step)
+        if self._wandb is None:
+            return [board]
+        return [board, _Wandb(self._folder, self._wandb, self.say)]
 
     def say(self, text: str) -> None:
         """Prints a line for the user."""
@@ -226,6 +317,11 @@ class Observer:
             )
             self.say(f"step {values['step']}/{self._num_steps}  validation {measures}")
 
+    def memory(self, values: Mapping[str, Any]) -> None:
+        """Logs the most memory of a phase."""
+        if self._active:
+            self._write(values)
+
     def _write(self, values: Mapping[str, Any]) -> None:
         assert self._logs is not None, "`begin` comes first"
         self._logs.write(values)
@@ -241,6 +337,7 @@ class Observer:
 
     def close(self) -> None:
         """Writes everything to disk."""
-        self.flush()
+        if self._logs is not None:
+            self._logs.finish("close")
         if self._bar is not None:
             self._bar.close()

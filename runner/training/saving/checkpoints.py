@@ -218,6 +218,39 @@ class Checkpoints:
             )
         return None
 
+    def load_best(self, engine: Engine, step: int) -> int:
+        """Loads the weights with the lowest validation loss, if the run file asks for them.
+
+        The run itself stays where it is: if it is asked for more, it resumes from its last
+        checkpoint.
+
+        Args:
+            engine: has the weights of the last step.
+            step: the last one.
+
+        Returns:
+            The step whose weights the engine has now.
+        """
+        if not self._config.best:
+            return step
+        known = self._ranks.gather(read_best(self._folder))[0]
+        if known is None:
+            self._say(f"exports the last weights, of step {step}: no evaluation has a checkpoint")
+            return step
+        best, loss = known
+        folder = self._folder / f"step-{best}"
+        if problem := self._problem_with(folder):
+            self._say(f"exports the last weights, of step {step}: step-{best}, the best: {problem}")
+            return step
+        which = "the last" if best == step else f"not the last, of step {step}"
+        self._say(
+            f"exports the weights of step {best}, {which}: the lowest validation loss, "
+            f"{loss:.4f}  (checkpoint.best)"
+        )
+        if best != step:
+            engine.load(folder)
+        return best
+
     def examine(self, folder: Path) -> tuple[TrainingState | None, str | None]:
         """The state of one checkpoint, or why it cannot be used."""
         problem = self._problem_with(folder)

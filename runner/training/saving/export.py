@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from runner.config.lora import LoraConfig
 from runner.inputs import ModelInput, unreadable
 from runner.training.components.lora import merged, write_adapter
@@ -47,6 +49,24 @@ def read_companions(source: ModelInput) -> dict[str, bytes]:
         if sha256(found[name]).hexdigest() != digest:
             raise unreadable(path, "its bytes are not those that were fetched")
     return found
+
+
+def read_origin(model: Path) -> tuple[str, ...]:
+    """What an earlier run's card says of the weights in this folder; empty if no run made them.
+
+    `model_card` writes it as `airlift:` in the metadata of README.md.
+    """
+    try:
+        text = (model / "README.md").read_text(encoding="utf-8", errors="replace")
+        head = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
+        metadata = yaml.safe_load(head)
+    except (OSError, IndexError, yaml.YAMLError):
+        return ()
+    found = metadata.get("airlift") if isinstance(metadata, dict) else None
+    if not isinstance(found, dict) or not isinstance(found.get("made_from"), list):
+        return ()
+    made_by = f"run {found.get('run')} in bundle {found.get('bundle')}"
+    return (made_by, *map(str, found["made_from"]))
 
 
 def export(

@@ -8,7 +8,7 @@ output is the text of `model/README.md`. Its head is the metadata of the Hub's c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -19,6 +19,7 @@ from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.plan.plan import TrainingPlan
+from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
 
 UNSTATED = "not stated"
 
@@ -29,6 +30,7 @@ def model_card(
     plan: TrainingPlan,
     record: Mapping[str, Any],
     metrics: Iterable[Mapping[str, Any]],
+    origin: Sequence[str] = (),
 ) -> str:
     """The text of a model's README.md.
 
@@ -38,24 +40,26 @@ def model_card(
         plan: of the ranks that exported it.
         record: the run's `environment.json`.
         metrics: the objects of its `metrics.jsonl`.
+        origin: how an earlier run made the first weights.
     """
-    head = yaml.safe_dump(_metadata(config, inputs), sort_keys=False, allow_unicode=True)
+    head = yaml.safe_dump(_metadata(config, inputs, origin), sort_keys=False, allow_unicode=True)
     parts = [
         f"---\n{head}---\n\n# {config.name}",
         f"{_origin(config, inputs.model)} Trained by `runner train` of Airlift, which also wrote "
         "this card.",
         "## How to load it\n\n" + _loading(config, inputs.model),
         "## Where it comes from\n\n"
-        + _table(("what", "is", "licence"), _provenance(config, inputs)),
+        + _table(("what", "is", "licence"), _provenance(config, inputs, origin)),
         "Licences are as the sources state them. What they mean for this model was not checked.",
-        "## How it was trained\n\n" + _table(("setting", "value"), _settings(config, inputs, plan)),
+        "## How it was trained\n\n"
+        + _table(("setting", "value"), (*_settings(config, inputs, plan), *_weights(record))),
         "## On what\n\n" + _table(("what", "is"), _machine(record)),
         "## How well it does\n\n" + _results(list(metrics)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> dict[str, Any]:
     """The metadata for the Hub. It names only repositories of the Hub."""
     adapter = config.lora is not None and not config.lora.merge
     found: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
@@ -67,20 +71,20 @@ def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
         found["datasets"] = names
     # `stage show` prints it where the model is staged again.
-    origin = {
+    made = {
         "run": config.name,
         "bundle": inputs.bundle_id,
         "made_from": [
-            f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs)
+            f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs, origin)
         ],
     }
     found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
-    return found | {"airlift": origin}
+    return found | {"airlift": made}
 
 
-def _sources(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
+def _sources(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The first weights and the data, each with its commit."""
-    rows = [(what, text) for what, text, _ in _provenance(config, inputs)]
+    rows = [(what, text) for what, text, _ in _provenance(config, inputs, origin)]
     return ((what, text) for what, text in rows if what not in ("bundle", "validation data"))
 
 
@@ -126,13 +130,17 @@ def _loading(config: RunConfig, model: ModelInput) -> str:
     return "\n".join(["```python", *lines, "```", "", "`.` is this folder."])
 
 
-def _provenance(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str, str]]:
+def _provenance(
+    config: RunConfig, inputs: Inputs, origin: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
     yield "bundle", f"`{inputs.bundle_id}`", ""
     model = inputs.model
     what = "architecture and tokenizer" if config.model.init == "scratch" else "first weights"
     yield what, _at(model.source, model.commit), model.licence or UNSTATED
     if config.model.folder is not None:
         yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
+    for text in origin:
+        yield "before that", text.removeprefix("before that: "), ""
     for data in inputs.datasets:
         for role, split in (("training data", data.train), ("validation data", data.validation)):
             if split is not None:
@@ -212,6 +220,16 @@ def _settings(
         f"{config.engine.name}{partition.get(config.engine.name, '')}, {plan.world_size} ranks",
     )
     yield "seed", config.seed
+
+
+def _weights(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Whose step the weights are, where an earlier one than the last was the best."""
+    step, last = record.get(WEIGHTS_OF), record.get(EXPORTED)
+    if step not in (None, last):
+        yield (
+            "weights",
+            f"of step {step}, the lowest validation loss; not of the last step, {last}",
+        )
 
 
 def _machine(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -62,7 +62,9 @@ class Runs:
         process, output = self._start(name, {}, ("--set", "steps=100000"))
         metrics = output / "metrics.jsonl"
         began = time.monotonic()
-        _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process, limit_s / 2)
+        _wait_for(
+            lambda: metrics.exists() and '"loss"' in metrics.read_text(), process, limit_s / 2
+        )
         victim = _rank_process(output, 1)
         os.kill(victim, number)
         disturbed = time.monotonic()

@@ -117,6 +117,8 @@ def test_real_trials_give_a_table_a_plot_and_the_measures(cluster: Cluster) -> N
     (fits,) = strategy["trials"]
     assert fits["outcome"] == "fits" and fits["world_size"] == 2
     assert fits["tokens_per_s"] == pytest.approx(32 * fits["samples_per_s"])
+    assert set(fits["memory"]) == {"load", "train", "evaluate"}
+    assert all(0 < phase["host"] <= fits["memory_gib"] for phase in fits["memory"].values())
     assert "| zero1 | 1 x 2 |" in (folder / "table.md").read_text()
     assert "zero1" in (folder / "bench.svg").read_text()
     # The run itself is untouched, and nothing was tokenised twice.

@@ -13,7 +13,7 @@ import pytest
 from runner.config.fields import key_of
 from runner.config.run_config import RunConfig
 from runner.config.theirs.names import NAMES_ELSEWHERE
-from runner.errors import UsageError
+from runner.errors import Lines, UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 SMALLEST = """\
@@ -439,3 +439,17 @@ def test_a_stage_of_their_ds_config_counts_too_for_quantised_weights(tmp_path: P
 def test_matrices_beside_a_model_that_learned_nothing_are_refused(tmp_path: Path) -> None:
     text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: scratch}")
     assert "has learned nothing" in refused(tmp_path, f"{text}lora: {{}}\n")
+
+
+def test_labels_are_smoothed_only_where_a_loss_of_ours_is_computed_from_them(
+    tmp_path: Path,
+) -> None:
+    from runner.config.tasks import TASKS, check_label_smoothing
+
+    lines = Lines(tmp_path / "mine.yaml")
+    for task in TASKS:
+        check_label_smoothing(task, 0.1, lines)
+    check_label_smoothing("my_module.MyTask", 0.0, lines)
+    with pytest.raises(UsageError, match="MyTask computes its loss itself") as refusal:
+        check_label_smoothing("my_module.MyTask", 0.1, lines)
+    assert "causal-lm" in refusal.value.remedy

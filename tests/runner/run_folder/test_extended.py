@@ -6,79 +6,23 @@ One rank in this process, and a real model: a kill is that nothing more is calle
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from runner.errors import UsageError
 from runner.launch.train import Run
-from runner.ranks.heartbeat import Heartbeat, read_pulse
+from runner.ranks.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
 from tests.runner.conftest import Cluster, metrics
-
-if TYPE_CHECKING:
-    from runner.training.loop import Trainer
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """This process is the only rank."""
-    import torch.distributed as dist
-
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    meeting = tmp_path_factory.mktemp("meeting") / "ranks"
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
-    """A rank that has resumed, and has made no step yet."""
-    run = Run.load(path, cluster.bundle, cluster.output(path.stem), ())
-    trainer = begun(run)
-    trainer.resume()
-    return run, trainer
-
-
-def begun(run: Run) -> Trainer:
-    """A rank that has loaded everything but a checkpoint."""
-    from runner.ranks.environment import rank_environment
-    from runner.training.components.device import StopRequest
-    from runner.training.components.metrics import Console
-    from runner.training.start import start
-
-    run.folder.make()
-    run.write_config()
-    place = rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-                              "MASTER_ADDR": "127.0.0.1",
-                              "MASTER_PORT": "1"})  # fmt: skip
-    log = open(run.folder.logs / "said", "a")  # noqa: SIM115 - as long as the rank
-    console = Console(log, log)
-    return start(
-        run.config,
-        run.inputs,
-        run.folder,
-        place,
-        StopRequest(),
-        console,
-        Heartbeat(run.folder.logs, 0),
-    )
+from tests.support.training.alone import SMALL, begun, started
 
 
 def noted(run: Run) -> object:
     return json.loads(run.folder.environment.read_text())["exported_step"]
-
-
-SMALL = {
-    "engine": {"name": "ddp"},
-    "batch": {"global": 4, "micro": 2},
-    "dataset": {"asset": "reference", "limit": {"train": 40, "validation": 8}},
-    "checkpoint": {"every": 100, "keep": 1},
-}
 
 
 @pytest.fixture(scope="module")

@@ -125,10 +125,11 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
     asked = "steps: 20\nevaluation: {patience: 2}"
     folder = ended(asked)
-    noted = {"num_steps": 20, "exported_step": 8, "ended_early": 8}
+    noted = {"num_steps": 20, "exported_step": 8, "ended_early": 8, "exported_weights_step": 4}
     folder.environment.write_text(json.dumps(noted))
     assert "8 of 8 steps" in str(describe_finished(folder, config(tmp_path, asked)))
     found = status(folder.root)
     assert found.state == "finished" and "ended early (evaluation.patience)" in found.notes[-1]
+    assert "(the weights of step 4, the best)" in found.notes[-1]
     for other in ("steps: 20\nevaluation: {patience: 3}", "steps: 20"):
         assert describe_finished(folder, config(tmp_path, other)) is None

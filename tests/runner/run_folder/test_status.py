@@ -264,3 +264,21 @@ def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
     assert "could not open its log" in shown("status", folder)
     slurm(squeue="17|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||0:00|1:00|N/A|x")
     assert "nodes it needs are down, drained or reserved" in shown("status", folder)
+
+
+def test_the_most_memory_of_each_phase_is_shown(tmp_path: Path, slurm: Callable[..., None]) -> None:
+    folder = run_folder(tmp_path / "output" / "made")
+    slurm()
+    lines = [
+        {"step": 0, "load_host_gib": 4.0, "load_device_gib": 1.0},
+        {"step": 20, "train_host_gib": 2.0, "train_device_gib": 8.0},
+        {"step": 40, "train_host_gib": 3.0, "train_device_gib": 6.0},
+        {"step": 40, "evaluate_host_gib": 2.5, "evaluate_device_gib": "x"},
+    ]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    said = shown("status", folder)
+    assert "most memory of a rank: device: load 1.07 GB, train 8.59 GB" in said
+    assert "most memory of a rank: host: load 4.29 GB, train 3.22 GB, evaluate 2.68 GB" in said
+    memory = json.loads(shown("status", folder, "--json"))["memory"]
+    assert memory["train"] == {"device": 8.0, "host": 3.0}

@@ -64,7 +64,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     """The part of metrics.jsonl that must be equal in each run."""
     path = folder / "metrics.jsonl"
     lines = list(read_metrics(path)) if path.exists() else []
-    return [{key: line[key] for key in RECORDED if key in line} for line in lines]
+    kept = [{key: line[key] for key in RECORDED if key in line} for line in lines]
+    return [line for line in kept if len(line) > 1]  # memory is measured anew in each life
 
 
 def newest_whole(folder: Path) -> int | None:

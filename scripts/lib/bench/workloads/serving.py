@@ -1,4 +1,4 @@
-"""Measures `stage serve` beside nginx: 200 clients that each read one file of 1 GiB at once."""
+"""Measures `stage serve` beside nginx and Caddy: 200 clients that each read 1 GiB at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from scripts.lib.bench.workload import (
     write_safetensors,
 )
 
-STAGE, NGINX = "stage serve", "nginx"
+STAGE, NGINX, CADDY = "stage serve", "nginx", "caddy"
+ADDRESS = "127.0.0.1:8090"
 CLIENTS, SIZE = 200, 1024 * MIB
 NOTE = (
     f"{CLIENTS} connections on loopback are open at the same time, and each reads the same file of "
@@ -43,24 +44,28 @@ def serve_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
     environment = {**plain_environment(), "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     fetch = [*stage, "fetch", "-q", "--no-offline-check", str(manifest), "-o", str(bundle)]
     run(fetch, environment, folder)
-    answers = {name: folder / f"{name.replace(' ', '-')}.json" for name in (STAGE, NGINX)}
+    answers = {name: folder / f"{name.replace(' ', '-')}.json" for name in (STAGE, NGINX, CADDY)}
     serve = [*stage, "serve", str(bundle), "--port", "0"]
     path = "bundle/payload/resolve/main/one.safetensors"
     candidates = [_candidate(STAGE, answers[STAGE], path, serve)]
-    nginx, skipped = shutil.which("nginx"), []
+    nginx, skipped, payload = shutil.which("nginx"), [], bundle / "data/files/payload"
+    caddy = [peers.command("caddy"), "file-server", "--listen", ADDRESS, "--root", str(payload)]
+    others = {CADDY: caddy}
     if nginx:
-        configuration = _nginx(folder, bundle / "data/files/payload")
-        command = [nginx, "-p", str(folder), "-c", str(configuration)]
-        candidates.append(_candidate(NGINX, answers[NGINX], "one.safetensors", command))
+        others[NGINX] = [nginx, "-p", str(folder), "-c", str(_nginx(folder, payload))]
     else:
         skipped.append("nginx: not installed here")
+    candidates += [
+        _candidate(name, answers[name], "one.safetensors", command)
+        for name, command in others.items()
+    ]
 
     def targets(rounds: Rounds) -> list[Target]:
         peak = _peak(answers[STAGE])  # of the last round
         found = [Target("peak memory of `stage serve`, MiB", peak, 200, at_most=True)]
-        if nginx:
-            ratio = median_ratio(rounds, STAGE, NGINX)
-            found.append(Target("time / nginx", ratio, 1.2, at_most=True))
+        for name in others:
+            ratio = median_ratio(rounds, STAGE, name)
+            found.append(Target(f"time / {name}", ratio, 1.2, at_most=True))
         return found
 
     yield [
@@ -99,6 +104,6 @@ def _nginx(folder: Path, root: Path) -> Path:
         f"daemon off;\nuser {os.environ.get('USER', 'root')};\npid {folder}/nginx.pid;\n"
         f"error_log stderr;\nworker_processes auto;\nevents {{ worker_connections 1024; }}\n"
         f"http {{\n  access_log off;\n  sendfile on;\n  tcp_nopush on;\n{temporary}\n"
-        f"  server {{ listen 127.0.0.1:8090; root {root}; }}\n}}\n"
+        f"  server {{ listen {ADDRESS}; root {root}; }}\n}}\n"
     )
     return path

@@ -135,3 +135,10 @@ def test_saves_by_epoch_sgd_and_label_smoothing_are_taken() -> None:
     assert any(key.startswith("save_strategy") for key in best.left_out)
     with pytest.raises(UsageError):
         trainer.read({"seed": "x"}, Path("a"))
+
+
+def test_wandb_is_taken_and_other_loggers_are_named() -> None:
+    assert trainer.read({"report_to": ["tensorboard", "wandb"]}, Path("a")).values["wandb"] is True
+    other = trainer.read({"report_to": "mlflow"}, Path("a"))
+    assert "wandb" not in other.values
+    assert any(key.startswith("report_to") for key in other.left_out)

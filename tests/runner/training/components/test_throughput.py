@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,17 @@ def exploded(shared_cluster: Cluster) -> tuple[Path, str]:
     return shared_cluster.output("exploded"), done.stderr
 
 
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the steps."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "loss" in line]
+
+
 def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_ranks(
     exploded: tuple[Path, str],
 ) -> None:
     folder, said = exploded
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = logged(folder)
     last = steps[-1]
     assert last["loss"] is None and all(line["loss"] is not None for line in steps[:-1])
     assert f"error: step {last['step']}: the loss is" in said and "on ranks 0, 1" in said
@@ -45,7 +52,7 @@ def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(
     exploded: tuple[Path, str],
 ) -> None:
     folder, _ = exploded
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    last = logged(folder)[-1]["step"]
     kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     assert kept == [f"step-{step}" for step in range(1, last)]
     for name in kept:
@@ -77,6 +84,7 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_sav
 NO_GRADIENT = """
 import os, sys, torch
 from pathlib import Path
+from typing import Any
 from torch import nn
 from runner.config.run_config import RunConfig
 from runner.ranks.environment import RankEnvironment
@@ -134,7 +142,7 @@ def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(
     exploded: tuple[Path, str],
 ) -> None:
     folder, _ = exploded
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = logged(folder)
     for line in steps:
         assert line["samples_per_s"] * line["step_s"] == pytest.approx(8)
         assert line["tokens_per_s"] * line["step_s"] == pytest.approx(line["tokens"])

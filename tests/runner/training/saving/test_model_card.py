@@ -178,6 +178,14 @@ def test_the_best_evaluation_is_beside_the_last_and_a_missing_one_is_stated(
     assert "It was not evaluated" in written(cluster, lines[:1])
 
 
+def test_weights_that_are_not_the_last_ones_are_named(cluster: Cluster) -> None:
+    config = RunConfig.load(cluster.write("mine"))
+    record = RECORD | {"exported_step": 9, "exported_weights_step": 4}
+    card = model_card(config, resolve(config, cluster.bundle), PLAN, record, [])
+    assert "| weights | of step 4, the lowest validation loss; not of the last step, 9 |" in card
+    assert "| weights |" not in written(cluster)
+
+
 def test_a_model_that_is_staged_again_says_what_it_was_made_from(
     cluster: Cluster, tmp_path: Path
 ) -> None:
