@@ -177,27 +177,6 @@ def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
 
 
 def check_schedule(schedule: ScheduleConfig, given: frozenset[str], lines: Lines) -> None:
-    """Checks the lengths of the schedule's parts; keeps mistakes in `lines.mistakes`.
-
-    Raises:
-        UsageError: a decay is set for a schedule that has none.
-    """
-    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
-        with lines.mistakes:
-            if part > 1 and part != int(part):
-                raise UsageError(
-                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
-                    "nor whole steps.",
-                    f"For instance: {key}: 0.1, or {key}: 100",
-                )
-    if schedule.name != "wsd" and "schedule.decay" in given and schedule.decay != 0.1:
-        raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
-            "Remove schedule.decay, or set schedule.name: wsd.",
-        )
-
-
-def check_schedule(schedule: ScheduleConfig, given: frozenset[str], lines: Lines) -> None:
     """Refuses parts that are neither a share nor whole steps, and a decay that is not used.
 
     Args:

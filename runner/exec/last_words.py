@@ -289,7 +289,7 @@ def install() -> None:
 
 
 _WEB = (80, 443)
-_asked = []  # type: List[str]
+_asked: List[str] = []
 
 
 def watch(event: str, arguments: Tuple[Any, ...]) -> None:

@@ -202,9 +202,9 @@ def _of_names(text: Mapping[str, Any]) -> list[str]:
 def _of_padding(text: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     padding = text.get("pad_token_id", settings.get("pad_token_id"))
     rows, kind = text.get("vocab_size"), str(text.get("model_type", settings.get("model_type")))
-    if isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0:
-        if kind.isidentifier() and pads_embedding(kind):
-            return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
+    has_no_row = isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0
+    if has_no_row and kind.isidentifier() and pads_embedding(kind):
+        return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
     return []
 
 

@@ -108,7 +108,8 @@ def find(what: str) -> tuple[Path, int | None]:
         if not folder.is_dir():
             raise UsageError(
                 f"{path}: no run of it has begun: there is no {folder}.",
-                f"runner submit {path}, or runner train {path}; or give the folder of its --output.",
+                f"runner submit {path}, or runner train {path}; or give the folder of its "
+                "--output.",
             )
         return folder.absolute(), None
     if not (what.isascii() and what.isdigit()):
