@@ -31,7 +31,7 @@ LEAST_HEAD = 16
 def choose(
     model: Any, capability: tuple[int, int] | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[bool, str]:
-    """Whether flex attention keeps documents apart, and the line to print. Pure.
+    """Whether flex attention keeps documents apart, and the line to print.
 
     Args:
         model: the transformers model.
@@ -62,7 +62,7 @@ def _why_not(
         return f"the model uses {settings._attn_implementation} attention"
     if dropout := _dropout_of(settings):
         return f"flex attention has no dropout, and this model's attention has {dropout}"
-    if (width := settings.hidden_size // settings.num_attention_heads) < LEAST_HEAD:
+    if (width := _width_of_heads(settings)) < LEAST_HEAD:
         return f"flex attention needs heads of {LEAST_HEAD}, this model's have {width}"
     return None
 
@@ -77,6 +77,11 @@ def _torch_has_it() -> bool:
 def _dropout_of(settings: Any) -> float:
     names = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
     return max(float(getattr(settings, name, 0.0) or 0.0) for name in names)
+
+
+def _width_of_heads(settings: Any) -> int:
+    given = getattr(settings, "head_dim", None)
+    return int(given or settings.hidden_size // settings.num_attention_heads)
 
 
 def whole_blocks(rows: Rows) -> Rows:

@@ -141,7 +141,7 @@ def observed(run_file: Path, name: str, precision: str) -> dict[str, Any]:
     with Watch() as later:  # the first step of an engine makes the state of its optimizer
         step(engine, 2)
     seen = {kind: sorted(types) for kind, types in watch.seen.items()}
-    seen["reads"] = [watch.reads, later.reads]
+    seen["reads"] = later.reads
     return {**seen, "norm": float(norm), "skips": precision == "fp16" or is_skipped(engine)}
 
 

@@ -17,8 +17,13 @@ ENGINES = ("ddp", "fsdp", "zero0", "zero1", "zero2", "zero3")
 # DeepSpeed's stage 0 is in fp32 only: the plan takes stage 1 for the others.
 CASES = [f"{e}-{p}" for e in ENGINES for p in TYPES if e != "zero0" or p == "fp32"]
 
-# Reads of the device per step, all in DeepSpeed's own code (0.19.8); others: none.
-READS = {"zero1-bf16": 2}
+# Reads of the device per step, all in DeepSpeed's own code (0.19.8); the other cases: none. In fp16
+# the loss scale lives on the host.
+READS = {
+    "zero1-fp32": 3, "zero1-bf16": 2, "zero1-fp16": 4,
+    "zero2-fp32": 3, "zero2-bf16": 4, "zero2-fp16": 4,
+    "zero3-fp32": 1, "zero3-bf16": 1, "zero3-fp16": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +64,13 @@ def test_a_gradient_that_is_not_finite_updates_nothing(seen: dict[str, Any], cas
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_reads_the_device_as_often_as_deepspeed_does_itself(
+def test_a_step_reads_the_device_only_where_deepspeed_itself_does(
     seen: dict[str, Any], case: str
 ) -> None:
     """Each read waits for the device. In its step DeepSpeed asks whether the norm is finite, and
-    how to clip; in fp16 whether there was an overflow. See docs/adr/0013.
+    how to clip. See docs/adr/0013. The loop adds none: test_no_waiting.
     """
-    assert seen[case]["reads"] == [READS.get(case, 0)] * 2
+    assert seen[case]["reads"] == READS.get(case, 0)
 
 
 def test_the_types_of_a_ds_config_are_kept_and_printed(tmp_path: Path) -> None:
