@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,4 +51,8 @@ def run_item(name: str, work: Callable[[], dict[str, Any]]) -> Item:
         values = work()
     except StageError as error:
         return Item(name, "failed", time.monotonic() - began, {}, str(error))
+    except Exception as error:  # noqa: BLE001 - the items behind it are wanted all the same
+        traceback.print_exc()
+        words = f"{type(error).__name__}: {error}"
+        return Item(name, "failed", time.monotonic() - began, {}, words)
     return Item(name, "ok", time.monotonic() - began, values)

@@ -9,6 +9,7 @@ the reason is printed with it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -126,7 +127,7 @@ def _kept_at(
         kept.versions("torch", "transformers", "peft"),
         [hashlib.sha256(source).hexdigest() for source in sources],
         {**settings, "given": given, "theirs": sorted(config.theirs)},
-        [length, zero, world_size, asdict(shape)],
+        [length, zero, world_size, asdict(shape), os.environ.get("AIRLIFT_KERNELS")],
         sorted(model.tokenizer_digests.items()),
     )
 

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
+from runner.data.recipe import documents_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.plan.activations import Footprint, bucket_bytes, estimated
@@ -37,7 +38,7 @@ from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
 from runner.training.components.speed import use_tanh_gelu
 from runner.training.engines.deepspeed import ds_config
-from runner.training.tasks import causal_lm, classification, language, masked_lm
+from runner.training.tasks import causal_lm, classification, flex, language, masked_lm
 
 # Two micro batches, in sequences: their difference is what a sequence takes.
 SIZES = (4, 8)
@@ -87,7 +88,10 @@ def measure(
         world_size: number of ranks.
     """
     module = built(config, model)
-    kept, peaks = zip(*(_step(module, config, length, rows) for rows in SIZES), strict=True)
+    apart = _has_mask(module, config, model, length)
+    kept, peaks = zip(
+        *(_step(module, config, length, rows, apart=apart) for rows in SIZES), strict=True
+    )
     span = SIZES[1] - SIZES[0]
     each = (peaks[1] - peaks[0]) / span
     fixed = max(0.0, peaks[0] - SIZES[0] * each)
@@ -155,8 +159,30 @@ class _Images(nn.Module):
         return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
-def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) -> dict[str, Any]:
-    """The keyword arguments of `module`, on the meta device."""
+def _has_mask(module: Any, config: RunConfig, model: ModelInput, length: int) -> bool:
+    """Whether batches have a mask for each pair of tokens: documents side by side, without flex
+    attention. GPUs with bf16 are those that have it.
+    """
+    if documents_of(config, model, length).value != "separate":
+        return False
+    if config.task == "masked-lm":
+        return True
+    is_new = config.precision == "bf16"
+    return not flex.choose(module.model, (flex.AMPERE, 0) if is_new else None)[0]
+
+
+def micro_batch(
+    module: nn.Module, config: RunConfig, length: int, rows: int, *, apart: bool = False
+) -> dict[str, Any]:
+    """The keyword arguments of `module`, on the meta device.
+
+    Args:
+        module: the model with its loss.
+        config: the run file.
+        length: tokens per sequence.
+        rows: sequences.
+        apart: whether a mask keeps documents apart.
+    """
     if config.task == "image-classification":
         model: Any = module.model
         settings = model.config
@@ -175,8 +201,7 @@ def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) ->
     if config.task == "masked-lm" and getattr(module, "_head", None) is not None:
         guessed = math.ceil(masked_lm.SHARE * rows * length)
         batch["guessed"] = torch.empty(guessed, dtype=torch.int64, device="meta")
-    # Documents side by side have the mask that takes most: one for each pair of tokens.
-    if config.packing.documents == "separate":
+    if apart:
         batch |= {"documents": tokens, "position_ids": tokens}
     return batch
 
@@ -185,12 +210,14 @@ def _has_one_label(task: str) -> bool:
     return task == "text-classification"
 
 
-def _step(module: nn.Module, config: RunConfig, length: int, rows: int) -> tuple[int, int]:
+def _step(
+    module: nn.Module, config: RunConfig, length: int, rows: int, *, apart: bool = False
+) -> tuple[int, int]:
     """The bytes that are kept for the backward pass, and the peak, of one micro batch."""
     for parameter in module.parameters():
         # As after the first micro batch: gradients are part of the model's state.
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    batch = micro_batch(module, config, length, rows)
+    batch = micro_batch(module, config, length, rows, apart=apart)
     autocast = None
     if config.engine.name == "ddp" and config.precision != "fp32":
         autocast = DTYPES[config.precision]

@@ -58,7 +58,7 @@ def test_loss_and_gradient_are_those_of_float64(
 ) -> None:
     made = trainer(precision, engine={"name": "ddp"}, precision=precision, **STEADY)
     exact = copy.deepcopy(made.task.module).to("cpu", torch.float64)
-    batch = made.micro_batches()[0]
+    batch = made.load(0).on(made.device)[0]
     loss = made.engine.forward(dict(batch))
     made.engine.backward(loss, last=True)
     expected = exact(**{name: tensor.cpu() for name, tensor in batch.items()})
@@ -76,7 +76,7 @@ def test_loss_and_gradient_are_those_of_float64(
 def test_a_step_that_overflows_updates_nothing(cuda: torch.device, trainer: MakeTrainer) -> None:
     made = trainer(engine={"name": "ddp"}, precision="fp16", **STEADY)
     weights = [p.detach().clone() for p in made.task.module.parameters()]
-    loss = made.engine.forward(made.micro_batches()[0])
+    loss = made.engine.forward(made.load(0).on(made.device)[0])
     made.engine.backward(loss * 1e30, last=True)
     assert not math.isfinite(made.engine.step(0.1))
     assert all(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.conftest import MakeTrainer
+from tests.runner.training.tasks.test_flex import assert_like_a_mask
 
 FUSED = ("flash", "efficient", "cudnn")
 
@@ -32,8 +33,21 @@ def test_attention_of_a_causal_model_is_fused(
     assert not any("attention_math" in name for name in kernels), kernels
 
 
-def test_no_step_waits_for_the_device(cuda: torch.device, trainer: MakeTrainer) -> None:
-    made = trainer(engine={"name": "ddp"}, precision="bf16")
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_documents_are_kept_apart_by_compiled_flex_attention(
+    cuda: torch.device, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability(cuda) < (8, 0):
+        pytest.skip("flex attention needs compute capability 8.0")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    assert_like_a_mask(kind, "cuda", 1e-3)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_no_step_waits_for_the_device(
+    cuda: torch.device, trainer: MakeTrainer, engine: str
+) -> None:
+    made = trainer(engine={"name": engine}, precision="bf16")
     for _ in range(2):
         made.train_step()
     torch.cuda.set_sync_debug_mode("error")

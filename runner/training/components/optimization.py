@@ -104,6 +104,22 @@ class Lion(torch.optim.Optimizer):
         return loss
 
 
+def skips_on_device(optimizer: Any, norm: torch.Tensor) -> bool:
+    """Lets torch's fused optimizers skip a step whose gradient is not finite, on the device.
+
+    Args:
+        optimizer: its next `step` updates nothing if `norm` is not finite.
+        norm: of the gradient, a scalar on the device.
+
+    Returns:
+        Whether it can. If not, the host must look at the norm, and waits for it.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    optimizer.grad_scale, optimizer.found_inf = None, (~norm.isfinite()).float()
+    return True
+
+
 def rate(
     name: str, peak: float, warmup_steps: int, num_steps: int, step: int, decay_steps: int = 0
 ) -> float:

@@ -27,7 +27,7 @@ from runner.run_folder.checkpoints import read_state
 from runner.training.components.asynchronous import HostCopy
 from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import make_optimizer
+from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines.base import gathered
 from runner.training.engines.compiling import compile_model, transformer_blocks
 from runner.training.weights import Weights
@@ -154,24 +154,26 @@ class DeepSpeedEngine:
         if not last:
             self._engine.step()  # counts the micro batch; updates nothing before the boundary
 
-    def step(self, rate: float) -> float:
+    def step(self, rate: float) -> float | torch.Tensor:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         norm = self._clipped_at_stage_0() if _is_plain(self._plan) else None
-        if norm is None or math.isfinite(norm):
+        if norm is None or skips_on_device(self._optimizer, norm) or math.isfinite(norm):
             self._engine.step()
         else:  # the other stages skip such a step themselves
             self._engine.module.zero_grad(set_to_none=True)
             self._engine.micro_steps += 1
-        return float(norm if norm is not None else self._engine.get_global_grad_norm() or 0.0)
+        # A scalar on the device, or inf: no comparison here, which would wait for it.
+        found = norm if norm is not None else self._engine.get_global_grad_norm()
+        return 0.0 if found is None else found
 
-    def _clipped_at_stage_0(self) -> float:
+    def _clipped_at_stage_0(self) -> torch.Tensor:
         """The gradient's norm, before it is clipped."""
         trained = [p for p in self._engine.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         if clip := self._config.optimizer.clip:
             torch.nn.utils.clip_grads_with_norm_(trained, clip, norm)
-        return float(norm)
+        return norm
 
     def save(self, folder: Path) -> None:
         self._engine.save_checkpoint(

@@ -20,7 +20,7 @@ from runner.config.run_config import RunConfig
 from runner.plan.plan import TrainingPlan
 from runner.training.components.asynchronous import HostCopy
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import make_optimizer
+from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines import dcp
 from runner.training.engines.base import gathered
 
@@ -84,11 +84,7 @@ class NativeEngine:
         optimizer: Any = self._optimizer
         if self._scaler.is_enabled():  # the scaler skips such a step itself
             self._scaler.step(optimizer)
-        elif getattr(optimizer, "_step_supports_amp_scaling", False):
-            # torch's fused optimizers look at this on the device; the host need not wait for it.
-            optimizer.grad_scale, optimizer.found_inf = None, (~norm.isfinite()).float()
-            optimizer.step()
-        elif math.isfinite(norm):
+        elif skips_on_device(optimizer, norm) or math.isfinite(norm):
             optimizer.step()
 
     def save(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from runner.config.run_config import RunConfig
 from runner.data.store import Rows
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample
-from runner.training.tasks import language
+from runner.training.tasks import flex, language
 from runner.training.tasks.base import Batch
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
@@ -33,18 +33,29 @@ class CausalLM(language.LanguageTask):
         self.module = language.Language(
             self.model, causal=True, head=head, smoothing=config.label_smoothing
         )
+        self._in_blocks = False
+        if getattr(facts, "documents", None) == "separate":
+            self._in_blocks, note = flex.choose(self.model, flex.capability())
+            self.note = f"{self.note}; {note}"
+        if self._in_blocks:
+            self.model.set_attn_implementation("flex_attention")
 
     def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
         """Builds the labels: the sequence itself, where it is learned. Nothing is random.
 
         The first token of a document is not predicted.
         """
+        in_blocks = self._in_blocks and rows.layout == "separate"
+        rows = flex.whole_blocks(rows) if in_blocks else rows
         ids = torch.from_numpy(rows.ids)
         guessed = rows.learned.copy()
         guessed[:, 0] = False
         guessed[:, 1:] &= rows.documents[:, 1:] == rows.documents[:, :-1]
         labels = ids.masked_fill(torch.from_numpy(~guessed), language.IGNORED)
-        return {"input_ids": ids, "labels": labels, **language.position_inputs(rows, self._first)}
+        batch = {"input_ids": ids, "labels": labels}
+        if in_blocks:
+            batch["blocks"] = torch.from_numpy(flex.blocks_of(rows.documents))
+        return batch | language.position_inputs(rows, self._first)
 
 
 def _output_embedding(model: Any) -> nn.Module:

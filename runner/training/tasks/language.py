@@ -2,7 +2,8 @@
 
 `joined` documents need no mask. Documents `alone` in a row are padded and need an attention mask.
 `separate` documents are side by side in a row: positions restart with each, and the mask is
-block-diagonal, because BERT does not find document limits from positions.
+block-diagonal, because BERT does not find document limits from positions. On GPUs causal models
+keep them apart by flex attention where they can (`flex`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from runner.config.run_config import RunConfig
 from runner.data.labelled.store import LabelledRows
 from runner.data.store import Rows
 from runner.inputs import ModelInput
+from runner.training.tasks import flex
 from runner.training.tasks.base import Batch, load_model
 
 IGNORED = -100
@@ -156,15 +158,18 @@ class Language(nn.Module):
         *,
         documents: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        blocks: torch.Tensor | None = None,
         **inputs: torch.Tensor,
     ) -> dict[str, Any]:
-        """Keyword arguments of the model, from the inputs of a batch.
+        """Keyword arguments of the model, from the inputs of a batch (`blocks`: see `flex`).
 
         transformers would read a mask of two dimensions to see whether it is needed, and a GPU
         would wait for that. It takes one of four dimensions as it is.
         """
         arguments: dict[str, Any] = dict(inputs)
-        if documents is not None:
+        if documents is not None and blocks is not None:
+            arguments["attention_mask"] = flex.block_mask(documents, blocks)
+        elif documents is not None:
             sees = documents[:, None, :, None] == documents[:, None, None, :]
             arguments["attention_mask"] = self._mask(sees.tril() if self._causal else sees)
         elif attention_mask is not None and self._head is None:

@@ -91,7 +91,7 @@ def _steps(out: Path, devices: int, dry_run: bool) -> Iterator[Step]:
     yield Step("materials", lambda _: _materials(work, workloads))
     ranks = devices or 1
     for workload in workloads:
-        yield from _training(Training(work, bundle, workload, ranks))
+        yield from _training(Training(work, bundle, workload, ranks, on_gpu=not dry_run))
     if devices > 1 or dry_run:
         runs = Runs(work, bundle, work / f"{workloads[0].name}.yaml", max(2, devices))
         if not dry_run:  # both would be gloo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +18,9 @@ from runner.errors import StageError
 from runner.ranks.environment import runner_command
 
 STEPS = 6
+HANG_S = 30
+"""Without `hang_after` a hang is found after five minutes."""
+
 TOLERANCE = 2e-2
 """Relative: bf16 on GPUs beside float32 on CPUs."""
 
@@ -59,7 +63,8 @@ class Runs:
         return self._disturbed("stopped", signal.SIGSTOP, limit_s)
 
     def _disturbed(self, name: str, number: signal.Signals, limit_s: float) -> dict[str, Any]:
-        process, output = self._start(name, {}, ("--set", "steps=100000"))
+        more = ("--set", "steps=100000", "--set", f"hang_after={HANG_S}")
+        process, output = self._start(name, {}, more)
         metrics = output / "metrics.jsonl"
         began = time.monotonic()
         _wait_for(
@@ -98,6 +103,7 @@ class Runs:
         self, name: str, environ: dict[str, str], more: tuple[str, ...]
     ) -> tuple[subprocess.Popen[bytes], Path]:
         output = self.folder / f"several-{name}"
+        shutil.rmtree(output, ignore_errors=True)  # of a call whose minutes were over
         command = runner_command(
             "train", str(self.run_file), "--bundle", str(self.bundle), "--output", str(output),
             "--processes", str(self.ranks), "--set", "engine.name=ddp",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 from runner.errors import StageError
+from scripts.lib.gpu_check.limited import run_limited
 
 ROOT = Path(__file__).resolve().parents[3]
 ON_CPU = "AIRLIFT_GPU_TESTS_ON_CPU"
@@ -37,14 +37,8 @@ def run_suite(folder: Path, *, on_cpu: bool, limit_s: float) -> dict[str, Any]:
         "no:cacheprovider", f"--junitxml={report}",
     ]  # fmt: skip
     environment = {**os.environ, **({ON_CPU: "1"} if on_cpu else {})}
-    try:
-        with open(log, "wb") as output:
-            subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
-                timeout=limit_s,
-            )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise StageError(f"the tests did not end in {limit_s:.0f} s.", f"less {log}", 1) from None
+    if run_limited(command, log, limit_s, cwd=ROOT, environ=environment) is None:
+        raise StageError(f"the tests did not end in {limit_s:.0f} s.", f"less {log}", 1)
     outcomes = read_report(report) if report.exists() else {}
     if not outcomes:
         raise StageError("the tests did not run.", f"less {log}", 1)

@@ -78,11 +78,11 @@ def main(
     if arguments.process_index == 0:
         seconds = statistics.median(clock.steps[WARM_UP:])
         tokens_per_step = int(micro) * rows.shape[1] * arguments.world_size
-        peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
         found = {
             "micro": int(micro), "tokens/s": tokens_per_step / seconds, "step s": seconds,
-            "peak GiB": peak,
         }  # fmt: skip
+        if on_gpu:
+            found["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
         Path(answer).write_text(json.dumps(found))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from runner.plan.memory import model_state
 from runner.plan.plan import decide
 from runner.plan.shapes import shape_of
 from runner.run_folder.layout import RunFolder
+from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.materials import Workload
 
 COMPARED = ("ddp", "zero2", "zero3", "fsdp-full")
@@ -42,12 +42,14 @@ class Training:
         bundle: its folder.
         workload: the model.
         world_size: ranks, one per GPU.
+        on_gpu: False in a dry run.
     """
 
     folder: Path
     bundle: Path
     workload: Workload
     world_size: int
+    on_gpu: bool
 
     def prepare(self) -> dict[str, Any]:
         """Tokenises the text, and saves the same tokens for Trainer."""
@@ -106,10 +108,13 @@ class Training:
             "micro": micro,
             "tokens/s": found.tokens_per_s,
             "step s": found.step_s,
-            "peak GiB": found.memory_gib,
             "planned GiB": planned_gib,
-            "planned / peak": planned_gib / found.memory_gib,
         }
+        if self.on_gpu:
+            share = planned_gib / found.memory_gib
+            values |= {"peak GiB": found.memory_gib, "planned / peak": share}
+        else:  # a process with its libraries: nothing to compare with the plan
+            values["resident GiB"] = found.memory_gib
         return values | ({"MFU": found.mfu} if found.mfu is not None else {})
 
     def trainer(self, micro: int, *, compiled: bool, limit_s: float) -> dict[str, Any]:
@@ -128,13 +133,10 @@ class Training:
             str(compiled), str(answer), str(self.folder / "trainer"),
         )  # fmt: skip
         log = answer.with_suffix(".log")
-        try:
-            with open(log, "wb") as output:
-                subprocess.run(
-                    command, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=True
-                )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise StageError(f"Trainer did not run: {error}", f"less {log}", 1) from None
+        code = run_limited(command, log, limit_s, cwd=self.folder, environ=os.environ)
+        if code != 0:
+            how = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
+            raise StageError(f"Trainer: {how}.", f"less {log}", 1)
         found: Mapping[str, Any] = json.loads(answer.read_text())
         return dict(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from runner.errors import StageError, UsageError
 from runner.gpu_check import facts
 from runner.gpu_check.on_node import run_item
 from runner.gpu_check.record import JSON, MARKDOWN, Item, Record, read
+from runner.ranks.processes import is_alive
+from scripts.lib.gpu_check.limited import run_limited
 
 MACHINE = {"device": "NVIDIA H100", "torch": "2.13.0"}
 
@@ -49,6 +52,27 @@ def test_an_item_that_fails_is_a_result_with_its_cause() -> None:
 
     item = run_item("kernels", fail)
     assert (item.status, "the device is gone" in item.note) == ("failed", True)
+
+
+def test_a_fault_of_our_own_in_one_item_does_not_end_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    item = run_item("prepare", lambda: {"sequences": 1 // 0})
+    assert item.status == "failed" and item.note.startswith("ZeroDivisionError: ")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_over_its_limit_ends_with_the_processes_that_it_started(tmp_path: Path) -> None:
+    """A Trainer that went on would hold the GPU while the next item measures."""
+    script = "sleep 300 & echo $! > child; wait"
+    child, limit = tmp_path / "child", 0.5
+    while not child.exists() or not child.read_text():
+        environ = {"PATH": os.environ["PATH"]}
+        command = ["sh", "-c", script]
+        assert run_limited(command, tmp_path / "log", limit, cwd=tmp_path, environ=environ) is None
+        limit *= 2
+    while is_alive(int(child.read_text())):
+        time.sleep(0.01)
 
 
 DRIVER = """#!/bin/sh

@@ -1,0 +1,181 @@
+"""Documents kept apart by flex attention: the same losses and gradients as with a mask.
+
+Flex attention has no backward pass for CPUs: torch refuses it before it begins. The formula that
+torch has for both passes where nothing is compiled runs on CPUs, though, and is what runs here.
+tests/gpu/test_kernels.py compares the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.data.store import Rows, StoreFacts
+from tests.runner.training.tasks.test_documents_apart import rows, small_model
+
+PACKED = ([150, 40, 190, 4], [384], [20] * 15)
+ON_A100 = (8, 0)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flex attention by its formula, also backward."""
+    import torch
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+def sees(documents: Any) -> Any:
+    """(rows, length, length): which token sees which."""
+    same = documents[:, :, None] == documents[:, None, :]
+    return same & np.tri(documents.shape[1], dtype=bool)
+
+
+def test_the_blocks_are_those_in_which_a_token_sees_another() -> None:
+    from runner.training.tasks.flex import BLOCK, blocks_of, whole_blocks
+
+    given = whole_blocks(rows(*PACKED, [1] * 300, layout="separate"))
+    number, length = given.documents.shape
+    count = length // BLOCK
+    pairs = sees(given.documents).reshape(number, count, BLOCK, count, BLOCK)
+    wholly, at_all = pairs.all((2, 4)), pairs.any((2, 4))
+    found = np.zeros((number, 2, count, count), dtype=bool)
+    blocks = blocks_of(given.documents)
+    for row, kind, query in np.ndindex(number, 2, count):
+        amount, *keys = blocks[row, kind, query]
+        found[row, kind, query, keys[:amount]] = True
+    assert (found[:, 1] == wholly).all()
+    assert (found[:, 0] == (at_all & ~wholly)).all()
+    assert found[:, 1].any() and found[:, 0].any() and not found.any(1).all()
+
+
+def test_a_block_mask_is_made_without_waiting_for_the_device() -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from runner.training.tasks.flex import block_mask, blocks_of, whole_blocks
+
+    seen: set[str] = set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    documents = whole_blocks(rows(*PACKED, layout="separate")).documents
+    given = torch.from_numpy(documents), torch.from_numpy(blocks_of(documents))
+    with Names():
+        mask = block_mask(*given)
+    assert seen and not {"nonzero", "_local_scalar_dense", "item", "masked_select"} & seen
+    assert mask.shape == (3, 1, 384, 384)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_losses_and_gradients_are_those_of_a_mask(kind: str, uncompiled: None) -> None:
+    assert_like_a_mask(kind, "cpu", 1e-5)
+
+
+def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
+    """Compares a small model with flex attention with the same model with SDPA and a mask."""
+    import torch
+
+    from runner.training.tasks import flex, language
+
+    model = small_model(kind).to(device)
+    by_mask = language.Language(model, causal=True)
+    by_blocks = language.Language(copy.deepcopy(model), causal=True)
+    by_blocks.model.set_attn_implementation("flex_attention")
+    given = flex.whole_blocks(rows(*PACKED, layout="separate"))
+    ids = torch.from_numpy(given.ids)
+    labels = ids.masked_fill(torch.from_numpy(~given.learned), language.IGNORED)
+    batch = {"input_ids": ids, "labels": labels, **language.position_inputs(given, 0)}
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    blocks = torch.from_numpy(flex.blocks_of(given.documents)).to(device)
+    expected, found = by_mask(**batch), by_blocks(**batch, blocks=blocks)
+    (expected / 1000).backward()
+    (found / 1000).backward()
+    assert found.item() == pytest.approx(expected.item(), rel=difference)
+    for (name, ours), theirs in zip(
+        by_blocks.named_parameters(), by_mask.parameters(), strict=True
+    ):
+        assert theirs.grad.norm() > 0
+        assert torch.allclose(ours.grad, theirs.grad, atol=difference), name
+
+
+def task(bundle: Any, folder: Any, asset: str, documents: str = "separate") -> Any:
+    from runner.config.run_config import RunConfig
+    from runner.inputs import resolve
+    from runner.training.tasks import task_named
+
+    (folder / "run.yaml").write_text(
+        f"format: 1\ntask: causal-lm\nmodel: {{asset: {asset}, init: scratch}}\n"
+        "dataset: {asset: reference}\n"
+    )
+    config = RunConfig.load(folder / "run.yaml")
+    facts = StoreFacts(1, 64, "uint16", 64, 1, 0, {}, documents)
+    return task_named("causal-lm")(config, resolve(config, bundle).model, facts)
+
+
+def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(
+    twins_bundle: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, uncompiled: None
+) -> None:
+    from runner.training.tasks import flex
+
+    on_cpu = task(twins_bundle, tmp_path, "tiny-chat")
+    monkeypatch.setattr(flex, "capability", lambda: ON_A100)
+    on_gpu = task(twins_bundle, tmp_path, "tiny-chat")
+    assert "by SDPA with a mask: flex attention is for training on GPUs" in on_cpu.note
+    assert "by flex attention" in on_gpu.note and "AIRLIFT_KERNELS=reference" in on_gpu.note
+    assert "kept apart" not in task(twins_bundle, tmp_path, "tiny-chat", "alone").note
+    given = rows([30, 20], [44], layout="separate")
+    masked, blocked = on_cpu.collate(given, []), on_gpu.collate(given, [])
+    assert "blocks" not in masked and masked["input_ids"].shape == (2, 50)
+    assert blocked["blocks"].shape == (2, 2, 1, 2) and blocked["input_ids"].shape == (2, 128)
+    assert "blocks" not in on_gpu.collate(given._replace(layout="alone"), [])
+    for count in ("num_tokens", "num_predictions"):
+        assert getattr(on_gpu, count)(blocked) == getattr(on_cpu, count)(masked)
+    expected = on_cpu.module(**masked).item()
+    assert on_gpu.module(**blocked).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "switch", "why"),
+    [
+        ("llama", ON_A100, {}, None),
+        ("qwen3", (9, 0), {}, None),
+        ("llama", None, {}, "GPUs only"),
+        ("llama", (7, 0), {}, "8.0 or newer, this one is 7.x"),
+        ("llama", ON_A100, {"AIRLIFT_KERNELS": "reference"}, "AIRLIFT_KERNELS=reference says so"),
+        ("gpt2", ON_A100, {}, "transformers has no flex attention for gpt2"),
+        ("bert", ON_A100, {}, "no dropout, and this model's attention has 0.1"),
+    ],
+)
+def test_what_cannot_use_it_has_a_mask_and_says_why(
+    kind: str, capability: Any, switch: dict[str, str], why: str | None
+) -> None:
+    from runner.training.tasks.flex import choose
+
+    chosen, line = choose(small_model(kind), capability, switch)
+    assert chosen == (why is None)
+    assert (why or "AIRLIFT_KERNELS=reference turns it off") in line
+
+
+def test_empty_places_fill_the_last_block() -> None:
+    from runner.training.tasks.flex import whole_blocks
+
+    given = rows([100, 29], layout="separate")
+    padded = whole_blocks(given)
+    assert padded.ids.shape == padded.documents.shape == padded.learned.shape == (1, 256)
+    assert not padded.documents[:, 129:].any() and not padded.learned[:, 129:].any()
+    assert whole_blocks(padded).ids.shape == (1, 256)
+    assert isinstance(padded, Rows)
