@@ -1,4 +1,4 @@
-"""The keys `engine` and `optimizer` of a run file, and the check that they go together. Pure."""
+"""The keys `engine`, `optimizer`, `schedule` and `batch` of a run file, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from runner.config.fields import setting
 from runner.errors import Lines, UsageError
 
+Auto = Literal["auto"]
 # Optimizer -> the engines that it works with. Optimizers that scale by blocks or rows cannot work
 # on shards.
 ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
@@ -50,6 +51,33 @@ class OptimizerConfig:
 def keys_not_of(optimizer: str) -> tuple[str, ...]:
     """Returns the keys of `optimizer` that mean nothing to this one, with their dots."""
     return ("optimizer.betas", "optimizer.eps") if optimizer == "sgd" else ("optimizer.momentum",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Sequences per optimizer step (`global`), and per forward pass of a rank (`micro`).
+
+    The accumulation follows from both and the number of ranks.
+    """
+
+    total: int | Auto = setting(
+        "auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1
+    )
+    micro: int | Auto = setting("auto", "the most that fits", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate changes.
+
+    `warmup` and `decay`: below 1 a share of all steps, from 1 on a number of steps.
+    """
+
+    name: Literal["cosine", "linear", "constant", "wsd"] = setting(
+        "cosine", "ends at zero, smoothly"
+    )
+    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
+    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,4 +187,24 @@ def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
             f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
             "of parameters.",
             "{layer: GPT2Block}, or {min_params: 1000000}.",
+        )
+
+
+def check_schedule(schedule: ScheduleConfig, given: frozenset[str], lines: Lines) -> None:
+    """Finds parts of a schedule that are no share and no number of steps, or that it has not.
+
+    The mistakes, with file:line, are kept in `lines.mistakes`, or raised.
+    """
+    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
+        with lines.mistakes:
+            if part > 1 and part != int(part):
+                raise UsageError(
+                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
+                    "nor whole steps.",
+                    f"For instance: {key}: 0.1, or {key}: 100",
+                )
+    if schedule.name != "wsd" and "schedule.decay" in given and schedule.decay != 0.1:
+        raise UsageError(
+            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
+            "Remove schedule.decay, or set schedule.name: wsd.",
         )

@@ -209,7 +209,9 @@ def _data(task: str, bundle: Bundle) -> _Data:
 def _columns(task: str, columns: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Key of the run file -> column, and key -> comment; empty: the columns do not fit the task."""
     if task == "instruction" and (messages := fitting(task, "messages", columns)):
-        return {"messages": _word(messages[0])}, {"messages": "lists of {role, content}"}
+        return {"messages": _word(messages[0])}, {
+            "messages": "lists of {role, content} or {from, value}"
+        }
     chosen: dict[str, str] = {}
     comments: dict[str, str] = {}
     if task == "text-classification" and "text" not in columns and (pair := texts_in(columns)):

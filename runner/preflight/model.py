@@ -9,7 +9,7 @@ from importlib import metadata
 from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
+from runner.config.tasks import TASKS, is_own
 from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
@@ -28,7 +28,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
     kind = model.settings.get("model_type")
     is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
     is_known = is_installed("transformers") or any(kind in types for types in names.values())
-    if is_known and kind not in names[config.task]:
+    if is_known and not is_own(config.task) and kind not in names[config.task]:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
         other = next((task for task in others if task == "masked-lm" or not is_encoder), None)

@@ -15,9 +15,10 @@ from functools import partial
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.instruction import Writer
+from runner.data.own.look import check_code
 from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
-from runner.data.tokenizing import frame, load_tokenizer
+from runner.data.tokenizing import frame, load_tokenizer, word_begins
 from runner.disks import read_mounts
 from runner.errors import (
     DamageError,
@@ -121,6 +122,7 @@ def examine(
         _check_writable(folder)
     found.attempt(_check_installed, config)
     found.attempt(_check_patience, config, inputs)
+    found.attempt(_check_code, found, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
     found.lines += [verified] if verified else []
@@ -134,7 +136,7 @@ def examine(
         model_fits = len(found.errors) == before
         length, total = _examine_run(found, config, inputs, folder, shape, world_size, device)
         if model_fits:
-            found.attempt(_examine_tokenizer, found, config, inputs.model, shape)
+            found.attempt(_examine_tokenizer, found, config, inputs, shape)
         if with_texts and length is not None and not found.errors:
             wanted = recipes(config, inputs, length)
             found.errors += check_classes(wanted).errors
@@ -144,6 +146,13 @@ def examine(
             found.others += texts.others
     found.lines += [line for line in (layers, left_to_ranks(config)) if line]
     return found
+
+
+def _check_code(found: Findings, config: RunConfig, inputs: Inputs) -> None:
+    """Looks at the code of a task of one's own; imports nothing of it."""
+    if inputs.code is not None:
+        elsewhere = config.environment is not None or bool(config.slurm.container)
+        found.lines.append(check_code(inputs.code, runs_here=not (is_light() or elsewhere)))
 
 
 def _check_writable(folder: RunFolder) -> None:
@@ -181,9 +190,9 @@ def _examine_model(
 
 
 def _examine_tokenizer(
-    found: Findings, config: RunConfig, model: ModelInput, shape: ModelShape
+    found: Findings, config: RunConfig, inputs: Inputs, shape: ModelShape
 ) -> None:
-    if how := _check_tokenizer(config, model, shape):
+    if how := _check_tokenizer(config, inputs, shape):
         found.lines.append(f"samples are written {how}")
 
 
@@ -366,7 +375,8 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
     if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
         raise UsageError(
             f"{config.path}: evaluation.patience needs a validation split, and none is read.",
-            "Set dataset.validation to a split of the dataset, or remove evaluation.patience.",
+            "Set dataset.validation to a split of the dataset, or to a share of the training split "
+            "(validation: 5%); or remove evaluation.patience.",
         )
 
 
@@ -390,6 +400,10 @@ def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str
     each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
     train, of_train = _rows(data, "train", data.train)
     validation, of_validation = _rows(data, "validation", data.validation)
+    if data.validation and data.validation.part:
+        of_validation += (
+            f" ({data.validation.name}, by validation_seed {data.settings.validation_seed})"
+        )
     return (
         f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
         f"{validation:,} to validate{of_validation}{share}{each}"
@@ -405,24 +419,31 @@ def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int,
     return limit, f" (limit.{role}, of {rows:,})"
 
 
-def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) -> str | None:
+def _check_tokenizer(config: RunConfig, inputs: Inputs, shape: ModelShape) -> str | None:
     """Checks that the tokenizer fits the task and the model.
 
     Returns:
         How instruction samples are written; empty for other texts; None: the task reads no text.
     """
-    if config.task == "image-classification":
+    model = inputs.model
+    if data_of(config.task) in ("images", "own"):
         return None
     if not is_installed("transformers"):
         known = read_vocabulary(model.path) is not None  # compared already
         check_tokenizer_files(config, model, 0 if known else shape.vocabulary)
         return None
-    if read_vocabulary(model.path) is not None and serves(config.task, model):
+    if (
+        read_vocabulary(model.path) is not None
+        and serves(config.task, model)
+        and not config.whole_words
+    ):
         return ""
     leave_torch_alone()
     tokenizer = load_tokenizer(model)
     if data_of(config.task) != "labelled":
         frame(config.task, tokenizer)
+    if config.whole_words:
+        word_begins(tokenizer)
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         # transformers makes an empty one of the class that config.json names.
         raise UsageError(
@@ -434,7 +455,7 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         _check_vocabulary(config, model, len(tokenizer), shape)
     if config.task != "instruction":
         return ""
-    writers = (Writer.of(source, tokenizer) for source in config.sources)
+    writers = (Writer.of(d.settings, tokenizer, d.train.columns) for d in inputs.datasets)
     return "; ".join(dict.fromkeys(writer.description for writer in writers))
 
 

@@ -24,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
+from runner.config.tasks import data_of, is_own
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.activations import Footprint, bucket_bytes, estimated
+from runner.plan.activations import OF_ONES_OWN, Footprint, bucket_bytes, estimated
 from runner.plan.memory import frozen_width
 from runner.plan.model_layers import on_meta
 from runner.plan.plan import TrainingPlan
@@ -64,6 +64,8 @@ def footprint(
     world_size: int,
 ) -> Footprint:
     """As `measure`; a formula's estimate where the meta device cannot run the model."""
+    if is_own(config.task):
+        return estimated(config, shape, length, zero, OF_ONES_OWN)
     try:
         return measure(config, model, length, zero, world_size)
     except UsageError:
@@ -173,7 +175,7 @@ def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) ->
         mask = {"attention_mask": tokens}
         return batch | mask | ({"labels": tokens[:, 0]} if _has_one_label(config.task) else {})
     if config.task == "masked-lm" and getattr(module, "_head", None) is not None:
-        guessed = math.ceil(masked_lm.SHARE * rows * length)
+        guessed = math.ceil(config.masked_share * rows * length)
         batch["guessed"] = torch.empty(guessed, dtype=torch.int64, device="meta")
     # Documents side by side have the mask that takes most: one for each pair of tokens.
     if config.packing.documents == "separate":

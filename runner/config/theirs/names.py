@@ -15,6 +15,7 @@ NAMES_ELSEWHERE = {
     "max_length": "sequence_length",
     "max_seq_length": "sequence_length",
     "max_steps": "steps",
+    "mlm_probability": "masked_share",
     "micro_batch_size": "batch.micro",
     "model_name_or_path": "model.asset",
     "num_train_epochs": "epochs",

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
+from runner.config.tasks import data_of, kind_of
 from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
@@ -74,7 +74,9 @@ def _metadata(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
             f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs)
         ],
     }
-    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    if pipeline := kind_of(config.task).pipeline:
+        found["pipeline_tag"] = pipeline
+    found["tags"] = ["airlift", config.task]
     return found | {"airlift": origin}
 
 
@@ -101,7 +103,12 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 
 def _loading(config: RunConfig, model: ModelInput) -> str:
-    auto = TASKS[config.task].auto
+    auto = kind_of(config.task).auto
+    if data_of(config.task) == "own":
+        return (
+            f"`{config.task}` of the run's bundle says which class loads it (its method `model`); "
+            "config.json names it under `architectures`."
+        )
     reads = (
         "AutoImageProcessor"
         if config.task == "image-classification" and model.preprocessing
@@ -133,6 +140,10 @@ def _provenance(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str, s
     yield what, _at(model.source, model.commit), model.licence or UNSTATED
     if config.model.folder is not None:
         yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
+    if inputs.code is not None:
+        code = inputs.code
+        digest = code.digests[code.file][:16]
+        yield "code of the task", f"`{code.file}`, sha256 `{digest}`", UNSTATED
     for data in inputs.datasets:
         for role, split in (("training data", data.train), ("validation data", data.validation)):
             if split is not None:
@@ -148,6 +159,8 @@ def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     some = limit is not None and limit < split.rows
     rows = human_count(split.rows, "row")
     rows = f"the first {limit:,} of {rows}" if some else rows
+    if split.part is not None:
+        rows += f" (validation_seed {split.part.seed})"
     weight = (
         f", weight {data.settings.weight:g}"
         if role.startswith("train") and data.settings.weight != 1
@@ -169,6 +182,8 @@ def _settings(
 ) -> Iterator[tuple[str, object]]:
     yield "task", config.task
     for data in inputs.datasets:
+        if data_of(config.task) == "own":
+            continue
         columns = ", ".join(
             f"{key} `{column}`" for key, column in data.settings.columns(config.task).items()
         )
@@ -197,6 +212,9 @@ def _settings(
     decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
     if config.label_smoothing:
         yield "label_smoothing", f"{config.label_smoothing:g}"
+    if config.task == "masked-lm":
+        words = ", whole words" if config.whole_words else ""
+        yield "masked_share", f"{config.masked_share:g}{words}"
     yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
     yield "precision", plan.precision
     if config.lora is not None:
