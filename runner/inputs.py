@@ -289,6 +289,8 @@ def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
         if preprocessing.name in digests
         else {},
         licence=asset.licence,
+        new_tokens=config.tokenizer.add_tokens,
+        new_special_tokens=config.tokenizer.add_special_tokens,
     )
 
 

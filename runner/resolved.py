@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ class ModelInput:
         settings: its config.json.
         preprocessing: its preprocessor_config.json, which models of images have; else empty.
         licence: as its source states it.
+        new_tokens, new_special_tokens: what the run adds to the vocabulary.
     """
 
     asset: str
@@ -32,11 +35,20 @@ class ModelInput:
     settings: Mapping[str, Any]
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     licence: str | None = None
+    new_tokens: tuple[str, ...] = ()
+    new_special_tokens: tuple[str, ...] = ()
 
     @property
     def tokenizer_digests(self) -> dict[str, str]:
-        """File name -> sha256 of all files but weights: a tokenizer can depend on each of them."""
-        return {name: d for name, d in self.digests.items() if not name.endswith(".safetensors")}
+        """File name -> sha256 of all files but weights: a tokenizer can depend on each of them.
+
+        Tokens that the run adds count as a file.
+        """
+        found = {name: d for name, d in self.digests.items() if not name.endswith(".safetensors")}
+        if self.new_tokens or self.new_special_tokens:
+            text = json.dumps([self.new_tokens, self.new_special_tokens])
+            found["tokens of the run file"] = sha256(text.encode()).hexdigest()
+        return found
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from runner.config.fields import Choice, defaults, lookup, plain, read, replaced
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
 from runner.config.samples.masking import check_masking, keys_not_masked
+from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
 from runner.config.tasks import CodeConfig, check_task, is_task
 from runner.config.theirs import accelerate
 from runner.errors import Lines, UsageError, reading_yaml, suggest, suggest_path
@@ -162,6 +163,7 @@ class RunConfig:
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
+    tokenizer: TokenizerConfig = setting(TokenizerConfig)
     packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
@@ -386,6 +388,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
+    (("task", "tokenizer", "lora"), check_tokens),
     (
         ("schedule",),
         lambda config, lines: check_schedule(config.schedule, config.given, lines),

@@ -39,21 +39,37 @@ def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
     Raises:
         UsageError: transformers cannot load one from the folder.
     """
-    return _load(model.path)
+    return _load(model.path, model.new_tokens, model.new_special_tokens)
 
 
-@cache
-def _load(folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    folder: Path, new: tuple[str, ...] = (), special: tuple[str, ...] = ()
+) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer as it was staged, and adds tokens.
+
+    Args:
+        folder: of the model.
+        new, special: the tokens that are added.
+
+    Raises:
+        UsageError: as for `load_tokenizer`.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        found.add_tokens(list(new))
+        found.add_tokens(list(special), special_tokens=True)
+        return found  # type: ignore[no-any-return]
     except Exception as error:  # tokenizers raises Exception itself
         if shortage(error):
             raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         why, remedy = _why_not(folder, said)
         raise UsageError(f"{folder}: no tokenizer can be loaded: {why}", remedy) from None
+
+
+_load = cache(read_tokenizer)
 
 
 def _why_not(folder: Path, said: str) -> tuple[str, str]:

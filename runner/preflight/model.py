@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import metadata
 
 from runner import kept
@@ -14,7 +15,7 @@ from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
 from runner.plan.model_layers import check_wrap, why_not_here
-from runner.plan.shapes import ModelShape
+from runner.plan.shapes import ModelShape, grown
 from runner.plan.transformers_tables import leave_torch_alone, model_types
 
 
@@ -166,8 +167,11 @@ def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
         shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
-        same = (
-            theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+        # Another run with the same new tokens has exported a larger embedding.
+        same = theirs.get("model_type") == model.settings.get("model_type") and (
+            shapes[0] == shapes[1]
+            or replace(shapes[0], num_parameters=0)
+            == replace(grown(shapes[1], model), num_parameters=0)
         )
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(

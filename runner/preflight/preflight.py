@@ -28,10 +28,8 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import (
-    DatasetInput,
     Inputs,
     ModelInput,
-    SplitInput,
     verification,
 )
 from runner.installed import is_installed, is_light, left_to_ranks
@@ -40,7 +38,14 @@ from runner.plan.load_memory import check_at_load, describe_at_load
 from runner.plan.memory import describe_state, model_state, state_needed
 from runner.plan.model_layers import check_fsdp, why_not_here
 from runner.plan.plan import TrainingPlan, check_batch, decide, sequence_length
-from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
+from runner.plan.shapes import (
+    Device,
+    ModelShape,
+    describe_new_tokens,
+    human_parameters,
+    shape_of,
+    weight_shapes,
+)
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
     check_disk,
@@ -59,7 +64,7 @@ from runner.preflight.settings import (
     check_precision,
     check_warmup,
 )
-from runner.preflight.texts import check_classes, check_texts
+from runner.preflight.texts import check_classes, check_texts, describe_dataset
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
@@ -230,7 +235,8 @@ def _examine_run(
     found.lines += [
         f"model {model.asset}: {model.settings.get('model_type')}, "
         f"{human_parameters(shape.num_parameters)}, init {config.model.init}",
-        *(_describe_dataset(config, data, length or 0) for data in inputs.datasets),
+        *filter(None, [describe_new_tokens(shape, model)]),
+        *(describe_dataset(config, data, length or 0) for data in inputs.datasets),
     ]
     if config.task != "image-classification" and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
@@ -393,30 +399,6 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
         )
     state = known.text if known.holds else f"{known.text} ({command} reads every byte)"
     return f"bundle {inputs.bundle_id[:12]}: {state}"
-
-
-def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
-    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
-    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
-    train, of_train = _rows(data, "train", data.train)
-    validation, of_validation = _rows(data, "validation", data.validation)
-    if data.validation and data.validation.part:
-        of_validation += (
-            f" ({data.validation.name}, by validation_seed {data.settings.validation_seed})"
-        )
-    return (
-        f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
-        f"{validation:,} to validate{of_validation}{share}{each}"
-    )
-
-
-def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int, str]:
-    """Returns the number of rows that are read, and a note if `limit` omits some."""
-    rows = split.rows if split else 0
-    limit = data.settings.limit.get(role)
-    if limit is None or limit >= rows:
-        return rows, ""
-    return limit, f" (limit.{role}, of {rows:,})"
 
 
 def _check_tokenizer(config: RunConfig, inputs: Inputs, shape: ModelShape) -> str | None:

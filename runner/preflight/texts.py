@@ -22,6 +22,7 @@ from runner.data.prepare import is_prepared, write
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError, human_count
+from runner.inputs import DatasetInput, SplitInput
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.findings import Finding, Findings
 from runner.ranks.child import in_child
@@ -31,6 +32,37 @@ MOST_ROWS = 20_000
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""
 LONGEST_TOKEN = 16
+
+
+def describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
+    """Returns a line on the rows of a dataset that are read.
+
+    Args:
+        config: the run file.
+        data: the dataset.
+        length: tokens per sequence.
+    """
+    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
+    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
+    train, of_train = _rows(data, "train", data.train)
+    validation, of_validation = _rows(data, "validation", data.validation)
+    if data.validation and data.validation.part:
+        of_validation += (
+            f" ({data.validation.name}, by validation_seed {data.settings.validation_seed})"
+        )
+    return (
+        f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
+        f"{validation:,} to validate{of_validation}{share}{each}"
+    )
+
+
+def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int, str]:
+    """Returns the number of rows that are read, and a note if `limit` omits some."""
+    rows = split.rows if split else 0
+    limit = data.settings.limit.get(role)
+    if limit is None or limit >= rows:
+        return rows, ""
+    return limit, f" (limit.{role}, of {rows:,})"
 
 
 def check_rows(recipe: Recipe) -> None:

@@ -38,6 +38,7 @@ from runner.training.components.device import DTYPES
 from runner.training.components.speed import use_tanh_gelu
 from runner.training.engines.deepspeed import ds_config
 from runner.training.tasks import causal_lm, classification, language, masked_lm
+from runner.training.tasks.base import grow
 
 # Two micro batches, in sequences: their difference is what a sequence takes.
 SIZES = (4, 8)
@@ -111,7 +112,7 @@ def built(config: RunConfig, model: ModelInput) -> nn.Module:
     casts = is_low and config.engine.name != "ddp"
     frozen_low = is_low and config.lora is not None and frozen_width(config) == 2
     dtype = DTYPES[config.precision] if casts or frozen_low else torch.float32
-    made = on_meta(config, config.model.folder or model.path, dtype=dtype)
+    made = grow(on_meta(config, config.model.folder or model.path, dtype=dtype), model)
     if config.lora is not None:
         lora.attach(made, config, model, [], ())
         made.to("meta")
@@ -172,7 +173,10 @@ def micro_batch(module: nn.Module, config: RunConfig, length: int, rows: int) ->
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     batch = {"input_ids": tokens, "labels": tokens}
     if data_of(config.task) == "labelled":
-        mask = {"attention_mask": tokens}
+        # For each pair of tokens, as transformers makes it of the mask of padding. It reads the
+        # values of that one, and the meta device has none.
+        pairs = torch.empty(rows, 1, length, length, dtype=torch.bool, device="meta")
+        mask = {"attention_mask": pairs}
         return batch | mask | ({"labels": tokens[:, 0]} if _has_one_label(config.task) else {})
     if config.task == "masked-lm" and getattr(module, "_head", None) is not None:
         guessed = math.ceil(config.masked_share * rows * length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NAMES_ELSEWHERE = {
+    "add_tokens": "tokenizer.add_tokens",
     "batch_size": "batch.global",
     "bf16": "precision",
     "eval_steps": "evaluation.every",

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runner.data.own.look import check_allowed
+from runner.data.own.look import METHODS, check_allowed
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import StageError, shortage
+from runner.errors import StageError, UsageError, shortage
 from runner.inputs import unreadable
 from runner.resolved import CodeInput, ModelInput
 
@@ -32,6 +32,7 @@ def own_task(code: CodeInput, model: ModelInput, length: int) -> Any:
 
     Raises:
         PolicyError: the run file does not allow the code to run.
+        UsageError: a method is missing.
         DamageError: a file is not as it was staged.
         StageError: the code failed.
     """
@@ -42,7 +43,14 @@ def own_task(code: CodeInput, model: ModelInput, length: int) -> Any:
     has_tokenizer = any(name.startswith(("tokenizer", "vocab")) for name in model.digests)
     tokenizer = load_tokenizer(model) if has_tokenizer else None
     with their_code(code, "the start"):
-        return getattr(import_module(code.module), code.name)(tokenizer, length)
+        made = getattr(import_module(code.module), code.name)(tokenizer, length)
+    if missing := [name for name in METHODS if not callable(getattr(made, name, None))]:
+        raise UsageError(
+            f"{code.path / code.file}: the task `{code.name}` has no "
+            f"{', '.join(f'`{name}{METHODS[name]}`' for name in missing)}.",
+            "A task has five methods; docs/howto/training/own-task.md has an example.",
+        )
+    return made
 
 
 @contextmanager

@@ -186,6 +186,8 @@ class _Files:
         """
         import numpy as np
 
+        if not isinstance(sample, Mapping):
+            raise _no_sample(where, f"it is {type(sample).__name__}")
         arrays = {name: _array(name, value, where) for name, value in sample.items()}
         if self.number == 0:
             self._begin(arrays, where)
