@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "ddp": {"engine": {"name": "ddp"}},
     "fsdp": {"engine": {"name": "fsdp"}},
     "zero3": {"engine": {"zero": 3}},
-    "zero2": {"engine": {"zero": 2}},
 }
 STEPS = 4
 
@@ -38,13 +38,13 @@ def grown(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
 
     runs = [write(name, **settings) for name, settings in RUNS.items()]
     runs += [write("parts.half", 2, **RUNS["zero3"]), write("parts", **RUNS["zero3"])]
-    runs.append(write("scratch", init="scratch", **RUNS["ddp"]))
+    runs.append(write("scratch", init="scratch", engine={"zero": 2}))
     cluster.prepare(runs[0])
     in_ranks(cluster, 2, *runs)
     return cluster
 
 
-@pytest.mark.parametrize("name", ["fsdp", "zero3", "zero2"])
+@pytest.mark.parametrize("name", ["fsdp", "zero3"])
 def test_every_engine_learns_the_same_with_them(grown: Cluster, name: str) -> None:
     assert dict(metrics(grown.output(name))) == pytest.approx(
         dict(metrics(grown.output("ddp"))), abs=1e-4
@@ -62,6 +62,8 @@ def test_plain_transformers_loads_model_and_tokenizer_with_them(grown: Cluster, 
     folder = grown.output(name) / "model"
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    assert settings["truncation"]["max_length"] == 16, "its other settings stay"
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     rows = model.get_input_embeddings().weight
     assert len(rows) == len(tokenizer) == model.config.vocab_size
@@ -73,7 +75,6 @@ def test_plain_transformers_loads_model_and_tokenizer_with_them(grown: Cluster, 
     assert "<letter>" not in tokenizer.decode(
         tokenizer("a <letter>")["input_ids"], skip_special_tokens=True
     )
-    assert tokenizer.backend_tokenizer.truncation is not None, "its other settings stay"
 
 
 def test_a_new_row_begins_near_the_mean_of_the_others(grown: Cluster) -> None:
