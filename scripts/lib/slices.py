@@ -18,7 +18,7 @@ SLICES: dict[str, tuple[str, ...]] = {
         "tests/runner/config/test_deepspeed.py",
         "tests/runner/data/test_packing.py",
         "tests/runner/plan/test_plan.py",
-        "tests/runner/plan/test_preflight.py",
+        "tests/runner/preflight/test_preflight.py",
         "tests/runner/training/components/test_optimization.py",
         "tests/runner/slurm/test_script.py",
         "tests/stage/bundle/test_bundle.py",

@@ -38,8 +38,9 @@ How it measures. Candidates take turns, and each round begins with another one. 
 median over the rounds; the last column is the median of the *ratios within each round*, because the
 speed of a machine varies. Before a candidate that writes, its folder is emptied and the disk is
 synced, outside the time. CPU seconds are the kernel's account of the process and its descendants.
-Memory is the proportional set size (PSS) added up over the process tree, sampled every 20 ms. The
-Hub is on loopback, on the same cores as its clients, and sends with sendfile. All samples are in
+Memory is the proportional set size (PSS) added up over the process tree, sampled every 20 ms; less
+often for large processes, which a sample stops. The Hub is on loopback, on the same cores as its
+clients, and sends with sendfile. All samples are in
 [benchmarks/results.json](benchmarks/results.json).
 """
 

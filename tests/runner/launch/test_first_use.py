@@ -29,7 +29,7 @@ from stage.serve.catalogue import Catalogue
 from stage.serve.names import why_missing
 from tests.runner.conftest import Cluster
 from tests.runner.folders import line, run_folder
-from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]

@@ -20,7 +20,7 @@ from runner.plan.gpus import GIB, Gpu
 from runner.plan.plan import decide
 from runner.plan.shapes import Device, ModelShape
 from tests.runner.conftest import Cluster
-from tests.runner.plan.test_preflight import GPT2, Terminal, terminal
+from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 
 __all__ = ["terminal"]
 

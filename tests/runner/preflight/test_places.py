@@ -31,7 +31,7 @@ from runner.preflight.preflight import examine
 from runner.preflight.settings import check_precision
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
-from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]

@@ -1,4 +1,4 @@
-"""What tests of `stage push` share: a small bundle, and a login node behind sshd."""
+"""What tests of `stage push` and `stage patch` share: bundles, and a login node behind sshd."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.stage.bundles import make_bundle
+from tests.stage.transfer.patching import new_version
 from tests.support.servers.sshd import Sshd
 
 CONFIG = "data/models/bert/config.json"
@@ -99,3 +100,21 @@ def push_here(bundle: Path, there: Path | str, *options: str) -> subprocess.Comp
     """To a folder on this machine."""
     command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "copy"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, root], check=True)
+    yield root
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def new(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_version(sound, tmp_path_factory.mktemp("new") / "bundle")

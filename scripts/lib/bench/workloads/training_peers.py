@@ -187,12 +187,10 @@ def _summed(mask: torch.Tensor) -> float:
 
 
 def _seconds_per_unit(steps: Iterator[tuple[float, float]], settings: dict[str, Any]) -> float:
-    """The median over the steps of the seconds per token, times the unit."""
-    found = [
-        seconds / tokens
-        for (tokens, seconds), _ in zip(steps, range(settings["steps"]), strict=False)
-    ]
-    return float(settings["unit"] * statistics.median(found[WARM_UP:]))
+    """The unit's seconds: the median step divided by the mean of its tokens, which vary."""
+    found = [step for step, _ in zip(steps, range(settings["steps"]), strict=False)][WARM_UP:]
+    tokens = statistics.mean(tokens for tokens, _ in found)
+    return float(settings["unit"] * statistics.median(seconds for _, seconds in found) / tokens)
 
 
 def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, torch.Tensor]]]:

@@ -20,7 +20,7 @@ from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
 from tests.runner.conftest import Cluster, logs
-from tests.runner.plan.test_preflight import Terminal, terminal
+from tests.runner.preflight.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
 
