@@ -90,7 +90,8 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     Raises:
         UsageError: transformers refuses it; with its words.
     """
-    if why_not_here(config) or is_light():
+    # The process that checks may prepare data next: a task of one's own may need torch for it.
+    if is_own(config.task) or why_not_here(config) or is_light():
         return
     path = kept.path_of(
         "configs", kept.versions("transformers"), sorted(model.tokenizer_digests.items())
