@@ -244,8 +244,8 @@ def _examine_run(
         f"disk: up to {human_size(needed)} for "
         f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
     )
-    found.lines += _describe_memory(config, shape, plan, device, world_size)
-    found.lines += [resumed] if resumed else []
+    memory = _describe_memory(config, shape, plan, device, world_size)
+    found.lines += [*memory, *filter(None, [resumed])]
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
     found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]

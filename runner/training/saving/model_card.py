@@ -177,6 +177,14 @@ def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     )
 
 
+def _of_loss(config: RunConfig) -> Iterator[tuple[str, object]]:
+    if config.label_smoothing:
+        yield "label_smoothing", f"{config.label_smoothing:g}"
+    if config.task == "masked-lm":
+        words = ", whole words" if config.whole_words else ""
+        yield "masked_share", f"{config.masked_share:g}{words}"
+
+
 def _settings(
     config: RunConfig, inputs: Inputs, plan: TrainingPlan
 ) -> Iterator[tuple[str, object]]:
@@ -210,11 +218,7 @@ def _settings(
         ),
     )
     decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
-    if config.label_smoothing:
-        yield "label_smoothing", f"{config.label_smoothing:g}"
-    if config.task == "masked-lm":
-        words = ", whole words" if config.whole_words else ""
-        yield "masked_share", f"{config.masked_share:g}{words}"
+    yield from _of_loss(config)
     yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
     yield "precision", plan.precision
     if config.lora is not None:
