@@ -60,7 +60,7 @@ def read_tokenizer(
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         found.add_tokens(list(new))
         found.add_tokens(list(special), special_tokens=True)
-        return found  # type: ignore[no-any-return]
+        return found
     except Exception as error:  # tokenizers raises Exception itself
         if shortage(error):
             raise

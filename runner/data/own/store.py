@@ -79,7 +79,9 @@ class OwnStore:
                 f"{name}.bin": ("float32" if name in facts.fractions else "int64", size)
                 for name, size in facts.sizes.items()
             }
-            empty = {name: np.empty(0) for name, (_, size) in kinds.items() if size == 0}
+            empty: dict[str, NDArray[Any]] = {
+                name: np.empty(0) for name, (_, size) in kinds.items() if size == 0
+            }
             kinds = {name: kind for name, kind in kinds.items() if name not in empty}
             kinds |= {f"{n}.rows.bin": ("uint64", facts.num_sequences + 1) for n in facts.lists}
         except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -69,7 +69,8 @@ class OwnTask:
             or not isinstance(found[1], dict)
         ):
             raise _wrong(code, "model", f"returned {found!r}", "a class and a dict of settings")
-        return found
+        auto, settings = found
+        return auto, settings
 
     def collate(self, rows: list[dict[str, Any]], samples: list[Sample]) -> Batch:
         """Their tensors; and `labels`, the number of predictions of each sample.
