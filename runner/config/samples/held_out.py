@@ -95,7 +95,8 @@ def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
+    return mixed
 
 
 @lru_cache(maxsize=4)
