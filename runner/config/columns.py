@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 
 from runner.config.data import DatasetConfig
+from runner.config.samples.chats import OURS, Naming
 from runner.errors import Lines, Mistakes, UsageError, suggest
 
 
@@ -32,7 +33,7 @@ def _is_image(kind: str) -> bool:
 
 
 def _is_messages(kind: str) -> bool:
-    return kind.startswith(("list<", "large_list<")) and "role: " in kind and "content: " in kind
+    return Naming.of(kind, {}, {}) is not None
 
 
 def _is_class(kind: str) -> bool:
@@ -65,7 +66,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
     "prompt": ("text", is_text),
     "response": ("text", is_text),
     "format": ("text or numbers", _is_printable),
-    "messages": ("lists of {role, content}", _is_messages),
+    "messages": ("lists of {role, content} or {from, value}", _is_messages),
     "image": ("images ({bytes, path})", _is_image),
     "label": ("integers", is_integer),
     "text-classification: label": ("integers or texts", _is_class),
@@ -118,12 +119,12 @@ def check_columns(
         if named.partition(":")[0] in unknown or not column:  # missing: found without a bundle
             continue
         with mistakes:
-            _check_column(task, dataset.asset, (named, column), columns, split, where)
+            _check_column(task, dataset, (named, column), columns, split, where)
 
 
 def _check_column(
     task: str,
-    asset: str,
+    dataset: DatasetConfig,
     named: tuple[str, str],
     columns: Mapping[str, str],
     split: str,
@@ -133,10 +134,12 @@ def _check_column(
     name, column = named
     key = name.partition(":")[0]
     expected, fits = _expected(task, key)
+    if key == "messages" and dataset.fields:
+        expected, fits = _renamed(dataset)
     if column not in columns:
         raise UsageError(
             f"{where(name if key == 'format' else f'{key}: {column}')}: "
-            f"the split `{split}` of `{asset}` has no such column.",
+            f"the split `{split}` of `{dataset.asset}` has no such column.",
             suggest(
                 column,
                 columns,
@@ -145,12 +148,21 @@ def _check_column(
             ),
         )
     if not fits(columns[column]):
-        others = ", ".join(fitting(task, key, columns)) or "none"
+        others = ", ".join(name for name, kind in columns.items() if fits(kind)) or "none"
         raise UsageError(
-            f"{where(f'{key}: {column}')}: that column of `{asset}` holds "
+            f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
             f"{columns[column]}, not {expected}.",
             f"Columns of {expected}: {others}." + _label_hint(task, key, columns[column]),
         )
+
+
+def _renamed(dataset: DatasetConfig) -> tuple[str, Callable[[str], bool]]:
+    """What a column of messages must hold whose keys the run file renames."""
+    names = [dataset.fields.get(name, name) for name in OURS]
+    return (
+        f"lists of {{{', '.join(names)}}}",
+        lambda kind: Naming.of(kind, dataset.fields, {}) is not None,
+    )
 
 
 def _label_hint(task: str, key: str, kind: str) -> str:

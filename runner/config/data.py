@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal
 
 from runner.config.fields import Where, dotted, setting
+from runner.config.samples.chats import check_naming
+from runner.config.samples.held_out import check_share, share_of
+from runner.config.tasks import is_own
 from runner.errors import Lines, UsageError, suggest
 
 Auto = Literal["auto"]
@@ -23,7 +26,8 @@ KEYS = {
     "pair": ("text-classification",),
     **dict.fromkeys(("words", "tags"), ("token-classification",)),
     **dict.fromkeys(
-        ("prompt", "response", "messages", "format", "loss_on", "too_long"), ("instruction",)
+        ("prompt", "response", "messages", "fields", "roles", "format", "loss_on", "too_long"),
+        ("instruction",),
     ),
     **dict.fromkeys(("image", "image_size"), ("image-classification",)),
     "label": ("image-classification", "text-classification"),
@@ -35,12 +39,16 @@ class DatasetConfig:
     """Which rows of a dataset become samples, and how.
 
     Attributes:
+        validation: a split; or a share of `train` to hold out: `5%`.
+        validation_seed: decides which rows are held out.
         limit: the most rows to read of `train` and `validation`, from the beginning of the split.
         weight: passes over this dataset in one epoch of the run.
         pair: the second text of each row; None: rows have one text.
         words, tags: lists of equal lengths: the words of a sentence, and the class of each.
         prompt, response: two columns of text. Alternatives are `messages` and `format`.
-        messages: a column of lists of `{role, content}` for the chat template.
+        messages: a column of lists of `{role, content}` or `{from, value}` for the chat template.
+        fields: `role` and `content` -> the keys that messages have instead.
+        roles: role in the data -> role for the chat template.
         format: a text with columns in braces. The last column is the response.
         too_long: what happens to samples that are longer than `sequence_length`.
         image_size: pixels per side of the square that images are cut to.
@@ -49,7 +57,10 @@ class DatasetConfig:
     asset: str = setting()
     config: str | Auto = setting("auto", "the only configuration of the dataset")
     train: str = setting("train", "the usual name")
-    validation: str | None = setting("auto", "the split named `validation`, if there is one")
+    validation: str | None = setting(
+        "auto", "the split named `validation`, if there is one", like="validation: 5%"
+    )
+    validation_seed: int = setting(42, "the same rows, whatever `seed` is", at_least=0, below=2**63)
     limit: dict[str, int] = setting(dict, "all rows")
     weight: float = setting(1.0, "", above=0)
     text: str = setting("text", "the usual name of the column")
@@ -59,6 +70,8 @@ class DatasetConfig:
     prompt: str | None = setting(None)
     response: str | None = setting(None)
     messages: str | None = setting(None)
+    fields: dict[str, str] = setting(dict)
+    roles: dict[str, str] = setting(dict)
     format: str | None = setting(None)
     loss_on: Literal["response", "all"] = setting("response", "the answer is what is learned")
     too_long: Literal["cut", "drop"] = setting(
@@ -68,8 +81,15 @@ class DatasetConfig:
     label: str = setting("label", "the usual name of the column")
     image_size: int | Auto = setting("auto", "what the model takes", at_least=8)
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether a share of the training split is held out to validate."""
+        return share_of(self.validation or "") > 0
+
     def columns(self, task: str) -> dict[str, str]:
         """Returns key of the run file -> its column; a `format` has one key per column."""
+        if is_own(task):
+            return {}  # it reads what it likes
         if task in LANGUAGE:
             return {"text": self.text}
         if task == "image-classification":
@@ -86,7 +106,9 @@ class DatasetConfig:
         return {"prompt": self.prompt or "", "response": self.response or ""}
 
 
-_DEFAULTS = {item.name: item.default for item in fields(DatasetConfig)}
+_DEFAULTS = {
+    item.name: {} if item.default is MISSING else item.default for item in fields(DatasetConfig)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +172,10 @@ def check_datasets(
         where: Where = ("datasets", number) if "datasets" in given else ("dataset",)
         _check_keys_of_task(task, source, where, lines, given)
         _check_limit(source, where, lines)
+        with lines.mistakes:
+            check_share(source.validation, lines.place(*where, "validation"))
         if task == "instruction":
+            check_naming(source.fields, source.roles, lines, where)
             with lines.mistakes:
                 _check_instruction(source, where, lines)
 
@@ -163,6 +188,8 @@ def _check_keys_of_task(
         is_default = getattr(source, key) == _DEFAULTS[key]
         if task not in tasks and dotted((*where, key)) in given and not is_default:
             others = f"Its keys here: {', '.join(k for k, of in KEYS.items() if task in of)}."
+            if is_own(task):
+                others = f"Remove it: `sample` of {task} gets all columns."
             with lines.mistakes:
                 raise UsageError(
                     f"{lines.place(*where, key)}: `{key}` is not for task {task}, "
@@ -214,6 +241,13 @@ def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> Non
         raise UsageError(
             f"{lines.place(*where)}: `{missing}` is missing.", f"Add `{missing}: COLUMN`."
         )
+    if source.messages is None and (source.fields or source.roles):
+        key = "fields" if source.fields else "roles"
+        raise UsageError(
+            f"{lines.place(*where, key)}: `{key}` renames what `messages` have, and there is no "
+            "`messages`.",
+            f"Remove `{key}`, or give the column of the chats: messages: COLUMN",
+        )
     if source.format is not None:
         place = lines.place(*where, "format")
         try:
@@ -227,8 +261,10 @@ def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> Non
             raise UsageError(f"{place}: it names no column.", "Write columns in braces: {User}.")
 
 
-def unused_keys(task: str) -> Iterator[str]:
-    """Yields the keys of a dataset that a task does not read; their defaults are not printed."""
+def unused_keys(task: str, sources: tuple[DatasetConfig, ...]) -> Iterator[str]:
+    """Yields the keys of a dataset that a run does not read; their defaults are not printed."""
     for item in fields(DatasetConfig):
         if item.name in KEYS and task not in KEYS[item.name]:
             yield f"dataset.{item.name}"
+    if not any(source.holds_out for source in sources):
+        yield "dataset.validation_seed"

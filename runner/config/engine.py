@@ -1,4 +1,4 @@
-"""The keys `engine`, `optimizer` and `schedule` of a run file, and their checks. Pure."""
+"""The keys `engine`, `optimizer`, `schedule` and `batch` of a run file, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from runner.config.fields import setting
 from runner.errors import Lines, UsageError
 
+Auto = Literal["auto"]
 # Optimizer -> the engines that it works with. Optimizers that scale by blocks or rows cannot work
 # on shards.
 ANY_ENGINE = ("deepspeed", "fsdp", "ddp")
@@ -50,6 +51,19 @@ class OptimizerConfig:
 def keys_not_of(optimizer: str) -> tuple[str, ...]:
     """Returns the keys of `optimizer` that mean nothing to this one, with their dots."""
     return ("optimizer.betas", "optimizer.eps") if optimizer == "sgd" else ("optimizer.momentum",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Sequences per optimizer step (`global`), and per forward pass of a rank (`micro`).
+
+    The accumulation follows from both and the number of ranks.
+    """
+
+    total: int | Auto = setting(
+        "auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1
+    )
+    micro: int | Auto = setting("auto", "the most that fits", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

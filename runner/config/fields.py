@@ -47,6 +47,7 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    like: str = "",
 ) -> Any:
     """Declares a key of the run file as a dataclass field.
 
@@ -55,8 +56,10 @@ def setting(
         why: the reason for that default, printed at the start.
         key: the key in the file, where it cannot be a Python name (`global`).
         at_least, above, below: bounds for numbers.
+        like: an example, for messages.
     """
     metadata = {"why": why, "key": key, "at_least": at_least, "above": above, "below": below}
+    metadata["like"] = like
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
     if isinstance(default, type):
@@ -262,7 +265,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
         return converted
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
-    like = f"Write a list: [{value}]" if lists and isinstance(value, (str, int, float)) else ""
+    like = f"For instance: {field.metadata['like']}" if field.metadata["like"] else ""
+    if lists and isinstance(value, (str, int, float)):
+        like = f"Write a list: [{value}]"
     if str in _options(hint) and type(value) in (int, float):
         like = f'Put it in quotes: {field.name}: "{value}"'
     if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:

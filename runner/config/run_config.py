@@ -27,6 +27,7 @@ from runner.config.data import (
 )
 from runner.config.engine import (
     KEYS_OF_ENGINES,
+    BatchConfig,
     EngineConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -37,7 +38,9 @@ from runner.config.engine import (
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
-from runner.config.tasks import check_label_smoothing
+from runner.config.samples.masking import check_masking, keys_not_masked
+from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
+from runner.config.tasks import CodeConfig, check_task, is_task
 from runner.config.theirs import accelerate
 from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
@@ -77,19 +80,6 @@ class ModelConfig:
     def folder(self) -> Path | None:
         """The folder of the first weights; None: they are the asset's, or random."""
         return None if self.init in ("pretrained", "scratch") else Path(self.init)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchConfig:
-    """Sequences per optimizer step (`global`), and per forward pass of a rank (`micro`).
-
-    The accumulation follows from both and the number of ranks.
-    """
-
-    total: int | Auto = setting(
-        "auto", "32 sequences, rounded up to a multiple of the ranks", key="global", at_least=1
-    )
-    micro: int | Auto = setting("auto", "the most that fits", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +149,23 @@ class RunConfig:
 
     format: int = setting()
     name: str = setting("auto", "the run file's name")
-    task: Literal[
-        "masked-lm",
-        "causal-lm",
-        "instruction",
-        "text-classification",
-        "token-classification",
-        "image-classification",
-    ] = setting()
+    task: (
+        Literal[
+            "masked-lm",
+            "causal-lm",
+            "instruction",
+            "text-classification",
+            "token-classification",
+            "image-classification",
+        ]
+        | str
+    ) = setting()
+    code: CodeConfig | None = setting(None)
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
+    tokenizer: TokenizerConfig = setting(TokenizerConfig)
     packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
@@ -186,6 +181,8 @@ class RunConfig:
         False, "a third slower; only for what does not fit otherwise"
     )
     compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
+    masked_share: float = setting(0.15, "as BERT", above=0, below=1)
+    whole_words: bool = setting(False, "each token is masked by itself, as BERT")
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
@@ -255,9 +252,9 @@ class RunConfig:
 
     def explain(self) -> list[Choice]:
         """Returns every default in use with its reason, in the file's order; then `notes`."""
-        skip = {note.key for note in self.notes} | set(unused_keys(self.task))
+        skip = {note.key for note in self.notes} | set(unused_keys(self.task, self.sources))
         skip |= {"slurm", "steps" if self.steps is None else "epochs"}
-        skip |= set(keys_not_of(self.optimizer.name))
+        skip |= {*keys_not_of(self.optimizer.name), *keys_not_masked(self.task)}
         skip |= {
             f"engine.{key}"
             for name, keys in KEYS_OF_ENGINES.items()
@@ -389,6 +386,8 @@ def _check_one_source(config: RunConfig, lines: Lines) -> None:
 
 
 def _check_data(config: RunConfig, lines: Lines) -> None:
+    if not is_task(config.task):
+        return  # `check_task` says so
     if config.task == "image-classification" and config.sequence_length != "auto":
         with lines.mistakes:
             raise UsageError(
@@ -400,16 +399,18 @@ def _check_data(config: RunConfig, lines: Lines) -> None:
 # The keys whose values a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("name",), _check_names),
+    (
+        ("task", "code"),
+        lambda config, lines: check_task(config.task, config.code, config.label_smoothing, lines),
+    ),
     (("bundle",), _check_bundle_id),
     (("checkpoint",), _check_interval),
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
-    (
-        ("task", "label_smoothing"),
-        lambda c, lines: check_label_smoothing(c.task, c.label_smoothing, lines),
-    ),
+    (("task", "tokenizer", "lora"), check_tokens),
     (("schedule",), lambda c, lines: check_schedule(c.schedule, c.given, lines)),
+    (("task",), lambda c, lines: check_masking(c.task, c, lines)),
     (
         ("engine", "optimizer"),
         lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.data.recipe import Recipe, image_side
 from runner.data.store import FACTS, unreadable_store
-from runner.data.table import columns, reading
+from runner.data.table import columns, reading, row_of
 from runner.errors import UsageError, human_count
 
 if TYPE_CHECKING:
@@ -144,10 +144,10 @@ def write(recipe: Recipe, folder: Path) -> ImageFacts:
     side, number, largest, dropped = image_side(recipe.dataset, recipe.model), 0, -1, 0
     with open(folder / PIXELS, "wb") as pixels, open(folder / LABELS, "wb") as labels:
         for row, (image, label) in enumerate(_rows(recipe)):
-            where = f"split `{recipe.split.name}`, row {row}"
             if image is None or label is None:
                 dropped += 1
                 continue
+            where = row_of(recipe.split, row)
             _check_label(label, names, where)
             if number == 0 and recipe.dataset.image_size == "auto":
                 side = min(side, *open_image(image, where).size)

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.config.data import DatasetConfig
+from runner.config.samples.chats import Naming, UnknownRoleError, unknown_role
 from runner.data.documents import Document
 from runner.data.recipe import Recipe
-from runner.data.table import columns
+from runner.data.table import columns, row_of
 from runner.data.tokenizing import fast_tokenizer, frame
 from runner.errors import UsageError
 
@@ -59,8 +60,15 @@ class Writer:
     description: str
 
     @staticmethod
-    def of(dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase) -> Writer:
+    def of(
+        dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str]
+    ) -> Writer:
         """Chooses how the rows of a dataset are written.
+
+        Args:
+            dataset: what the run file sets for it.
+            tokenizer: of the model.
+            columns: name -> Arrow type.
 
         Raises:
             UsageError: the dataset has messages, and the tokenizer has no chat template.
@@ -83,7 +91,16 @@ class Writer:
                 )
             name = dataset.messages
             chat = _by_template(tokenizer, dataset, is_blank)
-            return Writer(lambda row: chat(row[name]), False, "by the model's chat template")
+            description = "by the model's chat template"
+            naming = Naming.of(columns.get(name, ""), dataset.fields, dataset.roles)
+            if naming is None or not (renames := naming.describe()):
+                return Writer(lambda row: chat(row[name]), False, description)
+            renamed = naming.renamed
+            return Writer(
+                lambda row: chat(renamed(row[name]) if row[name] else None),
+                False,
+                f"{description}; {renames}",
+            )
         prompt, response = str(dataset.prompt), str(dataset.response)
         if tokenizer.chat_template:
             chat = _by_template(tokenizer, dataset, is_blank)
@@ -277,7 +294,8 @@ def documents(
     Raises:
         UsageError: the chat template rejects a row, or the tokenizer has no offsets of its tokens.
     """
-    writer, encode = Writer.of(recipe.dataset, tokenizer), _encoder(tokenizer)
+    writer = Writer.of(recipe.dataset, tokenizer, recipe.split.columns)
+    encode = _encoder(tokenizer)
     names = list(dict.fromkeys(recipe.dataset.columns("instruction").values()))
     ends = _ends(tokenizer) if writer.with_ends else ([], [])
     asked = recipe.dataset.prompt
@@ -331,10 +349,11 @@ def _written(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -
 
     try:
         return writer.write(row)
+    except UnknownRoleError as error:
+        raise unknown_role(row_of(recipe.split, number), str(error)) from None
     except (TemplateError, ValueError, TypeError) as error:
         raise UsageError(
-            f"split `{recipe.split.name}`, row {number}: the chat template cannot write it: "
-            f"{error}.",
+            f"{row_of(recipe.split, number)}: the chat template cannot write it: {error}.",
             "Fix the row, or give `format` or `prompt` and `response`; "
             "with loss_on: all a template may rewrite.",
         ) from None

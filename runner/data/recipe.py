@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.config.data import KEYS, LANGUAGE, DatasetConfig
@@ -12,13 +12,14 @@ from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.errors import UsageError
-from runner.inputs import Inputs, ModelInput, SplitInput
+from runner.inputs import CodeInput, Inputs, ModelInput, SplitInput
 
 STORE_FORMAT = 3
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
 IMAGE_STORE_FORMAT = 4
 LABELLED_STORE_FORMAT = 1
+OWN_STORE_FORMAT = 1
 INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
@@ -40,7 +41,8 @@ class Recipe:
         dataset: what the run file sets for the dataset.
         limit: the most rows to read; None: all.
         model: its tokenizer is used, or the size of its images.
-        documents: `joined`, `separate` or `alone`; `alone` for images and classification.
+        documents: `joined`, `separate` or `alone`; `joined` and `separate` for texts and chats.
+        code: of a task of one's own.
     """
 
     task: str
@@ -50,12 +52,15 @@ class Recipe:
     limit: int | None
     model: ModelInput
     documents: str = "joined"
+    code: CodeInput | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as data. The key is its digest."""
         columns = self.dataset.columns(self.task)
         settings = {
-            key: getattr(self.dataset, key) for key, tasks in KEYS.items() if self.task in tasks
+            key: value
+            for key, tasks in KEYS.items()
+            if self.task in tasks and (value := getattr(self.dataset, key)) != {}
         }
         recipe = {
             "format": STORE_FORMAT,
@@ -65,6 +70,11 @@ class Recipe:
             "limit": self.limit,
             "data": list(self.split.digests),
         }
+        if self.split.part is not None:
+            recipe["part"] = asdict(self.split.part)
+        if self.code is not None:
+            recipe |= {"format": OWN_STORE_FORMAT, "code": dict(self.code.digests)}
+            recipe["columns"] = dict(self.split.columns)
         if self.task == "image-classification":
             # Only the size of the model's images decides the content.
             return recipe | {
@@ -114,6 +124,7 @@ def recipes(
                 limit=data.settings.limit.get(role),
                 model=inputs.model,
                 documents=str(documents),
+                code=inputs.code,
             )
             for data, split in splits
             if split is not None
@@ -144,12 +155,13 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
                 f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out."
             )
         return Choice(key, "alone", "images are not packed")
-    if data_of(task) == "labelled":
+    if data_of(task) in ("labelled", "own"):
         if wanted not in ("auto", "alone"):
             raise UsageError(
                 f"{config.path}: {key}: {wanted}: samples of {task} are not packed.", "Omit it."
             )
-        return Choice(key, "alone", "each sample has its own class, or classes")
+        why = "each sample has its own class, or classes"
+        return Choice(key, "alone", "as the task makes them" if data_of(task) == "own" else why)
     if wanted == "joined" and task == "instruction":
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",

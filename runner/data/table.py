@@ -30,17 +30,33 @@ def columns(
     Raises:
         DamageError: a file cannot be read.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    left = limit if limit is not None else split.rows
+    left, first = limit if limit is not None else split.rows, 0
     for path in split.files:
         with reading(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=at_once, columns=names):
                 if left <= 0:
                     return
+                if split.part is not None:
+                    mask, first = split.part.mask(first, batch.num_rows), first + batch.num_rows
+                    batch = batch.filter(pa.array(mask))
                 batch = batch.slice(0, left)
                 left -= batch.num_rows
                 yield {name: batch.column(name).to_pylist() for name in names}
+
+
+def row_of(split: SplitInput, number: int) -> str:
+    """Names a row in messages: the split, and the row's number in its files.
+
+    Args:
+        split: the files.
+        number: of the row among those that `columns` yields.
+    """
+    if split.part is None:
+        return f"split `{split.name}`, row {number}"
+    return f"split `{split.name}`, row {split.part.place(number)} of the whole split"
 
 
 @contextmanager

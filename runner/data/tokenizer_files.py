@@ -60,6 +60,37 @@ def num_tokens(tokenizer: dict[str, Any]) -> int:
         return 0
 
 
+def rows_needed(model: ModelInput) -> int:
+    """The rows that an embedding needs for all tokens, with those that the run adds.
+
+    They get the ids that the library tokenizers gives them (added_vocabulary.rs, `add_tokens`).
+
+    Returns:
+        0: the run adds none.
+
+    Raises:
+        UsageError: there is no tokenizer.json, whose tokens are known.
+        DamageError: a file cannot be read.
+    """
+    new = (*model.new_tokens, *model.new_special_tokens)
+    if not new:
+        return 0
+    tokenizer = _read(model, "tokenizer.json")
+    if not num_tokens(tokenizer):
+        raise UsageError(
+            f"tokenizer.add_tokens: `{model.asset}` has no tokenizer.json whose tokens can be "
+            "counted.",
+            "Stage a model whose repository has tokenizer.json.",
+        )
+    words = tokenizer["model"]["vocab"]
+    size = len(words)
+    ids = words if isinstance(words, dict) else {t: n for n, (t, _) in enumerate(words)}
+    added = {t["content"]: int(t["id"]) for t in tokenizer.get("added_tokens") or ()}
+    unknown = [token for token in new if token not in ids and token not in added]
+    first = max(size, max(added.values(), default=-1) + 1)
+    return max(*ids.values(), *added.values(), first + len(unknown) - 1) + 1
+
+
 def _has_template(model: ModelInput) -> bool:
     # transformers also reads several templates, from a folder.
     is_template = any(n in _TEMPLATES or n.endswith(".jinja") for n in model.digests)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -12,6 +14,8 @@ from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
 
@@ -35,23 +39,39 @@ def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
     Raises:
         UsageError: transformers cannot load one from the folder.
     """
-    return _load(model.path)
+    return _load(model.path, model.new_tokens, model.new_special_tokens)
 
 
-@cache
-def _load(folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    folder: Path, new: tuple[str, ...] = (), special: tuple[str, ...] = ()
+) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer as it was staged, and adds tokens.
+
+    Args:
+        folder: of the model.
+        new, special: the tokens that are added.
+
+    Raises:
+        UsageError: as for `load_tokenizer`.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        found = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+        found.add_tokens(list(new))
+        found.add_tokens(list(special), special_tokens=True)
+        return found
     except Exception as error:  # tokenizers raises Exception itself
         if shortage(error):
             raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         why, remedy = _why_not(folder, said)
         raise UsageError(f"{folder}: no tokenizer can be loaded: {why}", remedy) from None
+
+
+_load = cache(read_tokenizer)
 
 
 def _why_not(folder: Path, said: str) -> tuple[str, str]:
@@ -131,6 +151,56 @@ def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:
             "or another model.",
         )
     return Frame([], int(separator), [])
+
+
+def word_begins(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.bool_]:
+    """Returns for each token id whether a word begins with it: bool (vocabulary,).
+
+    A word is what WordPiece cuts into pieces; for byte-level BPE and SentencePiece, what stands
+    between white space, with its punctuation.
+
+    Raises:
+        UsageError: the tokenizer has no such borders.
+    """
+    import numpy as np
+
+    fast = fast_tokenizer(tokenizer)
+    rules = json.loads(fast.to_str()) if fast is not None else {}
+    is_first = _first_pieces(rules)
+    if is_first is None:
+        raise UsageError(
+            f"whole_words: the tokenizer in {tokenizer.name_or_path} shows no borders of words: it "
+            "is neither WordPiece nor byte-level BPE nor SentencePiece with tokenizer.json.",
+            "Remove whole_words: each token is then masked by itself.",
+        )
+    vocabulary = tokenizer.get_vocab()
+    found = np.ones(max(vocabulary.values()) + 1, np.bool_)
+    added = {token["content"] for token in rules["added_tokens"]}
+    for token, number in vocabulary.items():
+        found[number] = token in added or is_first(token)
+    return found
+
+
+def _first_pieces(rules: dict[str, Any]) -> Callable[[str], bool] | None:
+    """Returns a test whether a word begins with a token, from a tokenizer.json. Pure."""
+    model = rules.get("model", {})
+    if model.get("type") == "WordPiece":
+        prefix = model.get("continuing_subword_prefix") or "##"
+        return lambda token: not token.startswith(prefix)
+    kinds = {part["type"]: part for part in _parts(rules.get("pre_tokenizer"))}
+    if "ByteLevel" in kinds:
+        # A space, a new line, a tab, a carriage return, as byte-level tokenizers write them.
+        return lambda token: token.startswith(("\u0120", "\u010a", "\u0109", "\u010d"))
+    if "Metaspace" in kinds:
+        space = kinds["Metaspace"].get("replacement", "\u2581")
+        return lambda token: token.startswith(space)
+    return None
+
+
+def _parts(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if rule is None:
+        return []
+    return [rule, *(part for inner in rule.get("pretokenizers", ()) for part in _parts(inner))]
 
 
 def fast_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Any:

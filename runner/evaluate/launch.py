@@ -67,7 +67,8 @@ def choose(run: Run, wanted: str | None) -> Evaluation:
     if not any(data.validation for data in run.inputs.datasets):
         raise UsageError(
             f"{run.config.path}: no validation split is read.",
-            "Name a split of the dataset: --set dataset.validation=NAME.",
+            "Name a split of the dataset: --set dataset.validation=NAME; or hold out a share "
+            "of the training split: validation: 5%.",
         )
     root = run.folder.root
     hidden = replace(run, folder=RunFolder(root.parent / f".evaluate-{root.name}"))

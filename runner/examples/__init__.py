@@ -196,7 +196,7 @@ def _data(task: str, bundle: Bundle) -> _Data:
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
                 if "messages" in chosen:
-                    comments["messages"] = "lists of {role, content}"
+                    comments["messages"] = "lists of {role, content} or {from, value}"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), "null")
                 keys = {"asset": _word(name)}
                 keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +19,18 @@ from typing import Any, cast
 from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, Mistakes, StageError, UsageError, suggest
+from runner.config.samples.held_out import Part
+from runner.errors import DamageError, Mistakes, StageError, UsageError, human_count, suggest
 from runner.inputs.damage import Verification as Verification  # for all who use inputs
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
 from runner.inputs.damage import verification as verification
+from runner.resolved import CodeInput as CodeInput
+from runner.resolved import DatasetInput as DatasetInput
+from runner.resolved import EnvironmentInput as EnvironmentInput
+from runner.resolved import Inputs as Inputs
+from runner.resolved import ModelInput as ModelInput
+from runner.resolved import SplitInput as SplitInput
 from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
@@ -38,96 +45,6 @@ from stage.verify.receipt import state_folder as state_folder  # for runner.pref
 
 class ClosedError(UsageError):
     """A file of the bundle is there, and this user has no right to read it."""
-
-
-@dataclass(frozen=True)
-class ModelInput:
-    """A model's folder, loadable with `from_pretrained`.
-
-    Attributes:
-        source: a repository of the Hub, a path or an address.
-        commit: the commit of the repository, or None.
-        digests: file name -> sha256, for each file in the folder.
-        settings: its config.json.
-        preprocessing: its preprocessor_config.json, which models of images have; else empty.
-        licence: as its source states it.
-    """
-
-    asset: str
-    path: Path
-    source: str
-    commit: str | None
-    digests: Mapping[str, str]
-    settings: Mapping[str, Any]
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    licence: str | None = None
-
-    @property
-    def tokenizer_digests(self) -> dict[str, str]:
-        """File name -> sha256 of all files but weights: a tokenizer can depend on each of them."""
-        return {name: d for name, d in self.digests.items() if not name.endswith(".safetensors")}
-
-
-@dataclass(frozen=True)
-class SplitInput:
-    """The parquet files of one split, in order; `columns` is name -> Arrow type."""
-
-    name: str
-    files: tuple[Path, ...]
-    digests: tuple[str, ...]
-    rows: int
-    columns: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class DatasetInput:
-    """One dataset of a run.
-
-    Attributes:
-        settings: its settings in the run file.
-        source: a repository of the Hub, a path or an address.
-        commit: the commit of the repository, or None.
-        licence: as its source states it.
-    """
-
-    asset: str
-    config: str
-    train: SplitInput
-    validation: SplitInput | None
-    settings: DatasetConfig
-    source: str
-    commit: str | None
-    licence: str | None
-
-
-@dataclass(frozen=True)
-class EnvironmentInput:
-    """An environment's folder in the bundle: its image and the scripts that unpack it.
-
-    Attributes:
-        tree: the digest of all its files, the same in every prefix.
-        size: bytes on disk when unpacked.
-        files: the number of files when unpacked.
-        packages: their names, as the lock has them; empty: not known.
-    """
-
-    asset: str
-    path: Path
-    tree: str
-    size: int
-    files: int
-    packages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The resolved inputs of a run; `environment` is None if the run file names none."""
-
-    bundle: Path
-    bundle_id: str
-    model: ModelInput
-    datasets: tuple[DatasetInput, ...]
-    environment: EnvironmentInput | None = None
 
 
 def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
@@ -182,7 +99,7 @@ def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) 
 def _resolve(
     config: RunConfig, bundle: Bundle, wrong: frozenset[str], mistakes: Mistakes
 ) -> Inputs:
-    model = environment = None
+    model = environment = code = None
     if not wrong & {"model", "model.asset"}:
         with mistakes:
             model = _model(config, bundle)
@@ -199,12 +116,16 @@ def _resolve(
     if not wrong & {"environment", "environment.asset"}:
         with mistakes:
             environment = environment_input(config, bundle)
+    if not wrong & {"code", "code.asset", "task"}:
+        with mistakes:
+            code = _code(config, bundle)
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
         model=cast(ModelInput, model),  # None only where there are mistakes
         datasets=tuple(datasets),
         environment=environment,
+        code=code,
     )
 
 
@@ -220,6 +141,40 @@ def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
             if same
             else error.remedy,
         ) from None
+
+
+def _code(config: RunConfig, bundle: Bundle) -> CodeInput | None:
+    """Finds the code of a task of one's own; None: the task is one of Airlift's."""
+    if config.code is None:
+        return None
+    asset = _asset(bundle, config.code.asset, config.place("code.asset"))
+    digests = {
+        file.path.removeprefix(f"{asset.folder}/"): file.sha256 or ""
+        for file in asset.files
+        if file.path.endswith(".py")
+    }
+    folder = bundle.asset_path(asset.name).resolve()
+    code = CodeInput(asset.name, folder, digests, config.task, config.code.allow)
+    if code.file not in digests:
+        modules = [name.removesuffix(".py").replace("/", ".") for name in digests]
+        raise UsageError(
+            f"{config.place('task')}: `task: {config.task}`: the asset `{asset.name}` has no "
+            f"{code.module.replace('.', '/')}.py.",
+            suggest(code.module, modules, f"Its Python files: {', '.join(digests) or 'none'}."),
+        )
+    if sha256(_bytes(folder / code.file)).hexdigest() != digests[code.file]:
+        raise DamageError(
+            f"{folder / code.file}: damaged: its bytes are not those that were fetched.",
+            remedy_for_damage(bundle.root),
+        )
+    return code
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
 
 
 def check_not_inside(folder: Path, bundle: Path) -> None:
@@ -317,6 +272,8 @@ def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
         if preprocessing.name in digests
         else {},
         licence=asset.licence,
+        new_tokens=config.tokenizer.add_tokens,
+        new_special_tokens=config.tokenizer.add_special_tokens,
     )
 
 
@@ -331,10 +288,7 @@ def _settings(path: Path, bundle: Bundle, digests: Mapping[str, str]) -> dict[st
             f"{path}: the model has no {path.name}, so nothing can load it.",
             f"Stage a model that has one: see `stage show {bundle.root}`.",
         )
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
+    data = _bytes(path)
     if sha256(data).hexdigest() != digests[path.name]:
         raise DamageError(
             f"{path}: damaged: its bytes are not those that were fetched.",
@@ -384,6 +338,9 @@ def _dataset(
                 if not mistakes.found and "task" not in unknown:
                     check_columns(config.task, wanted, columns, which, where, mistakes, unknown)
                 found[role] = _split(bundle, asset, which, splits[which], columns)
+    if wanted.holds_out and "train" in found and "validation" not in unknown:
+        with mistakes:
+            found["train"], found["validation"] = _parts(wanted, found["train"], where)
     mistakes.check(str(config.path))
     return DatasetInput(
         asset=asset.name,
@@ -398,9 +355,27 @@ def _dataset(
 
 
 def _validation(wanted: DatasetConfig, splits: Mapping[str, Any]) -> str | None:
+    if wanted.holds_out:
+        return None  # it is a part of the training split
     if wanted.validation == "auto":
         return "validation" if "validation" in splits else None
     return wanted.validation
+
+
+def _parts(
+    wanted: DatasetConfig, split: SplitInput, where: Callable[[str], str]
+) -> tuple[SplitInput, SplitInput]:
+    """Divides a split into the rows to train on, and those that are held out."""
+    share = str(wanted.validation)
+    if split.rows < 2:
+        raise UsageError(
+            f"{where(f'validation: {share}')}: the split `{split.name}` has "
+            f"{human_count(split.rows, 'row')}: nothing can be held out.",
+            "Set validation: null, or another split (`stage show BUNDLE` lists them).",
+        )
+    parts = (Part(split.rows, share, wanted.validation_seed, held) for held in (False, True))
+    kept, held_out = (replace(split, rows=part.rows, part=part) for part in parts)
+    return kept, replace(held_out, name=f"{share} of {split.name}")
 
 
 def _dataset_config(

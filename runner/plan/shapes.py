@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
+from runner.data.tokenizer_files import rows_needed
 from runner.errors import DamageError, UsageError, human_count
 from runner.inputs import ModelInput, safetensors_header, unreadable
 from runner.plan.transformers_tables import targets_in_peft
@@ -197,10 +198,37 @@ def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     """
     shapes = weight_shapes(model)
     number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
-    shape = ModelShape.of(model.settings, number)
+    shape = grown(ModelShape.of(model.settings, number), model)
     return with_lora(
         shape, config, shapes, default_targets(config, model.settings.get("model_type"))
     )
+
+
+def grown(shape: ModelShape, model: ModelInput) -> ModelShape:
+    """Returns the counts with the rows that the run adds to the embedding.
+
+    Raises:
+        UsageError: as for `rows_needed`.
+    """
+    rows = rows_needed(model)
+    if rows <= shape.vocabulary or not shape.vocabulary:
+        return shape
+    tables = 1 if model.settings.get("tie_word_embeddings", True) else 2
+    more = (rows - shape.vocabulary) * shape.hidden * tables
+    return replace(shape, vocabulary=rows, num_parameters=shape.num_parameters + more)
+
+
+def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
+    """A line on the tokens that the run adds; empty: it adds none. Arguments as for `grown`."""
+    rows = rows_needed(model)
+    if not rows:
+        return ""
+    number = human_count(len(model.new_tokens) + len(model.new_special_tokens), "token")
+    before = ModelShape.of(model.settings, 1).vocabulary
+    room = f"the embedding has room for them ({before} rows)"
+    if rows > before:
+        room = f"the embedding grows from {before} to {rows} rows, which begin near their mean"
+    return f"tokenizer: {number} added; {room}"
 
 
 def human_parameters(count: int) -> str:

@@ -6,18 +6,19 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
 from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
+from runner.config.tasks import TASKS, is_own
 from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
 from runner.plan.model_layers import check_wrap, why_not_here
-from runner.plan.shapes import ModelShape
+from runner.plan.shapes import ModelShape, grown
 from runner.plan.transformers_tables import (
     leave_torch_alone,
     model_types,
@@ -44,7 +45,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             "Stage the repository of the same model in transformers' format (often its name ends "
             "in -hf).",
         )
-    if is_known and kind not in names[config.task]:
+    if is_known and not is_own(config.task) and kind not in names[config.task]:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
         other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
@@ -106,7 +107,8 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     Raises:
         UsageError: transformers refuses it; with its words.
     """
-    if why_not_here(config) or is_light():
+    # The process that checks may prepare data next: a task of one's own may need torch for it.
+    if is_own(config.task) or why_not_here(config) or is_light():
         return
     path = kept.path_of(
         "configs", kept.versions("transformers"), sorted(model.tokenizer_digests.items())
@@ -252,8 +254,11 @@ def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
         shapes = [ModelShape.of(settings, 1) for settings in (theirs, model.settings)]
-        same = (
-            theirs.get("model_type") == model.settings.get("model_type") and shapes[0] == shapes[1]
+        # Another run with the same new tokens has exported a larger embedding.
+        same = theirs.get("model_type") == model.settings.get("model_type") and (
+            shapes[0] == shapes[1]
+            or replace(shapes[0], num_parameters=0)
+            == replace(grown(shapes[1], model), num_parameters=0)
         )
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(

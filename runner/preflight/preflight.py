@@ -14,9 +14,10 @@ from functools import partial
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.instruction import Writer, try_first_rows
+from runner.data.own.look import check_code
 from runner.data.recipe import data_key, documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
-from runner.data.tokenizing import frame, load_tokenizer
+from runner.data.tokenizing import frame, load_tokenizer, word_begins
 from runner.disks import read_mounts
 from runner.errors import (
     DamageError,
@@ -26,10 +27,8 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import (
-    DatasetInput,
     Inputs,
     ModelInput,
-    SplitInput,
     verification,
 )
 from runner.installed import check_environment, is_installed, is_light, left_to_ranks
@@ -45,7 +44,14 @@ from runner.plan.plan import (
     stage_of,
     surely_fits,
 )
-from runner.plan.shapes import Device, ModelShape, human_parameters, shape_of, weight_shapes
+from runner.plan.shapes import (
+    Device,
+    ModelShape,
+    describe_new_tokens,
+    human_parameters,
+    shape_of,
+    weight_shapes,
+)
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.access import (
     check_disk,
@@ -64,7 +70,7 @@ from runner.preflight.settings import (
     check_precision,
     check_warmup,
 )
-from runner.preflight.texts import check_classes, check_texts
+from runner.preflight.texts import check_classes, check_texts, describe_dataset
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
 from runner.run_folder.checkpoints import check_before_launch, signature
@@ -128,6 +134,7 @@ def examine(
     found.attempt(_check_installed, config)
     found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
+    found.attempt(_check_code, found, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
     found.lines += [verified] if verified else []
@@ -151,6 +158,13 @@ def examine(
             found.others += texts.others
     found.lines += [line for line in (layers, left_to_ranks(config)) if line]
     return found
+
+
+def _check_code(found: Findings, config: RunConfig, inputs: Inputs) -> None:
+    """Looks at the code of a task of one's own; imports nothing of it."""
+    if inputs.code is not None:
+        elsewhere = config.environment is not None or bool(config.slurm.container)
+        found.lines.append(check_code(inputs.code, runs_here=not (is_light() or elsewhere)))
 
 
 def _check_writable(folder: RunFolder) -> None:
@@ -190,7 +204,7 @@ def _examine_model(
 def _examine_tokenizer(
     found: Findings, config: RunConfig, inputs: Inputs, shape: ModelShape, length: int | None
 ) -> None:
-    if how := _check_tokenizer(config, inputs.model, shape):
+    if how := _check_tokenizer(config, inputs, shape):
         found.lines.append(f"samples are written {how}")
     if config.task != "instruction" or length is None or not is_installed("transformers"):
         return
@@ -240,7 +254,8 @@ def _examine_run(
     found.lines += [
         f"model {model.asset}: {model.settings.get('model_type')}, "
         f"{human_parameters(shape.num_parameters)}, init {config.model.init}",
-        *(_describe_dataset(config, data, length or 0) for data in inputs.datasets),
+        *filter(None, [describe_new_tokens(shape, model)]),
+        *(describe_dataset(config, data, length or 0) for data in inputs.datasets),
     ]
     if config.task != "image-classification" and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
@@ -248,8 +263,8 @@ def _examine_run(
         f"disk: up to {human_size(needed)} for "
         f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
     )
-    found.lines += _describe_memory(config, shape, plan, device, world_size)
-    found.lines += [resumed] if resumed else []
+    memory = _describe_memory(config, shape, plan, device, world_size)
+    found.lines += [*memory, *filter(None, [resumed])]
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
     found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]
@@ -390,7 +405,8 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
         raise UsageError(
             f"{config.place('evaluation.patience')}: "
             "evaluation.patience needs a validation split, and none is read.",
-            "Set dataset.validation to a split of the dataset, or remove evaluation.patience.",
+            "Set dataset.validation to a split of the dataset, or to a share of the training split "
+            "(validation: 5%); or remove evaluation.patience.",
         )
 
 
@@ -410,44 +426,31 @@ def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     return f"bundle {inputs.bundle_id[:12]}: {state}"
 
 
-def _describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
-    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
-    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
-    train, of_train = _rows(data, "train", data.train)
-    validation, of_validation = _rows(data, "validation", data.validation)
-    return (
-        f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
-        f"{validation:,} to validate{of_validation}{share}{each}"
-    )
-
-
-def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int, str]:
-    """Returns the number of rows that are read, and a note if `limit` omits some."""
-    rows = split.rows if split else 0
-    limit = data.settings.limit.get(role)
-    if limit is None or limit >= rows:
-        return rows, ""
-    return limit, f" (limit.{role}, of {rows:,})"
-
-
-def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) -> str | None:
+def _check_tokenizer(config: RunConfig, inputs: Inputs, shape: ModelShape) -> str | None:
     """Checks that the tokenizer fits the task and the model.
 
     Returns:
         How instruction samples are written; empty for other texts; None: the task reads no text.
     """
-    if config.task == "image-classification":
+    model = inputs.model
+    if data_of(config.task) in ("images", "own"):
         return None
     if not is_installed("transformers"):
         known = read_vocabulary(model.path) is not None  # compared already
         check_tokenizer_files(config, model, 0 if known else shape.vocabulary)
         return None
-    if read_vocabulary(model.path) is not None and serves(config.task, model):
+    if (
+        read_vocabulary(model.path) is not None
+        and serves(config.task, model)
+        and not config.whole_words
+    ):
         return ""
     leave_torch_alone()
     tokenizer = load_tokenizer(model)
     if data_of(config.task) != "labelled":
         frame(config.task, tokenizer)
+    if config.whole_words:
+        word_begins(tokenizer)
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         # transformers makes an empty one of the class that config.json names.
         raise UsageError(
@@ -459,7 +462,7 @@ def _check_tokenizer(config: RunConfig, model: ModelInput, shape: ModelShape) ->
         _check_vocabulary(config, model, len(tokenizer), shape)
     if config.task != "instruction":
         return ""
-    writers = (Writer.of(source, tokenizer) for source in config.sources)
+    writers = (Writer.of(d.settings, tokenizer, d.train.columns) for d in inputs.datasets)
     return "; ".join(dict.fromkeys(writer.description for writer in writers))
 
 

@@ -1,4 +1,4 @@
-"""Whether a small dataset fills one sequence, and one step (large ones do); the range of labels.
+"""Whether a small dataset fills one sequence, and one step (large ones do); labels and roles.
 
 The data are really prepared, in a temporary folder: the same code and the same message as in
 `runner prepare`, but before the job waits in the queue.
@@ -7,10 +7,12 @@ The data are really prepared, in a temporary folder: the same code and the same 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from runner import kept, offline
 from runner.config.run_config import RunConfig
+from runner.config.samples.chats import KNOWN, Naming, unknown_role
 from runner.config.tasks import data_of
 from runner.data.images import class_names
 from runner.data.labelled.classes import Classes, united
@@ -18,8 +20,9 @@ from runner.data.labelled.samples import check_lengths
 from runner.data.labelled.store import read_classes
 from runner.data.prepare import is_prepared, write
 from runner.data.recipe import Recipe
-from runner.data.table import reading
+from runner.data.table import reading, row_of
 from runner.errors import UsageError, human_count
+from runner.inputs import DatasetInput, SplitInput
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.findings import Finding, Findings
 from runner.ranks.child import in_child
@@ -29,6 +32,37 @@ MOST_ROWS = 20_000
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""
 LONGEST_TOKEN = 16
+
+
+def describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
+    """Returns a line on the rows of a dataset that are read.
+
+    Args:
+        config: the run file.
+        data: the dataset.
+        length: tokens per sequence.
+    """
+    share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
+    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
+    train, of_train = _rows(data, "train", data.train)
+    validation, of_validation = _rows(data, "validation", data.validation)
+    if data.validation and data.validation.part:
+        of_validation += (
+            f" ({data.validation.name}, by validation_seed {data.settings.validation_seed})"
+        )
+    return (
+        f"data {data.asset}/{data.config}: {human_count(train, 'row')} to train on{of_train}, "
+        f"{validation:,} to validate{of_validation}{share}{each}"
+    )
+
+
+def _rows(data: DatasetInput, role: str, split: SplitInput | None) -> tuple[int, str]:
+    """Returns the number of rows that are read, and a note if `limit` omits some."""
+    rows = split.rows if split else 0
+    limit = data.settings.limit.get(role)
+    if limit is None or limit >= rows:
+        return rows, ""
+    return limit, f" (limit.{role}, of {rows:,})"
 
 
 def check_rows(recipe: Recipe) -> None:
@@ -119,7 +153,7 @@ def check_tags(recipe: Recipe) -> None:
 
     names = [recipe.dataset.words, recipe.dataset.tags]
     most = min(MOST_ROWS, recipe.split.rows if recipe.limit is None else recipe.limit)
-    first = 0
+    first, whole = 0, replace(recipe.split, part=None)
     for path in recipe.split.files:
         with reading(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=names):
@@ -130,7 +164,38 @@ def check_tags(recipe: Recipe) -> None:
                 row = pc.index(pc.not_equal(*lengths), True).as_py()
                 if row >= 0:
                     values = (batch.column(name)[row].as_py() for name in names)
-                    check_lengths(recipe.split.name, first + row, *values)
+                    check_lengths(whole, first + row, *values)
+                first += batch.num_rows
+
+
+def check_roles(recipe: Recipe) -> None:
+    """Compares who speaks in the first rows of a split of chats with the roles that are known.
+
+    Raises:
+        UsageError: a role is not known.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    from pyarrow import array
+
+    name = recipe.dataset.messages
+    kind = recipe.split.columns.get(name or "", "")
+    naming = Naming.of(kind, recipe.dataset.fields, recipe.dataset.roles)
+    if name is None or naming is None or not naming.is_strict:
+        return
+    whole, first = replace(recipe.split, part=None), 0
+    for path in whole.files:
+        with reading(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=[name]):
+                if first >= MOST_ROWS:
+                    return
+                chats = batch.column(name)
+                roles = pc.struct_field(pc.list_flatten(chats), naming.role)
+                known = array([*naming.roles, *KNOWN], type=roles.type)
+                place = pc.index(pc.is_in(roles, value_set=known), False).as_py()
+                if place >= 0:
+                    row = pc.list_parent_indices(chats)[place].as_py()
+                    raise unknown_role(row_of(whole, first + row), str(roles[place].as_py()))
                 first += batch.num_rows
 
 
@@ -153,7 +218,7 @@ def may_be_few(recipe: Recipe, total: int) -> bool:
 
 
 def bytes_of_text(recipe: Recipe) -> int:
-    """Bytes of the text column of a split, uncompressed, from the footers of its files."""
+    """Bytes of the text column of a split, uncompressed; from the footers of its files."""
     import pyarrow.parquet as pq
 
     size = 0
@@ -167,7 +232,7 @@ def bytes_of_text(recipe: Recipe) -> int:
                 for column in columns
                 if column.path_in_schema.split(".")[0] == recipe.dataset.text
             )
-    return size
+    return round(size * recipe.split.share)
 
 
 def check_texts(
@@ -190,6 +255,8 @@ def check_texts(
                 check_rows(recipe)
                 if recipe.task == "image-classification":
                     check_labels(recipe)
+                if recipe.task == "instruction":
+                    check_roles(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
                     number = _counted(recipe)
             counts += [number] if role == "train" else []
@@ -233,7 +300,8 @@ def _count(recipe: Recipe) -> int:
     Raises:
         UsageError: there is none.
     """
-    leave_torch_alone()
+    if recipe.code is None:  # a task of one's own may need torch
+        leave_torch_alone()
     offline.close_network()
     with tempfile.TemporaryDirectory(prefix="airlift-check-") as folder:
         return write(recipe, Path(folder)).num_sequences

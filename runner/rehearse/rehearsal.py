@@ -200,8 +200,7 @@ def _narrow_model(
     narrow = narrowed(small or Small(dict(whole.settings), layers, layers))
     if narrow is not None:
         model = small_model.write(whole, narrow, hidden / "narrow", whole.path, weights=False)
-        arguments = (run.config.task, model.path, run.config.seed)
-        in_child(_write_random, arguments, "making a narrow model", _MEMORY)
+        in_child(_write_random, (run, model.path), "making a narrow model", _MEMORY)
         model = replace(model, digests={**model.digests, small_model.WEIGHTS: ""})
         needed = memory_needed(small_run(run, hidden, model, 1).run.config, model)
         if needed <= free:
@@ -226,10 +225,10 @@ def _config_problem(folder: Path) -> str:
     return ""
 
 
-def _write_random(task: str, folder: Path, seed: int) -> None:
+def _write_random(run: Run, folder: Path) -> None:
     from runner.rehearse.with_transformers import write_random
 
-    write_random(task, folder, seed)
+    write_random(run, folder)
 
 
 def _load_export(run: Run) -> str:
@@ -247,7 +246,8 @@ def _prepare(run: Run, hidden: Path, model: ModelInput) -> tuple[int, str]:
     Raises:
         StageError: as for `runner prepare`; or the tokenizer fails.
     """
-    leave_torch_alone()
+    if run.inputs.code is None:  # a task of one's own may need torch
+        leave_torch_alone()
     offline.close_network()
     before: object = None
     for reads in MORE_ROWS:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.config.engine import BatchConfig
 from runner.config.fields import Choice
-from runner.config.run_config import BatchConfig, RunConfig
+from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, recipes
 from runner.inputs import Inputs, ModelInput
 from runner.launch.train import Run

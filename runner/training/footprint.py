@@ -24,11 +24,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
+from runner.config.tasks import data_of, is_own
 from runner.data.recipe import documents_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.activations import Footprint, bucket_bytes, estimated
+from runner.plan.activations import OF_ONES_OWN, Footprint, bucket_bytes, estimated
 from runner.plan.memory import frozen_width
 from runner.plan.model_layers import on_meta
 from runner.plan.plan import TrainingPlan
@@ -39,6 +39,7 @@ from runner.training.components.device import DTYPES
 from runner.training.components.speed import use_tanh_gelu
 from runner.training.engines.deepspeed import ds_config
 from runner.training.tasks import causal_lm, classification, flex, language, masked_lm
+from runner.training.tasks.base import grow
 
 # Two micro batches, in sequences: their difference is what a sequence takes.
 SIZES = (4, 8)
@@ -65,6 +66,8 @@ def footprint(
     world_size: int,
 ) -> Footprint:
     """As `measure`; a formula's estimate where the meta device cannot run the model."""
+    if is_own(config.task):
+        return estimated(config, shape, length, zero, OF_ONES_OWN)
     try:
         return measure(config, model, length, zero, world_size)
     except UsageError:
@@ -113,7 +116,7 @@ def built(config: RunConfig, model: ModelInput) -> nn.Module:
     casts = is_low and config.engine.name != "ddp"
     frozen_low = is_low and config.lora is not None and frozen_width(config) == 2
     dtype = DTYPES[config.precision] if casts or frozen_low else torch.float32
-    made = on_meta(config, config.model.folder or model.path, dtype=dtype)
+    made = grow(on_meta(config, config.model.folder or model.path, dtype=dtype), model)
     if config.lora is not None:
         lora.attach(made, config, model, [], ())
         made.to("meta")
@@ -196,10 +199,13 @@ def micro_batch(
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     batch = {"input_ids": tokens, "labels": tokens}
     if data_of(config.task) == "labelled":
-        mask = {"attention_mask": tokens}
+        # For each pair of tokens, as transformers makes it of the mask of padding. It reads the
+        # values of that one, and the meta device has none.
+        pairs = torch.empty(rows, 1, length, length, dtype=torch.bool, device="meta")
+        mask = {"attention_mask": pairs}
         return batch | mask | ({"labels": tokens[:, 0]} if _has_one_label(config.task) else {})
     if config.task == "masked-lm" and getattr(module, "_head", None) is not None:
-        guessed = math.ceil(masked_lm.SHARE * rows * length)
+        guessed = math.ceil(config.masked_share * rows * length)
         batch["guessed"] = torch.empty(guessed, dtype=torch.int64, device="meta")
     if apart:
         batch |= {"documents": tokens, "position_ids": tokens}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NAMES_ELSEWHERE = {
+    "add_tokens": "tokenizer.add_tokens",
     "batch_size": "batch.global",
     "bf16": "precision",
     "early_stopping_patience": "evaluation.patience",
@@ -19,6 +20,7 @@ NAMES_ELSEWHERE = {
     "max_length": "sequence_length",
     "max_seq_length": "sequence_length",
     "max_steps": "steps",
+    "mlm_probability": "masked_share",
     "micro_batch_size": "batch.micro",
     "model_name_or_path": "model.asset",
     "num_train_epochs": "epochs",

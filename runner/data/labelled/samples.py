@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.data.labelled.classes import NOT_GIVEN, Classes
 from runner.data.recipe import Recipe
-from runner.data.table import columns
+from runner.data.table import columns, row_of
 from runner.errors import UsageError
+from runner.inputs import SplitInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ def samples(
 def _class(value: Any, number: Mapping[Any, int], recipe: Recipe, row: int) -> int:
     if value not in number:
         raise UsageError(
-            f"split `{recipe.split.name}`, row {row}: label {value}; "
+            f"{row_of(recipe.split, row)}: label {value}; "
             f"classes count from 0 to {len(number) - 1}.",
             NOT_GIVEN,
         )
@@ -109,11 +110,11 @@ def _segments(encoded: dict[str, Any], length: int) -> list[int]:
     return [1] * length if types is None else [int(kind) + 1 for kind in types]
 
 
-def check_lengths(split: str, row: int, words: Sequence[Any], tags: Sequence[Any]) -> None:
+def check_lengths(split: SplitInput, row: int, words: Sequence[Any], tags: Sequence[Any]) -> None:
     """Refuses a row whose numbers of words and tags differ."""
     if len(words) != len(tags):
         raise UsageError(
-            f"split `{split}`, row {row}: {len(words)} words and {len(tags)} tags.",
+            f"{row_of(split, row)}: {len(words)} words and {len(tags)} tags.",
             "Each word needs one tag: look at the two columns, or correct the row and stage it "
             "again.",
         )
@@ -137,7 +138,7 @@ def _sentences(
             if not words or tags is None or None in tags:
                 tally.dropped += 1
                 continue
-            check_lengths(recipe.split.name, first + row, words, tags)
+            check_lengths(recipe.split, first + row, words, tags)
             spaced = [f"{space if place else ''}{word or ''}" for place, word in enumerate(words)]
             classes = [_class(tag, number, recipe, first + row) for tag in tags]
             kept.append((spaced, classes))

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
 from runner.config.lora import LoraConfig
+from runner.data.tokenizing import read_tokenizer
 from runner.inputs import ModelInput, unreadable
 from runner.training.components.lora import merged, write_adapter
 
@@ -48,7 +50,17 @@ def read_companions(source: ModelInput) -> dict[str, bytes]:
             raise unreadable(path, error.strerror or str(error)) from None
         if sha256(found[name]).hexdigest() != digest:
             raise unreadable(path, "its bytes are not those that were fetched")
-    return found
+    return found | _with_new_tokens(source)
+
+
+def _with_new_tokens(source: ModelInput) -> dict[str, bytes]:
+    """The files of a tokenizer that has the tokens which the run adds; empty: it adds none."""
+    if not (source.new_tokens or source.new_special_tokens):
+        return {}
+    tokenizer = read_tokenizer(source.path, source.new_tokens, source.new_special_tokens)
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).glob("*.*")}
 
 
 def read_origin(model: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
+from runner.config.tasks import data_of, kind_of
 from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
@@ -78,7 +78,9 @@ def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> dict[
             f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs, origin)
         ],
     }
-    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
+    if pipeline := kind_of(config.task).pipeline:
+        found["pipeline_tag"] = pipeline
+    found["tags"] = ["airlift", config.task]
     return found | {"airlift": made}
 
 
@@ -105,7 +107,12 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 
 def _loading(config: RunConfig, model: ModelInput) -> str:
-    auto = TASKS[config.task].auto
+    auto = kind_of(config.task).auto
+    if data_of(config.task) == "own":
+        return (
+            f"`{config.task}` of the run's bundle says which class loads it (its method `model`); "
+            "config.json names it under `architectures`."
+        )
     reads = (
         "AutoImageProcessor"
         if config.task == "image-classification" and model.preprocessing
@@ -141,6 +148,10 @@ def _provenance(
         yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
     for text in origin:
         yield "before that", text.removeprefix("before that: "), ""
+    if inputs.code is not None:
+        code = inputs.code
+        digest = code.digests[code.file][:16]
+        yield "code of the task", f"`{code.file}`, sha256 `{digest}`", UNSTATED
     for data in inputs.datasets:
         for role, split in (("training data", data.train), ("validation data", data.validation)):
             if split is not None:
@@ -156,6 +167,8 @@ def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     some = limit is not None and limit < split.rows
     rows = human_count(split.rows, "row")
     rows = f"the first {limit:,} of {rows}" if some else rows
+    if split.part is not None:
+        rows += f" (validation_seed {split.part.seed})"
     weight = (
         f", weight {data.settings.weight:g}"
         if role.startswith("train") and data.settings.weight != 1
@@ -172,11 +185,21 @@ def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     )
 
 
+def _of_loss(config: RunConfig) -> Iterator[tuple[str, object]]:
+    if config.label_smoothing:
+        yield "label_smoothing", f"{config.label_smoothing:g}"
+    if config.task == "masked-lm":
+        words = ", whole words" if config.whole_words else ""
+        yield "masked_share", f"{config.masked_share:g}{words}"
+
+
 def _settings(
     config: RunConfig, inputs: Inputs, plan: TrainingPlan
 ) -> Iterator[tuple[str, object]]:
     yield "task", config.task
     for data in inputs.datasets:
+        if data_of(config.task) == "own":
+            continue
         columns = ", ".join(
             f"{key} `{column}`" for key, column in data.settings.columns(config.task).items()
         )
@@ -203,8 +226,7 @@ def _settings(
         ),
     )
     decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
-    if config.label_smoothing:
-        yield "label_smoothing", f"{config.label_smoothing:g}"
+    yield from _of_loss(config)
     yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
     yield "precision", plan.precision
     if config.lora is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from runner.config.run_config import RunConfig
+from runner.data.tokenizer_files import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.training.components import lora
@@ -90,7 +91,7 @@ def load_model(
     checkpoint does not have (a new head) are drawn with the run's seed.
 
     Args:
-        auto: the `AutoModelFor...` class.
+        auto: the `AutoModelFor...` class, or a class of models.
         config: the run file, with its precision decided.
         model: the bundle's model.
         fresh: first parts of names of weights that may have another shape in the checkpoint; they
@@ -144,12 +145,13 @@ def _made_once(
     def read() -> list[str]:
         """On rank 0 only."""
         if config.model.init == "scratch":
-            made.append(_bare(auto, config, model, settings))
+            made.append(grow(_bare(auto, config, model, settings), model))
             return []
         # LoRA draws its matrices in the type of the weight beside them.
         lazily = config.lora is None and torch.distributed.is_initialized()
         with in_file_types() if lazily else nullcontext():
             found, drawn = _read(auto, config, model, fresh, settings)
+            grow(found, model)
         if lazily:
             widen_untrained(found)
         made.append(found)
@@ -158,8 +160,20 @@ def _made_once(
     drawn = from_first(read)
     if not made:
         with torch.device("meta"):
-            made.append(_bare(auto, config, model, settings))
+            made.append(grow(_bare(auto, config, model, settings), model))
     return made[0], drawn
+
+
+def grow(made: Any, model: ModelInput) -> Any:
+    """Gives a model's embedding rows for the tokens that the run adds, as transformers does.
+
+    They are drawn around the mean of the others, with a billionth of their covariance.
+    """
+    rows = rows_needed(model)
+    embedding = made.get_input_embeddings() if rows else None
+    if embedding is not None and rows > embedding.num_embeddings:
+        made.resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
+    return made
 
 
 def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, Any]) -> Any:
@@ -168,7 +182,9 @@ def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, A
 
     built_from = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
     dtype = torch.float32 if config.lora is None else lora.loading(config)["dtype"]
-    return auto.from_config(built_from, dtype=dtype)
+    # A class of its own has another name for it than transformers' `Auto` classes.
+    make = getattr(auto, "from_config", None) or auto._from_config
+    return make(built_from, dtype=dtype)
 
 
 def _read(

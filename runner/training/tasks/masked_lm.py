@@ -1,4 +1,5 @@
-"""Masked language modelling (BERT, arXiv:1810.04805, 3.1): 15 % of the tokens are predicted.
+"""Masked language modelling (BERT, arXiv:1810.04805, 3.1): `masked_share` of the tokens are
+predicted; with `whole_words`, all tokens of a word or none.
 
 Of these, 80 % become [MASK], 10 % another token, and 10 % stay. The choice differs each epoch and
 comes from the sample's own random numbers. Where the model's head can be called alone, logits are
@@ -19,13 +20,12 @@ from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.data.store import Rows
-from runner.data.tokenizing import load_tokenizer
+from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample, sample_rng
 from runner.training.tasks import language
 from runner.training.tasks.base import Batch
 
-SHARE = 0.15
 # Model type -> the attribute that holds the head (transformers' modeling files).
 HEADS = {
     "bert": "cls",
@@ -44,6 +44,8 @@ class MaskedLM(language.LanguageTask):
 
         tokenizer = load_tokenizer(model)
         self._seed, self._static = config.seed, config.compile
+        self._share = config.masked_share
+        self._begins = word_begins(tokenizer) if config.whole_words else None
         self._mask_id = int(tokenizer.mask_token_id or 0)
         self._vocabulary = len(tokenizer)
         self._special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
@@ -71,16 +73,18 @@ class MaskedLM(language.LanguageTask):
             self._mask(ids[row, :end], labels[row, :end], sample_rng(self._seed, sample))
         batch = {"input_ids": ids, "labels": labels}
         if self._head:
-            batch["guessed"] = guessed_positions(labels, static=self._static)
+            batch["guessed"] = guessed_positions(labels, static=self._static, share=self._share)
         positions = language.position_inputs(rows, self._first)
         return {name: torch.from_numpy(array) for name, array in batch.items()} | positions
 
     def _mask(self, ids: Any, labels: Any, random: np.random.Generator) -> None:
         """Masks one sequence in place: int64 arrays of shape (sequence_length,)."""
         maskable = ~np.isin(ids, self._special)
-        guessed = maskable & (random.random(len(ids)) < SHARE)
+        # The draw of its first token decides for a whole word.
+        first = first_of_word(ids, maskable, self._begins)
+        guessed = maskable & (random.random(len(ids))[first] < self._share)
         if not guessed.any() and maskable.any():
-            guessed[random.choice(np.flatnonzero(maskable))] = True
+            guessed[first == first[random.choice(np.flatnonzero(maskable))]] = True
         labels[guessed] = ids[guessed]
         fate = random.random(len(ids))
         others = random.integers(0, self._vocabulary, len(ids))
@@ -89,7 +93,27 @@ class MaskedLM(language.LanguageTask):
         ids[swapped] = others[swapped]
 
 
-def guessed_positions(labels: NDArray[np.int64], *, static: bool) -> NDArray[np.int64]:
+def first_of_word(
+    ids: NDArray[np.int64], maskable: NDArray[np.bool_], begins: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
+    """The place of the first token of each token's word: int64 (length,). Pure.
+
+    Args:
+        ids: int64 (length,).
+        maskable: False at special tokens, which end a word and belong to none.
+        begins: for each token id whether a word begins with it; None: each token is a word.
+    """
+    places = np.arange(len(ids))
+    if begins is None:
+        return places
+    after_special = np.concatenate([[True], ~maskable[:-1]])
+    is_first = begins[ids] | after_special | ~maskable
+    return np.maximum.accumulate(np.where(is_first, places, 0))
+
+
+def guessed_positions(
+    labels: NDArray[np.int64], *, static: bool, share: float = 0.15
+) -> NDArray[np.int64]:
     """The positions that have a label, in the flattened batch: int64 (number,), ascending.
 
     Args:
@@ -97,12 +121,13 @@ def guessed_positions(labels: NDArray[np.int64], *, static: bool) -> NDArray[np.
         static: whether positions without a label follow, up to a number that in 97 of 100 batches
             depends only on the shape: `torch.compile` compiles again for each number. 32 more are
             added as often as needed.
+        share: of the tokens that are guessed.
     """
     flat = labels.reshape(-1)
     positions = np.flatnonzero(flat != language.IGNORED)
     if not static:
         return positions
-    usual = SHARE * flat.size + 2 * math.sqrt(SHARE * (1 - SHARE) * flat.size)
+    usual = share * flat.size + 2 * math.sqrt(share * (1 - share) * flat.size)
     number = 32 * math.ceil(max(usual, len(positions)) / 32)
     others = np.flatnonzero(flat == language.IGNORED)[: number - len(positions)]
     return np.concatenate([positions, others])

@@ -284,3 +284,42 @@ def test_each_published_run_is_rehearsed_on_its_twin(
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["stages"][-1]["name"] == "load back"
     assert nothing_stays(cluster)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "a task of one's own": {
+        "task": "my_tasks.WordsAndPairs",
+        "code": {"asset": "my-tasks", "allow": True},
+        "dataset": {"asset": "glue-mrpc", "validation": "10%"},
+    },
+    "classes of texts with LoRA": {
+        "task": "text-classification",
+        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
+        "model": {"asset": "gpt2-bare"},
+        "lora": {"rank": 2, "targets": ["c_attn"]},
+    },
+    "classes of words with LoRA": {
+        "task": "token-classification",
+        "dataset": {"asset": "conll2003"},
+        "lora": {"rank": 2, "targets": ["query", "value"], "merge": True},
+    },
+    "new tokens and whole words": {
+        "task": "masked-lm",
+        "dataset": {"asset": "reference"},
+        "tokenizer": {"add_tokens": ["Netherfield"]},
+        "whole_words": True,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_tasks_are_rehearsed_too(name: str, tmp_path: Path, twins_bundle: Path) -> None:
+    cluster = Cluster(tmp_path, twins_bundle)
+    cluster.write(**{"model": {"asset": "still-bert"}, **OTHERS[name]})
+    done = cluster.run("rehearse", "tiny.yaml", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = {stage["name"]: stage["words"] for stage in json.loads(done.stdout)["stages"]}
+    assert stages["load back"].endswith(", from_pretrained")
+    assert "validation loss" in stages["evaluate"]
+    assert nothing_stays(cluster)

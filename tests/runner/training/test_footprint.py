@@ -52,6 +52,14 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "llama": ("causal-lm", lambda: transformers.LlamaConfig(**TEXT, **GROUPED)),
     "qwen2": ("causal-lm", lambda: transformers.Qwen2Config(**TEXT, **GROUPED)),
+    "bert-for-texts": (
+        "text-classification",
+        lambda: transformers.BertConfig(**TEXT, **CALM, intermediate_size=384),
+    ),
+    "bert-for-words": (
+        "token-classification",
+        lambda: transformers.BertConfig(**TEXT, **CALM, intermediate_size=384),
+    ),
     "vit": (
         "image-classification",
         lambda: transformers.ViTConfig(
@@ -104,7 +112,8 @@ def test_the_plan_is_what_hooks_see(tmp_path: Path, kind: str, settings: tuple[s
     seen = []
     for rows in SIZES:
         batch = {
-            name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+            # A mask (bool) that hides everything would give nan.
+            name: torch.full(tensor.shape, tensor.dtype == torch.bool, dtype=tensor.dtype)
             for name, tensor in micro_batch(module, config, LENGTH, rows).items()
         }
         seen.append(kept_by_hooks(module, batch))

@@ -34,6 +34,20 @@ RUNS: dict[str, dict[str, Any]] = {
     "nf4-zero2": {"engine": {"zero": 2}, "quantization": NF4},
     "int8-ddp": {"engine": {"name": "ddp"}, "quantization": {"bits": 8}},
 }
+CLASSIFIED: dict[str, dict[str, Any]] = {
+    "text-classification": {
+        "model": {"asset": "gpt2-bare"},
+        "lora": {"rank": 8, "targets": ["c_attn"]},
+        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
+        "engine": {"name": "ddp"},
+    },
+    "token-classification": {
+        "model": {"asset": "still-bert"},
+        "lora": {"rank": 8, "targets": ["query", "value"]},
+        "dataset": {"asset": "conll2003"},
+        "engine": {"zero": 3},
+    },
+}
 # Stopped after step 3 and resumed; then the matrices are merged into the model.
 STOPPED = ("lora-ddp", "nf4-zero2")
 STEPS = 6
@@ -63,8 +77,15 @@ def trained(shared_cluster: Cluster) -> Cluster:
         often = {**RUNS[name], "evaluation": {"every": 1}}  # must not change the result
         runs.append(write(shared_cluster, f"{name}-stopped.1", 3, often))
         runs.append(write(shared_cluster, f"{name}-stopped.2", STEPS, often, merge=True))
-    shared_cluster.prepare(runs[0])
-    in_ranks(shared_cluster, 2, *runs)
+    classified = [
+        shared_cluster.write(
+            task, task=task, steps=STEPS, optimizer={"lr": 0.01},
+            checkpoint={"every": 100, "keep": 1}, **settings,
+        )
+        for task, settings in CLASSIFIED.items()
+    ]  # fmt: skip
+    shared_cluster.prepare(runs[0], *classified)
+    in_ranks(shared_cluster, 2, *runs, *classified)
     return shared_cluster
 
 
@@ -133,6 +154,36 @@ def test_plain_peft_loads_the_adapter_and_gives_the_loss_of_the_run(
     assert loss_of(model, trained, name) == pytest.approx(
         metrics(trained.output(name), "validation_loss")[-1][1]
     )
+
+
+@pytest.mark.parametrize("task", CLASSIFIED)
+def test_peft_loads_the_adapter_of_a_classifier_with_its_head(trained: Cluster, task: str) -> None:
+    import torch
+    import transformers
+    from peft import PeftModel
+
+    config = RunConfig.load(trained.folder / f"{task}.yaml")
+    inputs = resolve(config, trained.bundle)
+    wanted = recipes(config, inputs, 32)["validation"]
+    store: Any = open_prepared(wanted[0], trained.folder / "output/.stores", "")
+    kind = "Sequence" if task == "text-classification" else "Token"
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
+    number = len(store.facts.class_names)
+    bare = auto.from_pretrained(inputs.model.path, num_labels=number, pad_token_id=0)
+    model = PeftModel.from_pretrained(bare, str(trained.output(task) / "model")).eval()
+    rows = store.rows(range(len(store)))
+    documents = torch.from_numpy(rows.documents)
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.from_numpy(rows.ids),
+            attention_mask=(documents > 0).long(),
+            **({} if kind == "Sequence" else {"token_type_ids": (documents - 1).clamp(min=0)}),
+        ).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2), torch.from_numpy(rows.labels).flatten()
+    )
+    found = metrics(trained.output(task), "validation_loss")[-1][1]
+    assert float(loss) == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", STOPPED)

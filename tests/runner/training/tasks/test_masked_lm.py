@@ -178,3 +178,15 @@ def test_the_loss_at_masked_places_is_the_loss_everywhere_would_give(
         logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum", ignore_index=-100
     )
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_another_share_is_guessed_where_the_run_file_asks_for_it(
+    model: ModelInput, tmp_path: Path
+) -> None:
+    from runner.training.tasks import task_named
+
+    task = task_named("masked-lm")(_config(tmp_path, "masked_share=0.4"), model, None)
+    before = rows(model, 500)
+    _, labels = collated(task, before)
+    ordinary = before.size - 3 * len(before)
+    assert (labels != -100).sum() / ordinary == pytest.approx(0.4, abs=0.01)

@@ -1,0 +1,141 @@
+"""Chats whose messages have other names than `{role, content}`: ShareGPT's `{from, value}`. Pure.
+
+`dataset.fields` and `dataset.roles` of a run file rename what the messages of a column have. Where
+they are absent, the column's type decides: ShareGPT's names are known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import Lines, UsageError, nearest_name, suggest
+
+OURS = ("role", "content")
+SHAREGPT = ("from", "value")
+ROLES = {"human": "user", "gpt": "assistant"}
+"""What ShareGPT calls the two who speak."""
+KNOWN = ("system", "user", "assistant", "tool")
+"""Roles that keep their names; most chat templates have no others."""
+
+
+class UnknownRoleError(ValueError):
+    """A message has a role that nothing renames. The text is the role."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the messages of a column are renamed.
+
+    Attributes:
+        role, content: the keys of a message that hold them.
+        roles: role in the data -> role for the chat template.
+        is_strict: whether other roles than `roles` and `KNOWN` are refused.
+        given: the roles that the run file renames.
+    """
+
+    role: str
+    content: str
+    roles: Mapping[str, str]
+    is_strict: bool
+    given: Mapping[str, str]
+
+    @staticmethod
+    def of(kind: str, fields: Mapping[str, str], roles: Mapping[str, str]) -> Naming | None:
+        """Finds how the messages of a column are renamed.
+
+        Args:
+            kind: Arrow type of the column.
+            fields: `role` and `content` -> the keys of a message, as in the run file.
+            roles: as in the run file.
+
+        Returns:
+            None: the column has no such messages.
+        """
+        if not kind.startswith(("list<", "large_list<")):
+            return None
+        for names in (OURS,) if fields else (OURS, SHAREGPT):
+            role, content = (fields.get(o, name) for o, name in zip(OURS, names, strict=True))
+            if _has(kind, role) and _has(kind, content):
+                is_foreign = (role, content) != OURS
+                known = ROLES if is_foreign else {}
+                return Naming(role, content, {**known, **roles}, is_foreign, roles)
+        return None
+
+    def renamed(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns messages with `role` and `content`; what else they have stays.
+
+        Raises:
+            UnknownRoleError: a role is not known.
+        """
+        return [self._renamed(message) for message in messages]
+
+    def _renamed(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        role = message.get(self.role)
+        if self.is_strict and role not in self.roles and role not in KNOWN:
+            raise UnknownRoleError(str(role))
+        others = {k: v for k, v in message.items() if k not in (self.role, self.content)}
+        return {
+            **others,
+            "role": self.roles.get(str(role), role),
+            "content": message.get(self.content),
+        }
+
+    def describe(self) -> str:
+        """Says what is renamed, with the reason; empty: nothing."""
+        if not self.is_strict and not self.given:
+            return ""
+        parts = []
+        if (self.role, self.content) != OURS:
+            parts.append(f"{{{self.role}, {self.content}}} is read as {{role, content}}")
+        parts += [f"{theirs} -> {ours}" for theirs, ours in self.roles.items()]
+        by_file = "as the run file says" if self.given else ""
+        by_name = "ShareGPT's names" if set(self.roles) - set(self.given) else ""
+        return f"{', '.join(parts)} ({'; '.join(filter(None, (by_file, by_name)))})"
+
+
+def _has(kind: str, name: str) -> bool:
+    return re.search(rf"(?:<|, ){re.escape(name)}: ", kind) is not None
+
+
+def unknown_role(where: str, role: str) -> UsageError:
+    """Returns the error for a role that nothing renames.
+
+    Args:
+        where: split and row.
+        role: as the data have it.
+    """
+    known = ", ".join((*ROLES, *KNOWN))
+    return UsageError(
+        f"{where}: a message is from `{role}`; known are {known}.",
+        f"Say whose words these are: dataset.roles: {{{role}: assistant}}, or another role of the "
+        "chat template.",
+    )
+
+
+def check_naming(
+    fields: Mapping[str, str], roles: Mapping[str, str], lines: Lines, where: Any
+) -> None:
+    """Finds keys of `fields` and roles that were probably mistyped. Kept in `lines.mistakes`.
+
+    Args:
+        fields, roles: as in the run file.
+        lines: its line numbers.
+        where: the key of the dataset.
+    """
+    for key in fields:
+        with lines.mistakes:
+            if key not in OURS:
+                raise UsageError(
+                    f"{lines.place(*where, 'fields', key)}: a message has no `{key}` here.",
+                    suggest(key, OURS, "For instance: fields: {role: from, content: value}"),
+                )
+    for theirs, ours in roles.items():
+        with lines.mistakes:
+            if ours not in KNOWN and nearest_name(ours, KNOWN):
+                raise UsageError(
+                    f"{lines.place(*where, 'roles', theirs)}: `{ours}` is no role of a chat.",
+                    suggest(ours, KNOWN, ""),
+                )

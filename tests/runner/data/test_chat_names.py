@@ -1,0 +1,150 @@
+"""Chats in ShareGPT's form are what the same chats with `{role, content}` are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runner.config.columns import check_columns, fitting
+from runner.config.data import DatasetConfig
+from runner.config.run_config import RunConfig
+from runner.config.samples.chats import Naming
+from runner.data.instruction import Writer
+from runner.data.prepare import prepare
+from runner.data.recipe import Recipe
+from runner.data.store import TOKENS
+from runner.data.tokenizing import load_tokenizer
+from runner.errors import UsageError
+from runner.inputs import ModelInput, SplitInput
+from runner.preflight.texts import check_roles
+from tests.runner.conftest import Cluster
+
+TALK = [("user", "who is she ?"), ("assistant", "Elizabeth"), ("user", "why ?")]
+TALK += [("assistant", "she is the second daughter")]
+SHAREGPT = {"user": "human", "assistant": "gpt"}
+
+
+@pytest.fixture(scope="module")
+def chat(twins_bundle: Path) -> ModelInput:
+    return ModelInput("chat", twins_bundle / "data/models/tiny-chat", "", None, {}, {})
+
+
+def recipe_of(
+    folder: Path, model: ModelInput, talks: list[Any], role: str, content: str, **settings: Any
+) -> Recipe:
+    """A split of conversations whose messages have these two keys."""
+    folder.mkdir(exist_ok=True)
+    rows = [None if t is None else [{role: who, content: said} for who, said in t] for t in talks]
+    table = pa.table({"talk": rows})
+    pq.write_table(table, folder / "a.parquet")
+    columns = {"talk": str(table.schema.field("talk").type)}
+    split = SplitInput("train", (folder / "a.parquet",), (str(rows),), len(rows), columns)
+    dataset = DatasetConfig(asset="a", messages="talk", **settings)
+    check_columns("instruction", dataset, columns, "train", str)
+    return Recipe("instruction", 128, split, dataset, None, model, "alone")
+
+
+def bytes_of(recipe: Recipe, folder: Path) -> tuple[bytes, bytes]:
+    store = prepare(recipe, folder / "stores", print)
+    return (store.folder / TOKENS).read_bytes(), (store.folder / "learned.bin").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "role", "content", "settings"),
+    [
+        (SHAREGPT, "from", "value", {}),
+        ({}, "from", "value", {}),
+        (
+            {"user": "customer", "assistant": "agent"},
+            "speaker",
+            "text",
+            {
+                "fields": {"role": "speaker", "content": "text"},
+                "roles": {"customer": "user", "agent": "assistant"},
+            },
+        ),
+        ({"assistant": "model"}, "role", "content", {"roles": {"model": "assistant"}}),
+        ({"user": "human"}, "role", "value", {"fields": {"content": "value"}}),
+    ],
+)
+def test_renamed_chats_become_the_same_tokens_and_the_same_are_learned(
+    tmp_path: Path,
+    chat: ModelInput,
+    names: dict[str, str],
+    role: str,
+    content: str,
+    settings: dict[str, Any],
+) -> None:
+    plain = recipe_of(tmp_path / "plain", chat, [TALK, None], "role", "content")
+    theirs = [[(names.get(who, who), said) for who, said in TALK], None]
+    renamed = recipe_of(tmp_path / "renamed", chat, theirs, role, content, **settings)
+    assert bytes_of(renamed, tmp_path) == bytes_of(plain, tmp_path)
+
+
+def test_what_is_renamed_is_said_with_the_reason(chat: ModelInput, tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, chat, [[("human", "a"), ("gpt", "b")]], "from", "value")
+    writer = Writer.of(recipe.dataset, load_tokenizer(chat), recipe.split.columns)
+    assert writer.description == (
+        "by the model's chat template; {from, value} is read as {role, content}, human -> user, "
+        "gpt -> assistant (ShareGPT's names)"
+    )
+
+
+@pytest.mark.parametrize("by", ["prepare", "check"])
+def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
+    tmp_path: Path, chat: ModelInput, by: str
+) -> None:
+    talks = [[("human", "a"), ("gpt", "b")], [], [("human", "a"), ("bing", "b")]]
+    recipe = recipe_of(tmp_path, chat, talks, "from", "value")
+    with pytest.raises(UsageError, match="split `train`, row 2: a message is from `bing`") as error:
+        check_roles(recipe) if by == "check" else bytes_of(recipe, tmp_path)
+    assert "dataset.roles: {bing: assistant}" in error.value.remedy
+    settled = recipe_of(tmp_path, chat, talks, "from", "value", roles={"bing": "assistant"})
+    check_roles(settled)
+    bytes_of(settled, tmp_path)
+
+
+def test_roles_of_messages_in_our_form_go_to_the_template_as_they_are() -> None:
+    kind = "list<element: struct<content: string, role: string>>"
+    naming = Naming.of(kind, {}, {})
+    assert naming is not None and naming.describe() == ""
+    assert naming.renamed([{"role": "ipython", "content": "1"}])[0]["role"] == "ipython"
+
+
+def test_a_column_that_is_no_chat_is_not_taken_for_one() -> None:
+    columns = {
+        "valid": "list<element: struct<valid_from: string, value: string>>",
+        "talk": "list<element: struct<from: string, value: string, weight: int64>>",
+    }
+    assert fitting("instruction", "messages", columns) == ["talk"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ({"messages": "m", "fields": {"rolle": "from"}}, "Did you mean `role`"),
+        ({"messages": "m", "roles": {"gpt": "asistant"}}, "Did you mean `assistant`"),
+        ({"prompt": "a", "response": "b", "roles": {"gpt": "assistant"}}, "no `messages`"),
+    ],
+)
+def test_a_mistake_in_the_maps_is_named_with_its_line(
+    tmp_path: Path, dataset: dict[str, Any], words: str
+) -> None:
+    cluster = Cluster(tmp_path, tmp_path)
+    path = cluster.write(task="instruction", dataset={"asset": "chats", **dataset})
+    with pytest.raises(UsageError, match=r"tiny\.yaml:5") as caught:
+        RunConfig.load(path)
+    assert words in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_a_store_of_chats_keeps_its_key_where_nothing_is_renamed(
+    tmp_path: Path, chat: ModelInput
+) -> None:
+    """Runs that began before go on."""
+    recipe = recipe_of(tmp_path, chat, [TALK], "role", "content")
+    assert not {"fields", "roles"} & set(json.loads(json.dumps(recipe.to_json())))
