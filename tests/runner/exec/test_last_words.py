@@ -33,8 +33,8 @@ ADVISED = {
     "code": ("Please pass the argument `trust_remote_code=True`", "allow_code: true"),
     "A10": ("Weights only load failed. This file can still be loaded", "weights_only=False"),
     "B9": ("Attempting to unscale FP16 gradients.", "dtype=torch.float32"),
-    "a fraction": ("1 validation error for DeepSpeedZeroConfig stage3_prefetch_bucket_size Input should "
-            "be a valid integer, got a number with a fractional part", "whole numbers"),
+    "a fraction": ("Input should be a valid integer, got a number with a fractional part",
+                   "whole numbers"),
     "auto": ("Input should be a valid integer, unable to parse string as an integer "
             "[type=int_parsing, input_value='auto', input_type=str]", "write numbers"),
     "E14": ("Using the `Trainer` with `PyTorch` requires `accelerate>=1.1.0`", "`accelerate` is"),
@@ -44,7 +44,7 @@ ADVISED = {
     "no memory": ("DataLoader worker (pid 12) is killed by signal: Killed.", "--mem"),
     "M5": ("element 0 of tensors does not require grad and does not have a grad_fn",
            "enable_input_require_grads"),
-    "a part without a gradient": ("Expected to have finished reduction in the prior iteration", "find_unused"),
+    "idle weights": ("Expected to have finished reduction in the prior iteration", "find_unused"),
     "L12": ("You can't train a model that has been loaded in 8-bit precision on a different device "
             "than the one you're training on.", "LOCAL_RANK"),
     "weights on meta": ("Cannot copy out of meta tensor; no data!", "device_map"),
