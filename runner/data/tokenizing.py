@@ -66,8 +66,8 @@ def _why_not(folder: Path, said: str) -> tuple[str, str]:
     remedy = "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model)."
     if "custom code" in said:
         return (
-            "tokenizer_config.json asks for code of the model's own (auto_map), which `runner train` "
-            "never runs",
+            "tokenizer_config.json asks for code of the model's own (auto_map), which "
+            "`runner train` never runs",
             "Stage a model whose tokenizer needs no code of its own; or train with a script of "
             "yours behind `runner exec`.",
         )

@@ -108,7 +108,9 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     if why_not_here(config) or is_light():
         return
     path = kept.path_of(
-        "configs", kept.versions("transformers"), sorted(model.tokenizer_digests.items())
+        "configs",
+        kept.versions("transformers", "flash-attn"),
+        sorted(model.tokenizer_digests.items()),
     )
     if kept.read(path) == model.asset:
         return
@@ -152,7 +154,7 @@ def check_values(config: RunConfig, model: ModelInput) -> None:
     problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
     for key in ("attn_implementation", "_attn_implementation"):
         if str(text.get(key)).startswith("flash_attention") and not is_installed("flash_attn"):
-            problems.append(f"{key} {text[key]} needs flash-attn, not installed here (or `sdpa`)")
+            problems.append(f"{key} {text[key]} needs flash-attn, not installed here (sdpa: none)")
     if problems:
         raise UsageError(
             f"{config.path}: {model.path / 'config.json'}: {'; '.join(problems)}.",
