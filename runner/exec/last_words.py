@@ -9,7 +9,7 @@ printed before; a `sitecustomize` of the environment is loaded as if this one we
 import os
 import sys
 from types import TracebackType
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any, Optional, Tuple, Type
 
 _NO_INTERNET = "a compute node has no internet: "
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")

@@ -14,7 +14,6 @@ from runner.plan.memory import frozen_bytes, model_state
 from runner.plan.plan import TrainingPlan
 from runner.plan.shapes import Device, ModelShape
 
-
 LEAST_MB = 1000
 """What Python, torch and transformers take per rank, before a model is loaded."""
 

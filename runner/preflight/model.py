@@ -154,7 +154,7 @@ def check_values(config: RunConfig, model: ModelInput) -> None:
     problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
     for key in ("attn_implementation", "_attn_implementation"):
         if str(text.get(key)).startswith("flash_attention") and not is_installed("flash_attn"):
-            problems.append(f"{key} {text[key]} needs flash-attn, not installed here (sdpa: none)")
+            problems.append(f"{key}: {text[key]} needs flash-attn, which is not installed here")
     if problems:
         raise UsageError(
             f"{config.path}: {model.path / 'config.json'}: {'; '.join(problems)}.",
