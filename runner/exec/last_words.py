@@ -289,7 +289,7 @@ def install() -> None:
 
 
 _WEB = (80, 443)
-_asked = []  # type: List[str]
+_asked: "set[str]" = set()
 
 
 def watch(event: str, arguments: Tuple[Any, ...]) -> None:
@@ -303,7 +303,7 @@ def watch(event: str, arguments: Tuple[Any, ...]) -> None:
     host, port = arguments[1][:2]
     if port not in _WEB or host in _asked or len(_asked) >= 9:
         return
-    _asked.append(host)
+    _asked.add(host)
     try:
         import ipaddress
 

@@ -82,7 +82,7 @@ def test_a_connection_that_would_wait_forever_is_named_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No packet is sent: the hook is called as Python calls it."""
-    monkeypatch.setattr(last_words, "_asked", [])
+    monkeypatch.setattr(last_words, "_asked", set())
     for address in (("9.9.9.9", 443), ("9.9.9.9", 443), ("127.0.0.1", 80), ("10.0.0.1", 443),
                     ("9.9.9.10", 29500), "/run/socket", ("a name", 443)):  # fmt: skip
         last_words.watch("socket.connect", (None, address))
