@@ -9,7 +9,7 @@ printed before; a `sitecustomize` of the environment is loaded as if this one we
 import os
 import sys
 from types import TracebackType
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any, Optional, Tuple, Type
 
 _NO_INTERNET = "a compute node has no internet: "
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
@@ -289,7 +289,7 @@ def install() -> None:
 
 
 _WEB = (80, 443)
-_asked: List[str] = []
+_asked: "set[str]" = set()
 
 
 def watch(event: str, arguments: Tuple[Any, ...]) -> None:
@@ -303,7 +303,7 @@ def watch(event: str, arguments: Tuple[Any, ...]) -> None:
     host, port = arguments[1][:2]
     if port not in _WEB or host in _asked or len(_asked) >= 9:
         return
-    _asked.append(host)
+    _asked.add(host)
     try:
         import ipaddress
 

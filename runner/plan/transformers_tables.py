@@ -124,7 +124,7 @@ def words_of(file: str, name: str) -> frozenset[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         if isinstance(value, ast.Dict) and any(_is_named(t, name) for t in targets if t):
-            keys = (key.value for key in value.keys if isinstance(key, ast.Constant))
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
             return frozenset(key for key in keys if isinstance(key, str))
     return frozenset()
 

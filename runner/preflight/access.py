@@ -227,9 +227,9 @@ def line_of_quota(text: str, folder: Path) -> str:
 def quota_left(text: str) -> tuple[int | None, int | None] | None:
     """Reads `lfs quota -q` (lfs-quota(1)): bytes and files that are left; None: not known. Pure.
 
-    A line, also of quota(1), has the path, kbytes, quota, limit, grace, files, quota, limit, grace.
-    A long path is alone on the line before. A number over its quota has a `*`. A limit of 0 is no
-    limit.
+    A line, also of quota(1), has the path, kbytes, quota, limit, grace, files, quota, limit,
+    grace. A long path is alone on the line before. A number over its quota has a `*`. A limit of 0
+    is no limit.
     """
     fields = text.split()
     numbers = [re.sub(r"[*\[\]]", "", field) for field in fields[1:9]]

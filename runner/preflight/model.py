@@ -111,7 +111,9 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     if is_own(config.task) or why_not_here(config) or is_light():
         return
     path = kept.path_of(
-        "configs", kept.versions("transformers"), sorted(model.tokenizer_digests.items())
+        "configs",
+        kept.versions("transformers", "flash-attn"),
+        sorted(model.tokenizer_digests.items()),
     )
     if kept.read(path) == model.asset:
         return
@@ -153,6 +155,9 @@ def check_values(config: RunConfig, model: ModelInput) -> None:
     text = text_settings(model.settings)
     _check_json(config, model)
     problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
+    for key in ("attn_implementation", "_attn_implementation"):
+        if str(text.get(key)).startswith("flash_attention") and not is_installed("flash_attn"):
+            problems.append(f"{key}: {text[key]} needs flash-attn, which is not installed here")
     if problems:
         raise UsageError(
             f"{config.path}: {model.path / 'config.json'}: {'; '.join(problems)}.",
@@ -204,10 +209,11 @@ def _of_names(text: Mapping[str, Any]) -> list[str]:
 def _of_padding(text: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     padding = text.get("pad_token_id", settings.get("pad_token_id"))
     rows, kind = text.get("vocab_size"), str(text.get("model_type", settings.get("model_type")))
-    has_no_row = isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0
-    if has_no_row and kind.isidentifier() and pads_embedding(kind):
-        return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
-    return []
+    if not (isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0):
+        return []
+    if not (kind.isidentifier() and pads_embedding(kind)):
+        return []
+    return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
 
 
 def newer_transformers(model: ModelInput) -> str:

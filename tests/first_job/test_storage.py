@@ -88,6 +88,44 @@ def test_a_quota_that_is_used_up_is_called_a_quota(staged: Path, tmp_path: Path)
     assert_found(check_in_child(tmp_path, staged, before, "run"), QUOTA["S2"])
 
 
+# As a rank saves: a checkpoint of DDP and FSDP2, and the exported model.
+SAVING = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from runner.run_folder.layout import RunFolder
+from runner.training.engines import dcp
+from runner.training.start import disk_error, write_error
+
+folder, weights = Path(sys.argv[1]), {"w": torch.zeros(2**20)}
+dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
+for save, target in ((lambda f, w: dcp.save(f, w), "step-2"), (lambda f, w: save_file(w, f), "m")):
+    try:
+        save(folder / target, weights)
+    except OSError as error:
+        fault = error
+    except SafetensorError as error:
+        fault = write_error(error)
+    print(disk_error(fault, folder / "bundle", RunFolder(folder), 3))
+"""
+
+
+def test_a_save_beyond_the_quota_is_called_a_quota(tmp_path: Path) -> None:
+    before = [sys.executable, refuse_writes.__file__, str(errno.EDQUOT), "65536"]
+    done = subprocess.run(
+        [*before, sys.executable, "-c", SAVING, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("your quota is used up, of bytes or of files") == 2, done.stdout
+    assert done.stdout.count("-> Free space or quota there: quota -s") == 2
+
+
 # entry -> what df says, TMPDIR, what `stage env check` says
 NODES = {"S4": ("", "39000 files are needed at"), "S5": ("gone", "cannot be written")}
 

@@ -201,6 +201,12 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CAUSAL | {"lora": {"targets": ["q_proj"]}},
         Found(("has no module `q_proj`",), "c_attn"),
     ),
+    "T19": (
+        CHAT,
+        config(attn_implementation="flash_attention_2"),
+        CAUSAL,
+        Found(("flash_attention_2 needs flash-attn",), "correct that key"),
+    ),
 }  # fmt: skip
 
 
