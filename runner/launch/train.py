@@ -81,7 +81,9 @@ class Run:
             DamageError: as for `inputs.resolve`.
         """
         config = RunConfig.load(
-            run_file, overrides, lambda found, wrong: inputs_module.find_mistakes(found, bundle, wrong)
+            run_file,
+            overrides,
+            lambda found, wrong: inputs_module.find_mistakes(found, bundle, wrong),
         )
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())
