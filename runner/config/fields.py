@@ -114,11 +114,11 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
     }
     if not isinstance(mapping, Mapping):
         first = next((key for key in ("asset", "name") if key in fields), None)
-        as_written = "-" if isinstance(where[-1], int) else f"{where[-1]}:"
+        written = "-" if isinstance(where[-1], int) else f"{where[-1]}:"
         raise UsageError(
             f"{lines.place(*where)}: `{dotted(where)}` must be `key: value` lines, "
             f"found {_show(mapping)}.",
-            f"Write {as_written} {{{first}: {mapping}}}"
+            f"Write {written} {{{first}: {mapping}}}"
             if first and isinstance(mapping, str)
             else "docs/reference/run-file.md lists its keys.",
         )

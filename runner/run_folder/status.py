@@ -108,8 +108,7 @@ def find(what: str) -> tuple[Path, int | None]:
         if not folder.is_dir():
             raise UsageError(
                 f"{path}: no run of it has begun: there is no {folder}.",
-                f"runner submit {path}, or runner train {path}; or give the folder of its "
-                "--output.",
+                f"runner submit {path}, or runner train {path}; or give its --output folder.",
             )
         return folder.absolute(), None
     if not (what.isascii() and what.isdigit()):

@@ -124,7 +124,8 @@ def verify(
     if report is not None:
         write_atomically(report, (json.dumps(document, indent=1) + "\n").encode())
     if as_json:
-        print_json(document | ({} if known is None else {"known_damage": _as_known(known)}))
+        before = known if result.ok else None
+        print_json(document | ({} if before is None else {"known_damage": _as_known(before)}))
     else:
         _print(result, trust, report, known, quiet)
     if trust is not None and trust.error is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,13 @@ def init(*words: str | Path) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder. `runner check` sets variables for offline use, which end with the test."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before = dict(os.environ)
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_a_run_file_names_what_fits_the_task(bundle: Path) -> None:
