@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from runner.config import deepspeed as config_deepspeed
+from runner.config.checkpoint import CheckpointConfig, check_interval
 from runner.config.data import (
     DatasetConfig,
     EvaluationConfig,
@@ -46,7 +47,6 @@ from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest,
 
 FORMAT = 1
 Auto = Literal["auto"]
-INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,31 +80,6 @@ class ModelConfig:
     def folder(self) -> Path | None:
         """The folder of the first weights; None: they are the asset's, or random."""
         return None if self.init in ("pretrained", "scratch") else Path(self.init)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are written, and how many are kept.
-
-    Attributes:
-        every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
-        keep: how many of the newest are kept.
-        best: whether the one with the lowest validation loss is kept too, and exported in the end.
-        asynchronous: whether checkpoints are written while training continues.
-    """
-
-    every: int | str = setting(500, "loses some minutes at worst", at_least=1)
-    keep: int = setting(3, "the newest and two before it", at_least=1)
-    best: bool = setting(False, "the last one is what is exported")
-    asynchronous: bool = setting(False, "needs memory of the node for a copy")
-
-    @property
-    def seconds(self) -> float | None:
-        """The time between two checkpoints; None: steps or epochs say when."""
-        match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
-        if match is None:
-            return None
-        return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,16 +327,6 @@ def _check_bundle_id(config: RunConfig, lines: Lines) -> None:
         )
 
 
-def _check_interval(config: RunConfig, lines: Lines) -> None:
-    every = config.checkpoint.every
-    if isinstance(every, str) and every != "epoch" and not config.checkpoint.seconds:
-        raise UsageError(
-            f"{lines.place('checkpoint', 'every')}: `{every}` "
-            "is neither steps nor a time nor `epoch`.",
-            "For instance: every: 500, every: 10 min, or every: epoch",
-        )
-
-
 def _check_length(config: RunConfig, lines: Lines) -> None:
     if (
         {"epochs", "steps"} <= config.given
@@ -400,11 +365,11 @@ def _check_data(config: RunConfig, lines: Lines) -> None:
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("name",), _check_names),
     (
-        ("task", "code"),
-        lambda config, lines: check_task(config.task, config.code, config.label_smoothing, lines),
+        ("task", "code", "label_smoothing"),
+        lambda c, lines: check_task(c.task, c.code, c.label_smoothing, lines),
     ),
     (("bundle",), _check_bundle_id),
-    (("checkpoint",), _check_interval),
+    (("checkpoint",), lambda c, lines: check_interval(c.checkpoint, lines)),
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),

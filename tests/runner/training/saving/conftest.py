@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.config.run_config import CheckpointConfig
+from runner.config.checkpoint import CheckpointConfig
 
 if TYPE_CHECKING:
     from runner.run_folder.checkpoints import TrainingState

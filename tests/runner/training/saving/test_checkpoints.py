@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.config.run_config import CheckpointConfig
+from runner.config.checkpoint import CheckpointConfig
 from runner.errors import DamageError, UsageError
 from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state
 

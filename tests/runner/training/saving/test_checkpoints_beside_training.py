@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runner.config.run_config import CheckpointConfig
+from runner.config.checkpoint import CheckpointConfig
 from tests.runner.training.saving.conftest import Killed, SmallEngine, names, save, state
 
 if TYPE_CHECKING:

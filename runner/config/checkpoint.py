@@ -1,0 +1,51 @@
+"""The key `checkpoint` of a run file. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runner.config.fields import setting
+from runner.errors import Lines, UsageError
+
+INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many are kept.
+
+    Attributes:
+        every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
+        keep: how many of the newest are kept.
+        best: whether the one with the lowest validation loss is kept too, and exported in the end.
+        asynchronous: whether checkpoints are written while training continues.
+    """
+
+    every: int | str = setting(500, "loses some minutes at worst", at_least=1)
+    keep: int = setting(3, "the newest and two before it", at_least=1)
+    best: bool = setting(False, "the last one is what is exported")
+    asynchronous: bool = setting(False, "needs memory of the node for a copy")
+
+    @property
+    def seconds(self) -> float | None:
+        """The time between two checkpoints; None: steps or epochs say when."""
+        match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
+        if match is None:
+            return None
+        return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]]
+
+
+def check_interval(checkpoint: CheckpointConfig, lines: Lines) -> None:
+    """Refuses an `every` that is neither steps nor a time nor `epoch`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    every = checkpoint.every
+    if isinstance(every, str) and every != "epoch" and not checkpoint.seconds:
+        raise UsageError(
+            f"{lines.place('checkpoint', 'every')}: `{every}` "
+            "is neither steps nor a time nor `epoch`.",
+            "For instance: every: 500, every: 10 min, or every: epoch",
+        )
