@@ -81,9 +81,7 @@ class Run:
             DamageError: as for `inputs.resolve`.
         """
         config = RunConfig.load(
-            run_file,
-            overrides,
-            lambda found, wrong: inputs_module.find_mistakes(found, bundle, wrong),
+            run_file, overrides, lambda c, wrong: inputs_module.find_mistakes(c, bundle, wrong)
         )
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())
@@ -110,11 +108,7 @@ class Run:
     def examine(
         self, world_size: int | None, device: Device | None = None, *, with_texts: bool = False
     ) -> Findings:
-        """Finds everything that can be known before the run: facts, warnings and errors.
-
-        Args:
-            world_size, device, with_texts: as for `preflight.examine`.
-        """
+        """Finds all that can be known before the run; arguments: see `preflight.examine`."""
         found = preflight.examine(
             self.config, self.inputs, self.folder, world_size, device, with_texts=with_texts
         )
