@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from runner.errors import StageError
+
 T = TypeVar("T")
 LOW = (torch.float16, torch.bfloat16)
 
@@ -204,6 +206,8 @@ class Weights:
             # A copy: training must not depend on the mapped file.
             value.copy_(weight.value)
             weight.value = None
+            if not weight.is_buffer:  # a mask may have -inf
+                _check_numbers(value, weight.names[0])
         if broadcast and value.numel():
             # As bytes: every backend sends those, whatever the type.
             dist.broadcast(memory, 0)
@@ -244,6 +248,24 @@ class Weights:
         for path, name, tensor in plain:
             if getattr(modules[path], name).is_meta:
                 setattr(modules[path], name, tensor)
+
+
+def _check_numbers(value: torch.Tensor, name: str) -> None:
+    """Refuses a weight with nan or inf: the first step would end the run, and blame the step.
+
+    The sum is not a number either then, and it takes no memory.
+
+    Raises:
+        StageError: on rank 0, before the first step.
+    """
+    if value.is_floating_point() and not value.sum(dtype=torch.float32).isfinite():
+        raise StageError(
+            f"the weight {name} has values that are nan or inf, as they are in its file"
+            + (", or beyond 65504, the most in fp16." if value.dtype == torch.float16 else "."),
+            "Stage another revision of the model (or export it again, if it is yours)"
+            + ("; or set precision: bf16 or fp32." if value.dtype == torch.float16 else "."),
+            exit_code=1,
+        )
 
 
 def _weights(module: nn.Module) -> list[_Weight]:

@@ -1,0 +1,56 @@
+"""A weight that is no number ends the run before the first step, with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from runner.errors import StageError
+from runner.training.weights import Weights
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def fill(module: nn.Module, narrow: torch.dtype | None = None) -> None:
+    weights = Weights(module, torch.device("cpu"), narrow=narrow)
+    weights.fill(list(module.parameters()))
+    weights.finish()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named(value: float) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with torch.no_grad():
+        module[1].weight[1, 2] = value
+    with pytest.raises(StageError, match=r"the weight 1\.weight has values that are nan or inf"):
+        fill(module)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_weight_too_large_for_fp16_is_named_with_the_precision_that_holds_it() -> None:
+    module = nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight[0, 0] = 70_000.0
+    fill(nn.Linear(2, 2), torch.float16)
+    with pytest.raises(StageError) as caught:
+        fill(module, torch.float16)
+    assert "beyond 65504" in caught.value.message and "bf16 or fp32" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_buffer_may_be_infinite() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    fill(module)
+    assert torch.isinf(module.mask).any()
