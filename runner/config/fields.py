@@ -268,7 +268,7 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     like = f"For instance: {field.metadata['like']}" if field.metadata["like"] else ""
     if lists and isinstance(value, (str, int, float)):
         like = f"Write a list: [{value}]"
-    if str in _options(hint) and type(value) in (int, float):
+    if not like and str in _options(hint) and type(value) in (int, float):
         like = f'Put it in quotes: {field.name}: "{value}"'
     if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:
         like = f"Give one. Several are several runs: runner submit RUN --array {dotted(where)}=A,B"

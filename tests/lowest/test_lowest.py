@@ -78,7 +78,7 @@ def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
     pq.write_table(table, path, row_group_size=700)
     footer = parquet_footer(path)
     assert (footer.rows, [column.name for column in footer.schema]) == (2500, ["text", "ids"])
-    split = cast(Any, SimpleNamespace(files=[path], rows=2500))
+    split = cast(Any, SimpleNamespace(files=[path], rows=2500, part=None))
     assert sum(len(batch["ids"]) for batch in columns(split, ["ids"], 1300)) == 1300
     assert next(columns(split, ["text"], None))["text"][:2] == ["a", None]
 

@@ -12,6 +12,7 @@ import pytest
 
 from runner.config.fields import key_of
 from runner.config.run_config import RunConfig
+from runner.config.tasks import TASKS, CodeConfig, check_task
 from runner.config.theirs.names import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError
 
@@ -444,12 +445,9 @@ def test_matrices_beside_a_model_that_learned_nothing_are_refused(tmp_path: Path
 def test_labels_are_smoothed_only_where_a_loss_of_ours_is_computed_from_them(
     tmp_path: Path,
 ) -> None:
-    from runner.config.tasks import TASKS, check_label_smoothing
-
-    lines = Lines(tmp_path / "mine.yaml")
+    lines, code = Lines(tmp_path / "mine.yaml"), CodeConfig(asset="mine", allow=True)
     for task in TASKS:
-        check_label_smoothing(task, 0.1, lines)
-    check_label_smoothing("my_module.MyTask", 0.0, lines)
-    with pytest.raises(UsageError, match="MyTask computes its loss itself") as refusal:
-        check_label_smoothing("my_module.MyTask", 0.1, lines)
-    assert "causal-lm" in refusal.value.remedy
+        check_task(task, None, 0.1, lines)
+    check_task("my_module.MyTask", code, 0.0, lines)
+    with pytest.raises(UsageError, match=r"the loss of `my_module\.MyTask` is in its own code"):
+        check_task("my_module.MyTask", code, 0.1, lines)

@@ -19,7 +19,7 @@ from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import TOKENS
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import UsageError
+from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.preflight.texts import check_roles
 from tests.runner.conftest import Cluster
@@ -45,7 +45,9 @@ def recipe_of(
     columns = {"talk": str(table.schema.field("talk").type)}
     split = SplitInput("train", (folder / "a.parquet",), (str(rows),), len(rows), columns)
     dataset = DatasetConfig(asset="a", messages="talk", **settings)
-    check_columns("instruction", dataset, columns, "train", str)
+    mistakes = Mistakes()
+    check_columns("instruction", dataset, columns, "train", str, mistakes)
+    mistakes.check("run file")
     return Recipe("instruction", 128, split, dataset, None, model, "alone")
 
 
