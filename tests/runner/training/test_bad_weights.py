@@ -54,3 +54,20 @@ def test_a_buffer_may_be_infinite() -> None:
     module.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
     fill(module)
     assert torch.isinf(module.mask).any()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_weights_whose_sum_would_be_infinite_and_weights_of_8_bits_are_no_fault() -> None:
+    module = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(60_000.0)
+    fill(module, torch.float16)
+    assert (module.weight == 60_000.0).all()
+    narrow = nn.ParameterDict(
+        {
+            "scaled": nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False),
+            "empty": nn.Parameter(torch.empty(0)),
+        }
+    )
+    fill(narrow)
+    assert narrow["scaled"].dtype == torch.float8_e4m3fn
