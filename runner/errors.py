@@ -26,6 +26,7 @@ from stage.errors import (
     suggest_path,
 )
 from stage.installation import install_command
+from stage.util.encodings import save_as_utf8
 from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
 from stage.util.sandbox import close_network, isolated
 from stage.util.yaml_lines import (
@@ -67,6 +68,7 @@ __all__ = [
     "quiet_option",
     "read_value",
     "reading_yaml",
+    "save_as_utf8",
     "says_no_memory",
     "shortage",
     "silent",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runner.errors import Mistakes, UsageError, suggest, suggest_path
+from runner.errors import Mistakes, UsageError, save_as_utf8, suggest, suggest_path
 
 PLAIN_KEYS = {
     "train_batch_size": "batch.global",
@@ -119,7 +119,11 @@ def load(path: Path, place: str) -> dict[str, Any]:
             f"{place}: {path}: no such file",
             suggest_path(path, "The path is relative to the run file."),
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{place}: {path} is not UTF-8 text.", save_as_utf8(path, error.object)
+        ) from None
+    except OSError as error:
         raise UsageError(
             f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {path}"
         ) from None

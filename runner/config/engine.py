@@ -89,8 +89,8 @@ class EngineConfig:
     offload: Literal["none", "cpu", "nvme"] = setting(
         "none", "slower; only for what does not fit otherwise"
     )
-    nvme_path: str | None = setting(None, "only with offload: nvme")
-    config: str | None = setting(None, "no ds_config.json of yours")
+    nvme_path: str | None = setting(None, "only with offload: nvme", path=True)
+    config: str | None = setting(None, "no ds_config.json of yours", path=True)
     sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
     wrap: dict[str, int | str] | None = setting(None, "fsdp only")
 

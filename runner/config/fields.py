@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from runner.config.theirs.names import NAMES_ELSEWHERE
@@ -48,6 +50,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     like: str = "",
+    path: bool = False,
 ) -> Any:
     """Declares a key of the run file as a dataclass field.
 
@@ -57,9 +60,10 @@ def setting(
         key: the key in the file, where it cannot be a Python name (`global`).
         at_least, above, below: bounds for numbers.
         like: an example, for messages.
+        path: it is a path of this machine, or a list of words with some: `~` is the home folder.
     """
     metadata = {"why": why, "key": key, "at_least": at_least, "above": above, "below": below}
-    metadata["like"] = like
+    metadata |= {"like": like, "path": path}
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
     if isinstance(default, type):
@@ -262,7 +266,7 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     fits, converted = _fit_any(_options(hint), value)
     if fits:
         _check_bounds(converted, field, where, lines)
-        return converted
+        return _as_path(converted, where, lines) if field.metadata["path"] else converted
     expected = " or ".join(_describe(option) for option in _options(hint))
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"For instance: {field.metadata['like']}" if field.metadata["like"] else ""
@@ -270,12 +274,36 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
         like = f"Write a list: [{value}]"
     if not like and str in _options(hint) and type(value) in (int, float):
         like = f'Put it in quotes: {field.name}: "{value}"'
+    if lists and isinstance(value, list) and None in value:
+        like = "An entry is empty. `#` begins a comment in YAML: put such a line in quotes."
     if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:
         like = f"Give one. Several are several runs: runner submit RUN --array {dotted(where)}=A,B"
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
         suggest(value, _words(hint), like) if isinstance(value, str) else like,
     )
+
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})(/\S*)?")
+
+
+def _as_path(value: Any, where: Where, lines: Lines) -> Any:
+    """Returns a path with the home folder in place of `~`.
+
+    Raises:
+        UsageError: it begins with a variable. Only a shell replaces those.
+    """
+    if isinstance(value, tuple):
+        return tuple(_as_path(item, where, lines) for item in value)
+    if not isinstance(value, str):
+        return value
+    if match := _VARIABLE.fullmatch(value):
+        raise UsageError(
+            f"{lines.place(*where)}: `{dotted(where)}`: {value} stays as it is: no shell reads "
+            f"this file, so ${match[1].strip('{}')} is not replaced.",
+            "Write the path itself.",
+        )
+    return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 
 def _fit(hint: Any, value: Any) -> tuple[bool, Any]:

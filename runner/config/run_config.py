@@ -74,7 +74,9 @@ class ModelConfig:
     """
 
     asset: str = setting()
-    init: Literal["pretrained", "scratch"] | str = setting("pretrained", "the asset's own weights")
+    init: Literal["pretrained", "scratch"] | str = setting(
+        "pretrained", "the asset's own weights", path=True
+    )
 
     @property
     def folder(self) -> Path | None:
@@ -95,7 +97,7 @@ class SlurmConfig:
     time: str | None = setting(None, "the site's default")
     modules: tuple[str, ...] = setting((), "none")
     setup: tuple[str, ...] = setting((), "nothing")
-    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is")
+    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is", path=True)
     options: dict[str, str | int | float | bool] = setting(dict, "none")
 
 
@@ -342,6 +344,18 @@ def _check_length(config: RunConfig, lines: Lines) -> None:
         )
 
 
+def _check_setup(config: RunConfig, lines: Lines) -> None:
+    """Refuses `#SBATCH` among the lines of a shell, which sbatch does not read there."""
+    for number, line in enumerate(config.slurm.setup):
+        if line.lstrip().startswith("#SBATCH"):
+            with lines.mistakes:
+                raise UsageError(
+                    f"{lines.place('slurm', 'setup', number)}: `{line}` is a comment there: sbatch "
+                    "reads such lines at the top of a script alone.",
+                    "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
+                )
+
+
 def _check_one_source(config: RunConfig, lines: Lines) -> None:
     if bool(config.dataset) == bool(config.datasets):
         what = (
@@ -372,6 +386,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
     (("checkpoint",), lambda c, lines: check_interval(c.checkpoint, lines)),
     (("epochs", "steps"), _check_length),
     (("dataset", "datasets"), _check_one_source),
+    (("slurm",), _check_setup),
     (("task", "dataset", "datasets", "sequence_length"), _check_data),
     (("task", "tokenizer", "lora"), check_tokens),
     (("schedule",), lambda c, lines: check_schedule(c.schedule, c.given, lines)),

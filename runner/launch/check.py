@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from runner.disks import read_mounts
-from runner.errors import join_errors
+from runner.errors import UsageError, join_errors
 from runner.installed import note_for_job
 from runner.launch.submit import (
     check as check_request,
@@ -29,6 +30,9 @@ from runner.preflight.findings import FAULTS, Finding, Findings, finding_of
 from runner.preflight.places import check_own_name, check_places, hosts_file
 from runner.preflight.rehearsed import offer, recall
 from runner.preflight.tools import check_tools, find_tools
+from runner.slurm.jobs import inside_job, over_job
+from runner.slurm.script import sbatch_script
+from runner.slurm.shell_variables import notes
 
 FORMAT = 1  # of the JSON document
 
@@ -97,15 +101,27 @@ def python_of_job(run: Run, *, is_tried: bool) -> list[Finding]:
 def surroundings(run: Run, environ: Mapping[str, str]) -> list[Finding]:
     """Finds what this node has and the job's nodes may not have; nothing without a cluster."""
     slurm = run.config.slurm
-    if "SLURM_JOB_ID" in environ or not node_shapes(slurm.partition):
+    if inside_job(environ) or not node_shapes(slurm.partition):
         return []
     folders = {"the run folder": run.folder.root, "the bundle": run.inputs.bundle}
     if run.config.environment is None and not slurm.container:
         folders["this command's environment"] = Path(sys.prefix)
     return [
+        *_left_in_shell(run, environ),
         *check_places(folders, read_mounts()),
         *check_own_name(platform.node(), hosts_file(), slurm.nodes),
     ]
+
+
+def _left_in_shell(run: Run, environ: Mapping[str, str]) -> list[Finding]:
+    """Finds variables of this shell that mean something to a job, and were meant for another."""
+    found = []
+    with suppress(UsageError):  # of the request itself: the others say so
+        job = request(run.config, run.bundle, run.folder.root, run.overrides)
+        found = [Finding("note", line) for line in notes(sbatch_script(job), environ)]
+    if error := over_job(environ):
+        found.append(Finding("warning", f"{error.message}.", error.remedy))
+    return found
 
 
 def known_of_partition(run: Run, environ: Mapping[str, str], *, offers: bool = False) -> Findings:
@@ -117,7 +133,7 @@ def known_of_partition(run: Run, environ: Mapping[str, str], *, offers: bool = F
         offers: whether a rehearsal is offered where there was none.
     """
     slurm = run.config.slurm
-    if "SLURM_JOB_ID" in environ or not node_shapes(slurm.partition):
+    if inside_job(environ) or not node_shapes(slurm.partition):
         return Findings()
     partition = partition_name(slurm.partition)
     found = recall(partition, environ)

@@ -22,7 +22,9 @@ from runner.launch.submit import NoClusterError, ranks_on_node, request, try_scr
 from runner.plan import devices
 from runner.ranks.environment import runner_command
 from runner.slurm.commands import ask, clean
+from runner.slurm.jobs import inside_job
 from runner.slurm.script import sbatch_script
+from runner.slurm.shell_variables import job_number, overriding
 
 FOLDER = "node-check"
 TIME = "00:05:00"
@@ -53,7 +55,7 @@ def check_node(
         UsageError: Slurm refuses the job.
     """
     folder = run_folder.absolute() / FOLDER
-    if "SLURM_JOB_ID" in environ or shutil.which("sbatch") is None:
+    if inside_job(environ) or shutil.which("sbatch") is None:
         found = check_here(config, folder, environ, say)
     else:
         try:
@@ -161,16 +163,17 @@ def wait_for_job(script: Path, nodes: str, say: Say) -> tuple[str, int]:
     Raises:
         UsageError: Slurm refuses it.
     """
+    dropped = overriding(script.read_text(encoding="utf-8"), os.environ)
     with subprocess.Popen(
         ["sbatch", "--wait", "--parsable", str(script)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean(os.environ),
+        env={name: value for name, value in clean(os.environ).items() if name not in dropped},
     ) as process:
         assert process.stdout is not None and process.stderr is not None
-        number = process.stdout.readline().strip().partition(";")[0]
+        number = next(filter(None, map(job_number, process.stdout)), "")
         if not number:
             raise UsageError(
                 f"Slurm refuses the job: {process.stderr.read().strip()}",

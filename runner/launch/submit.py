@@ -7,6 +7,7 @@ in the queue or in a log are found here.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask
 from runner.slurm.job_array import Member
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
+from runner.slurm.shell_variables import job_number, overriding
 
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
@@ -159,6 +161,7 @@ def node_shapes(partition: str | None) -> list[NodeShape]:
 
     Empty if Slurm is not installed or does not answer.
     """
+    partition = _or_of_shell(partition)
     shown = ask(
         "sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", *_partition_option(partition)
     )
@@ -180,7 +183,7 @@ def node_shapes(partition: str | None) -> list[NodeShape]:
 
 def partition_name(partition: str | None) -> str:
     """The name of a partition (None: the default one); `default` if Slurm does not tell."""
-    if partition:
+    if partition := _or_of_shell(partition):
         return partition
     shown = ask("sinfo", "--noheader", "--format=%P")
     lines = shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []
@@ -279,13 +282,14 @@ def submit(wanted: SbatchRequest) -> int:
     except StageError:
         _leave_nothing(wanted)
         raise
-    number = re.match(r"(\d+)", output)
+    number = job_number(output)
     if not number:
         raise UsageError(
-            f"sbatch printed no job number: {output.strip()!r}", "Look with `squeue --me`."
+            f"sbatch printed no job number: {output.strip()!r}",
+            "Look with `squeue --me` before you submit it again: the job may be there.",
         )
-    write_atomically(RunFolder(wanted.run_folder).submitted, f"{number[1]}\n".encode())
-    return int(number[1])
+    write_atomically(RunFolder(wanted.run_folder).submitted, f"{number}\n".encode())
+    return int(number)
 
 
 def _leave_nothing(wanted: SbatchRequest) -> None:
@@ -371,10 +375,11 @@ def _check_time(wanted: SbatchRequest) -> None:
     """
     if not wanted.time:
         return
-    shown = ask("sinfo", "--noheader", "--format=%P|%l", *_partition_option(wanted.partition))
+    chosen = _or_of_shell(wanted.partition)
+    shown = ask("sinfo", "--noheader", "--format=%P|%l", *_partition_option(chosen))
     for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
         partition, _, limit = line.partition("|")
-        if not wanted.partition and not partition.endswith("*"):
+        if not chosen and not partition.endswith("*"):
             continue
         asked, allowed = time_limit_s(wanted.time), time_limit_s(limit.strip())
         if allowed is not None and (asked is None or asked > allowed):
@@ -383,6 +388,11 @@ def _check_time(wanted: SbatchRequest) -> None:
                 f"{limit.strip()}",
                 "Lower it: the job saves, is requeued and resumes as often as it takes.",
             )
+
+
+def _or_of_shell(partition: str | None) -> str | None:
+    """The partition of the run file, else the one that sbatch takes from this shell."""
+    return partition or os.environ.get("SBATCH_PARTITION") or None
 
 
 def _partition_option(partition: str | None) -> list[str]:
@@ -407,7 +417,8 @@ def _check_no_second_job(script: Path) -> None:
 
 
 def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = ask("sbatch", *arguments)
+    script = Path(arguments[-1]).read_text(encoding="utf-8")
+    done = ask("sbatch", *arguments, without=overriding(script, os.environ))
     if done is None:
         raise UsageError("there is no sbatch on this machine", _ADVICE_ELSEWHERE)
     if done.returncode == 0:

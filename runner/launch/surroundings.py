@@ -41,6 +41,7 @@ from runner.plan.devices import NodeShape, asks_for_gpus, gpus_of_job
 from runner.plan.gpus import hides_all
 from runner.preflight.findings import Finding, Findings
 from runner.slurm.commands import clean
+from runner.slurm.jobs import inside_job
 from runner.slurm.script import shell_lines
 
 LIMIT_S = 20.0
@@ -91,6 +92,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
      "`module avail` and `module spider NAME` show what there is here; correct slurm.modules."),
     (r"activate: No such file or directory",
      "Correct the path in slurm.setup, or create that environment first."),
+    (r"\\r'|\r|\^M",
+     "A file that this line reads has the line ends of Windows: sed -i 's/\\r$//' FILE"),
+    (r"unbound variable",
+     "`set -u` ends scripts of conda and of modules: remove it from slurm.setup, or write `set +u` "
+     "in the line before."),
 )  # fmt: skip
 _SILENT = re.compile(r"nable to locate a modulefile|ModuleCmd_Load.*ERROR")
 
@@ -170,7 +176,7 @@ def start(run: Run, environ: Mapping[str, str]) -> Attempt:
     Without a queue `runner train` itself says the same at once.
     """
     slurm = run.config.slurm
-    shapes = [] if "SLURM_JOB_ID" in environ else node_shapes(slurm.partition)
+    shapes = [] if inside_job(environ) else node_shapes(slurm.partition)
     if not shapes:
         return Attempt(run)
     shell = shell_of(run)
@@ -180,7 +186,7 @@ def start(run: Run, environ: Mapping[str, str]) -> Attempt:
     with Path(folder.name, "said").open("wb") as said:
         process = subprocess.Popen(
             ["bash", "-l", str(script)],
-            env=handed_over(run.config, environ),
+            env={**handed_over(run.config, environ), "LANGUAGE": "C"},  # the words in `_REMEDIES`
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -333,6 +339,13 @@ def _line_failed(
     number = last if last > 1 else before
     key, line = shell.lines.get(number, ("slurm.setup", "a line"))
     words = _short(outcome.said) or f"exit code {ended[-1][0] if ended else outcome.code}"
+    if ended and ended[-1][0] == "0":
+        return UsageError(
+            f"{config.path}: {key or 'slurm.setup'}: `{line}` ends the shell with exit code 0: the "
+            "job would end at once, as if all were well.",
+            "A file for terminals (~/.bashrc) may have an `exit`. Source what the job needs "
+            "instead of it.",
+        )
     known = next((remedy for text, remedy in _REMEDIES if re.search(text, outcome.said)), "")
     conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
     remedy = known.replace("{line}", line).replace("{conda}", conda)

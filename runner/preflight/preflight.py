@@ -68,6 +68,7 @@ from runner.preflight.settings import (
     check_accumulation,
     check_micro,
     check_precision,
+    check_rate,
     check_warmup,
 )
 from runner.preflight.texts import check_classes, check_texts, describe_dataset
@@ -268,6 +269,7 @@ def _examine_run(
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
     found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]
+    found.others += check_rate(config)
     if world_size is not None and isinstance(total, int) and isinstance(micro, int):
         found.others += check_accumulation(config, total, micro, world_size)
     return length, total if isinstance(total, int) else None

@@ -105,6 +105,25 @@ def check_warmup(config: RunConfig) -> list[Finding]:
     ]
 
 
+def check_rate(config: RunConfig) -> list[Finding]:
+    """Finds a learning rate that only a slip of the pen explains: 5, or 2e5, for 5e-5.
+
+    Adam and Lion change each weight by about the rate in each step.
+    """
+    rate, name = config.optimizer.lr, config.optimizer.name
+    if rate < 1 or name in ("sgd", "adafactor"):
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{config.place('optimizer.lr')}: optimizer.lr {rate:g}: with {name} each step changes "
+            "each weight by about that much, and nothing is left of the model.",
+            f"{config.how_to_set('optimizer.lr', '5.0e-5')} (the default), or the rate that is "
+            "meant.",
+        )
+    ]
+
+
 def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) -> list[Finding]:
     """Finds another accumulation in the user's ds_config.json than the run will have.
 

@@ -32,6 +32,8 @@ MOST_ROWS = 20_000
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""
 LONGEST_TOKEN = 16
+LARGE, SURELY_TOO_MANY = 1024, 10
+"""A step of so many sequences that has each of them so many times never ends, for nothing."""
 
 
 def describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
@@ -259,10 +261,13 @@ def check_texts(
                     check_roles(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
                     number = _counted(recipe)
+                elif data_of(recipe.task) in ("images", "labelled"):  # a sample for each row
+                    number = min(recipe.split.rows, recipe.limit or recipe.split.rows)
             counts += [number] if role == "train" else []
     known = [number for number in counts if number is not None]
     if total is not None and known and len(known) == len(counts) and sum(known) < total:
-        found.others.append(_too_few(config, sum(known), total))
+        with found.keeping():
+            found.others.append(_too_few(config, sum(known), total))
     return found
 
 
@@ -275,12 +280,25 @@ def _is_tried(recipe: Recipe, stores: Path, total: int) -> bool:
 
 
 def _too_few(config: RunConfig, number: int, total: int) -> Finding:
+    """A step that takes more samples than there are.
+
+    Raises:
+        UsageError: so many more that it cannot be meant: tokens instead of sequences, perhaps.
+    """
+    place = config.place("batch.global")
+    have = human_count(number, "sequence")
+    remedy = f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data."
+    if total >= LARGE and total >= SURELY_TOO_MANY * max(1, number):
+        raise UsageError(
+            f"{place}: the training data are {have}, and each step would take {total:,}: each of "
+            f"them {total // max(1, number):,} times. batch.global counts sequences, not tokens.",
+            remedy,
+        )
     return Finding(
         "warning",
-        f"{config.place('batch.global')}: "
-        f"the training data are {human_count(number, 'sequence')}, a step takes "
+        f"{place}: the training data are {have}, a step takes "
         f"{total}: each step has some of them several times.",
-        f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
+        remedy,
     )
 
 

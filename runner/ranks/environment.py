@@ -8,6 +8,7 @@ deepspeed. Nothing here imports torch.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,10 +96,19 @@ def role(environ: Mapping[str, str], processes: int | None = None) -> Role:
         processes: the user's `--processes`.
 
     Raises:
-        UsageError: `processes` is given although Slurm started several tasks or allocated several
-            nodes; or this is an interactive shell on one of several nodes.
+        UsageError: `processes` is given although this is a rank of another launcher, or Slurm
+            started several tasks or allocated several nodes; or this is an interactive shell on one of several nodes.
     """
-    if environ.get(RANK_FLAG) == "1" or all(name in environ for name in TORCH_VARIABLES):
+    if environ.get(RANK_FLAG) == "1":
+        return "rank"
+    if all(name in environ for name in TORCH_VARIABLES):
+        if processes is not None:
+            raise UsageError(
+                f"--processes {processes} starts ranks, but {', '.join(TORCH_VARIABLES)} say that "
+                f"this is rank {environ['RANK']} of {environ['WORLD_SIZE']}",
+                f"Left from a trial in this shell? unset {' '.join(TORCH_VARIABLES)}; under a "
+                "launcher such as torchrun, omit --processes.",
+            )
         return "rank"
     # Before Slurm: inside a job mpirun starts its helpers with srun, and the ranks inherit their
     # variables.
@@ -304,7 +314,7 @@ def network_variables(
     """
     on_one_node = place.local_world_size == place.world_size and "LOCAL_WORLD_SIZE" in environ
     if place.world_size == 1 or on_one_node or network.is_loopback(place.master_addr):
-        return ({} if environ.get(network.GLOO) else {network.GLOO: network.LOOPBACK}), []
+        return network.loopback_variables(environ, [name for _, name in socket.if_nameindex()])
     return network.interface_variables(environ, place.master_addr, place.peers)
 
 

@@ -188,6 +188,55 @@ def interface_variables(
     return ours, [*lines, line]
 
 
+def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> list[str]:
+    """The entries of a list of interfaces that name none of this node. Pure.
+
+    NCCL takes a name as a prefix, `=name` exactly, and a list after `^` as excluded; one interface
+    is enough. gloo takes exact names. Source: NCCL's "Environment Variables"; torch's
+    ProcessGroupGloo.
+
+    Args:
+        value: of NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME.
+        names: the interfaces of this node.
+    """
+    if of_nccl and value.startswith("^"):
+        return []
+    exact = not of_nccl or value.startswith("=")
+    entries = [entry for entry in value.removeprefix("=" if of_nccl else "").split(",") if entry]
+    lacking = [
+        entry
+        for entry in entries
+        if not any(name == entry or (not exact and name.startswith(entry)) for name in names)
+    ]
+    return [] if of_nccl and len(lacking) < len(entries) else lacking
+
+
+def loopback_variables(
+    environ: Mapping[str, str], names: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The variables of gloo and NCCL for ranks of one machine, and lines with the reasons. Pure.
+
+    An interface that the user named stays, if this machine has it: the ranks of a rehearsal have
+    loopback alone, and a login node lacks those of the compute nodes.
+
+    Args:
+        names: the interfaces of this machine.
+    """
+    variables, lines = {GLOO: LOOPBACK}, []
+    for name in (GLOO, NCCL):
+        value = environ.get(name, "")
+        if not value or not (lacking := missing_interfaces(value, names, of_nccl=name == NCCL)):
+            if value:
+                variables.pop(name, None)
+            continue
+        variables[name] = LOOPBACK
+        lines.append(
+            f"{name}={LOOPBACK}, not {value}: there is no {', '.join(lacking)} here, and these "
+            "ranks are on one machine"
+        )
+    return variables, lines
+
+
 def nccl_in_file(environ: Mapping[str, str]) -> tuple[str, Path] | None:
     """NCCL_SOCKET_IFNAME in a configuration file of NCCL, and the file; None: in no file.
 

@@ -14,12 +14,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.ranks import network
-from runner.ranks.network import GLOO, NCCL
+from runner.ranks.network import GLOO, NCCL, missing_interfaces
 from runner.ranks.reach import try_to_connect
 
 MARK = "airlift-node "
@@ -61,29 +61,6 @@ class Meeting:
     def to_json(self) -> str:
         """Returns it as the argument of this module."""
         return json.dumps(self.__dict__)
-
-
-def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> list[str]:
-    """Returns the entries of a list of interfaces that name none of this node. Pure.
-
-    NCCL takes a name as a prefix, `=name` exactly, and a list after `^` as excluded; one interface
-    is enough. gloo takes exact names. Source: NCCL's "Environment Variables"; torch's
-    ProcessGroupGloo.
-
-    Args:
-        value: of NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME.
-        names: the interfaces of this node.
-    """
-    if of_nccl and value.startswith("^"):
-        return []
-    exact = not of_nccl or value.startswith("=")
-    entries = [entry for entry in value.removeprefix("=" if of_nccl else "").split(",") if entry]
-    lacking = [
-        entry
-        for entry in entries
-        if not any(name == entry or (not exact and name.startswith(entry)) for name in names)
-    ]
-    return [] if of_nccl and len(lacking) < len(entries) else lacking
 
 
 def look_here(meeting: Meeting, node: str, environ: Mapping[str, str]) -> list[NodeFault]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from runner.errors import IncompleteError
 
 
-def ask(*command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str] | None:
+def ask(
+    *command: str, timeout_s: float = 120, without: Collection[str] = ()
+) -> subprocess.CompletedProcess[str] | None:
     """Runs one of Slurm's commands and returns its output; None if it is not installed.
+
+    Args:
+        timeout_s: seconds that it may take.
+        without: variables that it does not get.
 
     Raises:
         IncompleteError: it does not answer within `timeout_s` seconds.
@@ -18,7 +24,7 @@ def ask(*command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(
             list(command),
-            env=clean(os.environ),
+            env={n: v for n, v in clean(os.environ).items() if n not in without},
             capture_output=True,
             text=True,
             timeout=timeout_s,

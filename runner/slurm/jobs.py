@@ -6,9 +6,10 @@ or a Slurm without accounting, is no error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runner.errors import IncompleteError
+from runner.errors import IncompleteError, UsageError
 from runner.slurm.commands import ask
 
 REASONS = {
@@ -184,6 +185,25 @@ def states(job_id: int) -> frozenset[str] | None:
     """The states of a job in the queue; empty: it has ended. None: unknown."""
     shown = _of_job(job_id, "--format=%T")
     return None if shown is None else frozenset(shown) - ENDS.keys()
+
+
+def inside_job(environ: Mapping[str, str]) -> bool:
+    """Whether this shell is inside a job that has not ended."""
+    return "SLURM_JOB_ID" in environ and over_job(environ) is None
+
+
+def over_job(environ: Mapping[str, str]) -> UsageError | None:
+    """The error of a shell whose job is over, such as one of tmux after salloc; None: it is not.
+
+    Slurm's variables stay there. Only a Slurm that knows the job no more says that it is over.
+    """
+    number = environ.get("SLURM_JOB_ID", "")
+    if not number.isdecimal() or states(int(number)) != frozenset():
+        return None
+    return UsageError(
+        f"SLURM_JOB_ID={number} of this shell is a job that is over",
+        "Open a new shell; or, in bash: unset ${!SLURM_@}",
+    )
 
 
 def script_of(job_id: int) -> str | None:

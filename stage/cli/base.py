@@ -125,7 +125,9 @@ class Group(click.Group):
         return f"{command} --help"
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
+        given = args[0] if args else kwargs.get("args")
+        words = _with_home(list(sys.argv[1:] if given is None else given))
+        args, kwargs = args[1:], {**kwargs, "args": words}
         _Document.is_printed = False
         _Document.is_due = lambda: self._wants_json(words)
         _check_utf8_names()
@@ -171,6 +173,23 @@ class Group(click.Group):
         sys.exit(0)
 
 
+def _with_home(words: list[str]) -> list[str]:
+    """The words of a command line with the home folder in place of the `~` of `--output=~/x`.
+
+    Shells replace it only at the beginning of a word. Without this a folder `~` would be made. The
+    words of a user's own command (`runner exec`, `stage trace`) stay as they are.
+    """
+    runs_theirs = words[:1] in (["exec"], ["trace"])
+    ours = words.index("--") if "--" in words else len(words) * (not runs_theirs)
+    found = [
+        f"{word[:at]}{os.path.expanduser(word[at:])}"  # noqa: PTH111 - `Path` drops a last slash
+        if word.startswith("-") and (at := word.find("=~/") + 1)
+        else word
+        for word in words[:ours]
+    ]
+    return [*found, *words[ours:]]
+
+
 def _check_utf8_names() -> None:
     """Restarts in UTF-8 mode under a locale such as `de_DE.ISO-8859-1`.
 
@@ -205,6 +224,10 @@ def _print_error(error: StageError) -> None:
         found = {"message": error.message, "remedy": error.remedy}
         print_json({"format": 1, "exit_code": error.exit_code, "error": found})
     say(f"error: {error}", err=True)
+    try:
+        os.getcwd()  # noqa: PTH109 - the same as Path.cwd()
+    except FileNotFoundError:
+        say("  -> The current folder was removed. Go to one that is there: cd ~", err=True)
 
 
 class _Document:

@@ -42,9 +42,12 @@ _LEFT_BY_PROGRAMS = frozenset(
             ".tox",
             ".nox",
         ),
-        *("node_modules", ".DS_Store", "Thumbs.db"),
+        *("node_modules", ".DS_Store", "Thumbs.db", "desktop.ini", "__MACOSX"),
+        *(".Spotlight-V100", ".Trashes", ".fseventsd", ".TemporaryItems", "@eaDir"),
+        *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
     )
 )
+_OF_MACOS = "._"  # AppleDouble: `._x` has the Finder's attributes of `x`, on disks that have none
 
 
 @dataclass(frozen=True)
@@ -278,6 +281,8 @@ class _Walk:
     def _is_left(self, entry: os.DirEntry[str], path: str) -> bool:
         if entry.name in _LEFT_BY_PROGRAMS:
             self._by_programs[entry.name] += 1
+        elif entry.name.startswith(_OF_MACOS):
+            self._by_programs[f"{_OF_MACOS}*"] += 1
         elif path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
             self._by_programs[".cache/huggingface"] += 1
         elif not entry.is_dir(follow_symlinks=False):

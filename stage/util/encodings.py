@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from stage.errors import PolicyError
 from stage.util.paths import printable
@@ -21,6 +23,19 @@ def likely_encoding(data: bytes) -> str | None:
     shares = {encoding: _share(whole, encoding, is_usual) for encoding, is_usual in _USUAL.items()}
     best = max(shares, key=lambda encoding: shares[encoding])
     return best if shares[best] >= _LIKELY else None
+
+
+def save_as_utf8(path: Path, data: bytes) -> str:
+    """The command that makes a file UTF-8, for a remedy.
+
+    Args:
+        path: the file.
+        data: its bytes, which are not UTF-8. UTF-16 is what PowerShell's `>` writes.
+    """
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data
+    encoding = "UTF-16" if wide else likely_encoding(data) or "ENCODING"
+    name, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
+    return f"Save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > {new} && mv {new} {name}"
 
 
 def entry_name(stated: bytes, raw: bytes, archive: str, command: str) -> str:

@@ -21,6 +21,7 @@ import yaml
 
 from stage.errors import Mistakes, UsageError, join_errors, suggest, suggest_path
 from stage.installation import install_command
+from stage.util.encodings import save_as_utf8
 from stage.util.files import read_file
 
 MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
@@ -167,8 +168,10 @@ def reading_yaml(path: Path) -> Iterator[tuple[dict[str, Any], Lines]]:
 
 
 def _load(path: Path) -> tuple[dict[str, Any], Lines]:
+    content = b""
     try:
-        text = read_file(Path(path), MAX_SIZE).decode("utf-8-sig")
+        content = read_file(Path(path), MAX_SIZE)
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
     except IsADirectoryError:
@@ -177,10 +180,14 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path}: not UTF-8 text (byte {error.start})", "Save the file as UTF-8."
+            f"{path}: not UTF-8 text (byte {error.start})", save_as_utf8(Path(path), content)
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
+    if "\0" in text:
+        raise UsageError(
+            f"{path}: not UTF-8 text (it has zero bytes)", save_as_utf8(Path(path), content)
+        )
     try:
         _check_aliases_and_depth(text, path)
         node = yaml.compose(text, Loader=_Loader)

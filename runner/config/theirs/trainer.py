@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.config.theirs.accelerate import of_fsdp
 from runner.config.theirs.found import Found, is_set, is_true
-from runner.errors import UsageError, suggest_path
+from runner.errors import UsageError, save_as_utf8, suggest_path
 
 PLAIN: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "per_device_train_batch_size": ("batch.micro", int),
@@ -69,7 +69,9 @@ def load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", suggest_path(path, "")) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text.", save_as_utf8(path, error.object)) from None
+    except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}", _ARGUMENTS) from None
     except ValueError as error:
         line = getattr(error, "lineno", 1)

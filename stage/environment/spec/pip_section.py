@@ -20,6 +20,7 @@ from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import Mistakes, PolicyError, StageError, UsageError
 from stage.installation import DISTRIBUTION
 from stage.util.digests import is_hex
+from stage.util.encodings import save_as_utf8
 
 _OURS = (DISTRIBUTION, "airlift")
 _FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
@@ -215,10 +216,12 @@ class _Reader:
             raise UsageError(f"{place}: {path} names itself again.", remedy)
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            problem = f"{place}: {path} cannot be read: {reason}."
+        except OSError as error:
+            problem = f"{place}: {path} cannot be read: {error.strerror}."
             raise UsageError(problem, "Check the path.") from None
+        except UnicodeDecodeError as error:
+            problem = f"{place}: {path} cannot be read: not UTF-8 text."
+            raise UsageError(problem, save_as_utf8(path, error.object)) from None
         self._open_files.append(path.resolve())
         pending, first = "", 0
         for number, line in enumerate([*lines, ""], start=1):  # the last line may end in `\`
