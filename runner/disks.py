@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import re
 import stat
 import tempfile
@@ -91,6 +92,8 @@ def what_is_used_up(folder: Path, error: OSError) -> tuple[str, str] | None:
             f"Free space or quota there: quota -s, or lfs quota -h -u $USER {folder}, shows which "
             "(older runs, checkpoints)",
         )
+    if number == errno.EFBIG:
+        return "", "`ulimit -f` shows how large a file may be in this shell: raise it there"
     if number != errno.ENOSPC:
         return None
     try:
@@ -136,6 +139,20 @@ def cache_variables(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {name: str(folder / name.lower().removesuffix("_dir")) for name in names}
 
 
+def user_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """A name for a user who has none on this node: torch asks for one, for a folder of its own.
+
+    Some containers have no passwd entry for the user, and nodes lose theirs with the site's LDAP.
+    """
+    if any(environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        return {}
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return {"LOGNAME": f"uid{os.getuid()}"}
+    return {}
+
+
 def use_local_caches(environ: MutableMapping[str, str]) -> list[str]:
     """Sets the variables of compiler caches to folders on this node's own disk.
 
@@ -149,6 +166,7 @@ def use_local_caches(environ: MutableMapping[str, str]) -> list[str]:
         UsageError: as for `own_folder`, for the folder in /tmp too.
     """
     mounts = read_mounts()
+    environ.update(user_variables(environ))
     folder, line = local_folder(environ, mounts)
     lines = [line] if line else []
     theirs = {name: value for name in CACHES if (value := environ.get(name, ""))}

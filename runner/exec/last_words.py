@@ -242,6 +242,25 @@ ADVICE = (
         "No usable temporary directory",
         "TMPDIR names no folder that can be written here: export TMPDIR=/tmp",
     ),
+    (
+        "Unable to find address for",
+        "GLOO_SOCKET_IFNAME names no interface of this node: unset it (`ip -br address` shows the "
+        "names; gloo reads no `^` and no prefixes)",
+    ),
+    (
+        "batch sizes > 1 if no padding token",
+        "the model must know the token, too: model.config.pad_token_id = tokenizer.pad_token_id",
+    ),
+    (
+        "partially initialized module",
+        "a file or folder beside the script has the name of a package (such as torch.py, "
+        "datasets/): rename it",
+    ),
+    (
+        "can't start new thread",
+        "the limit of processes is reached: `ulimit -u`; export OMP_NUM_THREADS=1 and "
+        "OPENBLAS_NUM_THREADS=1, and fewer workers",
+    ),
     ("AF_UNIX path too long", "the path in TMPDIR is too long for a socket: export TMPDIR=/tmp"),
     (
         "Read-only file system",

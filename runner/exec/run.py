@@ -14,6 +14,7 @@ import fcntl
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -22,7 +23,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from runner import offline
-from runner.disks import cache_variables, job_folder, local_folder, own_folder, read_mounts
+from runner.disks import (
+    cache_variables,
+    job_folder,
+    local_folder,
+    own_folder,
+    read_mounts,
+    user_variables,
+)
 from runner.errors import StageError, UsageError, suggest, write_atomically
 from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
@@ -101,6 +109,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             avoided,
             _note_on_loggers(environ),
             note_on_tasks(command, environ),
+            _note_on_line_ends(command),
             *notes,
         )
         for note in filter(None, said):
@@ -121,7 +130,7 @@ def environment(
         compiled: the folder of compiler caches.
     """
     variables = {name: value for name, value in environ.items() if name not in REMOVED_VARIABLES}
-    variables |= cache_variables(variables, compiled)
+    variables |= {**cache_variables(variables, compiled), **user_variables(variables)}
     theirs = environ.get("HF_DATASETS_CACHE")
     datasets = Path(theirs) / f"airlift-{folder.name}" if theirs else folder / "datasets"
     quiet = {
@@ -173,6 +182,21 @@ def note_on_tasks(command: Sequence[str], environ: Mapping[str, str]) -> str:
     )
 
 
+def _note_on_line_ends(command: Sequence[str]) -> str:
+    """One line on a shell script with the line ends of Windows, in which commands end in `\\r`."""
+    if Path(command[0]).name not in ("bash", "sh"):
+        return ""
+    script = next((word for word in command[1:] if not word.startswith("-")), "")
+    try:
+        with open(script, "rb") as file:
+            start = file.read(2**16)
+    except OSError:
+        return ""
+    if b"\r\n" not in start:
+        return ""
+    return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
+
+
 def _with_loopback(hosts: str) -> str:
     """Adds loopback to a no_proxy list: else the site's proxy would be asked for our server."""
     have = [host.strip() for host in hosts.split(",") if host.strip()]
@@ -181,6 +205,13 @@ def _with_loopback(hosts: str) -> str:
 
 def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
     found = shutil.which(command[0], path=environ.get("PATH"))
+    if found is not None:
+        _check_can_start(Path(found))
+    elif "/" in command[0] and Path(command[0]).is_file() and not command[0].endswith(".py"):
+        raise UsageError(
+            f"{command[0]} is there, and may not be executed.",
+            f"chmod +x {shlex.quote(command[0])}; or name what reads it: -- bash {command[0]}",
+        )
     if found is None:
         raise UsageError(
             f"{command[0]}: no such program on PATH.",
@@ -193,6 +224,36 @@ def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
             ),
         )
     return found
+
+
+def _check_can_start(program: Path) -> None:
+    """Refuses a script that no kernel starts. Its own error is "No such file or directory".
+
+    Raises:
+        UsageError: the line ends of Windows, an interpreter that is not here, or no first line.
+    """
+    with open(program, "rb") as file:
+        start = file.read(256)
+    first = start.partition(b"\n")[0]
+    if b"\0" in start or not start:  # a program of the machine
+        return
+    if not start.startswith(b"#!"):
+        raise UsageError(
+            f"{program} does not say what reads it: it does not begin with `#!`.",
+            f"-- bash {program}",
+        )
+    if first.endswith(b"\r"):
+        raise UsageError(
+            f"{program} has the line ends of Windows, so the system looks for a program "
+            f"`{first[2:].split()[0].decode(errors='replace')}\\r`.",
+            f"sed -i 's/\\r$//' {shlex.quote(str(program))}",
+        )
+    words = first[2:].split()
+    if words and not Path(os.fsdecode(words[0])).exists():
+        raise UsageError(
+            f"{program} asks for {os.fsdecode(words[0])} in its first line, which is not here.",
+            f"Name what reads it: -- python {program}, or -- bash {program}",
+        )
 
 
 def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from runner.launch.hang_detector import HangDetector
 from runner.ranks.environment import MEETING_FILE, RANK_FLAG, SENTINEL
 from runner.ranks.heartbeat import ASK_FOR_STACKS
 from runner.ranks.network import GLOO, LOOPBACK
-from runner.ranks.processes import die_with_parent
+from runner.ranks.processes import die_with_parent, threads_variable, why_ended
 from runner.ranks.reach import lost_by_watchdog
 from runner.ranks.rendezvous import locate
 from runner.run_folder.checkpoints import newest_first
@@ -183,15 +183,17 @@ def _common_environment(environ: dict[str, str], processes: int, meeting: Path) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threads = max(1, _usable_cores() // processes)
+    threads, line = threads_variable(environ, max(1, _usable_cores() // processes))
+    if line:
+        say(line)
     return {
-        # Without these two, torch uses every core in every rank, and the last lines of a killed
-        # rank are lost.
-        "OMP_NUM_THREADS": str(threads),
+        # Otherwise the last lines of a killed rank are lost.
         "PYTHONUNBUFFERED": "1",
         # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
         GLOO: LOOPBACK,
         **environ,
+        # Otherwise torch uses every core in every rank.
+        **threads,
         RANK_FLAG: "1",
         MEETING_FILE: str(meeting / "ranks"),
         "MASTER_ADDR": "127.0.0.1",
@@ -352,7 +354,7 @@ def _report(failed: _LocalRank, stopped: bool, watch: HangDetector, folder: RunF
         return report_lost_peer(watch, line)
     if code < 0:
         name = signal.Signals(-code).name
-        hint = " (out of memory? see `dmesg`)" if -code == signal.SIGKILL else ""
+        hint = f" ({why})" if (why := why_ended(code)) else ""
         say(f"rank {failed.rank} was ended by {name}{hint}; the others were ended{log}")
         from_outside = -code in (signal.SIGKILL, *STOP_SIGNALS)
         return 5 if from_outside else 1

@@ -16,20 +16,35 @@ from typing import NoReturn
 
 from runner import offline
 from runner.disks import use_local_caches
-from runner.errors import LostPeerError, NeverMetError, StageError, shortage
+from runner.errors import LostPeerError, NeverMetError, StageError, UsageError, shortage
 from runner.ranks.environment import (
     RANK_FLAG,
     RankEnvironment,
+    Role,
     network_variables,
     rank_environment,
     rank_number,
+    role,
 )
 from runner.ranks.heartbeat import Heartbeat, flight_prefix
-from runner.ranks.processes import raise_limits, too_few_files
+from runner.ranks.processes import raise_limits, threads_variable, too_few_files
 from runner.run_folder.layout import RunFolder
+from runner.slurm.jobs import over_job
 
 RECORDED = 2000
 """How many collectives the flight recorder keeps; torch's own advice and newer default."""
+
+
+def find_role(environ: Mapping[str, str], processes: int | None) -> Role:
+    """What this process is, as `runner.ranks.environment.role` finds it.
+
+    Raises:
+        UsageError: as for that; or the variables are of a job that is over.
+    """
+    try:
+        return role(environ, processes)
+    except UsageError as error:
+        raise over_job(environ) or error from None
 
 
 def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvironment, Heartbeat]:
@@ -52,10 +67,11 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
     os.environ.update(place.variables())
     os.environ.update(variables)
     os.environ.update(flight_recorder(folder.logs, environ))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threads, line = threads_variable(environ, 1)
+    os.environ.update(threads)
     caches = use_local_caches(os.environ)
     if place.rank == 0:
-        for note in filter(None, (*place.notes, *notes, *caches, too_few_files(place.world_size))):
+        for note in filter(None, (line, *place.notes, *notes, *caches, too_few_files(place.world_size))):
             print(note, flush=True)
     offline.tripwire([place.master_addr])
     return place, heartbeat

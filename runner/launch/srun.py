@@ -34,7 +34,7 @@ from runner.ranks import network
 from runner.ranks.environment import RANK_FLAG, SENTINEL, TORCH_VARIABLES
 from runner.ranks.heartbeat import ASK_FOR_STACKS
 from runner.ranks.node_test import Meeting, faults_in
-from runner.ranks.processes import die_with_parent
+from runner.ranks.processes import die_with_parent, threads_variable
 from runner.ranks.reach import lost_by_watchdog
 from runner.ranks.rendezvous import (
     Master,
@@ -53,7 +53,7 @@ from runner.slurm.environment import (
     master_port,
     tasks_per_node,
 )
-from runner.slurm.jobs import running_step, step_name
+from runner.slurm.jobs import over_job, running_step, step_name
 
 MAX_REQUEUES = 32
 """A job is requeued at most this often: beyond that, something else than progress causes it."""
@@ -108,10 +108,11 @@ def srun_environment(
     stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
     if not address:
         stale.remove("MASTER_ADDR")
+    threads, _ = threads_variable(environ, cpus_per_task(job, environ))
     return {
-        "OMP_NUM_THREADS": str(cpus_per_task(job, environ)),
         "PYTHONUNBUFFERED": "1",
         **{name: value for name, value in environ.items() if name not in stale},
+        **threads,
         RANK_FLAG: "1",
         **({"MASTER_ADDR": address} if address else {}),
         "MASTER_PORT": str(port),
@@ -194,6 +195,8 @@ def run_batch(
     if first_end.startswith(_STOPPED):
         say("the ranks got a stop signal before they could save")
         return _requeue(job)
+    if code and not first_end and (error := over_job(environ)):
+        raise error
     if code:
         for line in watch.report_failure():
             print(line, file=sys.stderr)
@@ -268,6 +271,8 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
     )
     if master.ignored:
         say(master.ignored)
+    if line := threads_variable(os.environ, cpus_per_task(job, os.environ))[1]:
+        say(line)
     if job.restart_count:
         say(f"restart {job.restart_count} of this job")
     if job.gpus_on_node is not None and job.gpus_on_node > ranks:

@@ -417,8 +417,9 @@ def _check_no_second_job(script: Path) -> None:
 
 
 def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = Path(arguments[-1]).read_text(encoding="utf-8")
-    done = ask("sbatch", *arguments, without=overriding(script, os.environ))
+    script = Path(arguments[-1])
+    text = script.read_text(encoding="utf-8") if script.is_file() else ""
+    done = ask("sbatch", *arguments, without=overriding(text, os.environ))
     if done is None:
         raise UsageError("there is no sbatch on this machine", _ADVICE_ELSEWHERE)
     if done.returncode == 0:

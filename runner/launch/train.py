@@ -33,7 +33,7 @@ from runner.inputs import Inputs
 from runner.installed import check_installed, to_prepare, to_train
 from runner.launch import node_local
 from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank, give_up
+from runner.launch.rank import become_rank, end_rank, find_role, give_up
 from runner.launch.srun import run_batch
 from runner.plan import devices
 from runner.plan.plan import sequence_length
@@ -168,7 +168,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     """
     offline.set_variables(os.environ)
     raise_limits()
-    role = ranks_environment.role(environ, processes)
+    role = find_role(environ, processes)
     isolation.isolate(os.environ, _say_once(role, environ))
     check_all_installed(run, role)
     if role == "rank" and environ.get(RANK_FLAG) == "1":

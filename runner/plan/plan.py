@@ -32,6 +32,7 @@ LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32
 MICRO_ON_CPU = 8
 MICRO_UNKNOWN = 32
+LARGE, SURELY_TOO_MANY = 1024, 10
 SURELY = 10
 """A micro batch that fits so many times, as it is estimated, is not measured."""
 # (run file with its precision, tokens per sequence, ZeRO stage) -> the memory of a micro batch.
@@ -145,6 +146,29 @@ def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
         config.steps
         if config.steps is not None
         else max(1, math.ceil((config.epochs or 0) * num_sequences / total))
+    )
+
+
+def check_step(config: RunConfig, num_sequences: int, total: int) -> None:
+    """Refuses a step that has each sequence many times. It teaches no more than one that has each
+    once, and may never end.
+
+    Args:
+        config: the run file.
+        num_sequences: sequences in one epoch.
+        total: sequences per optimizer step.
+
+    Raises:
+        UsageError: that is so. A small step is a trial with little data, and is not refused.
+    """
+    times = total // max(1, num_sequences)
+    if total < LARGE or times < SURELY_TOO_MANY:
+        return
+    raise UsageError(
+        f"{config.place('batch.global')}: the training data are "
+        f"{human_count(num_sequences, 'sequence')}, and each step would take {total:,}: each of "
+        f"them {times:,} times. batch.global counts sequences, not tokens.",
+        f"{config.how_to_set('batch.global', f'{num_sequences} or less')}, or give it more data.",
     )
 
 

@@ -23,6 +23,7 @@ from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
+from runner.plan.plan import check_step
 from runner.plan.transformers_tables import leave_torch_alone
 from runner.preflight.findings import Finding, Findings
 from runner.ranks.child import in_child
@@ -32,8 +33,6 @@ MOST_ROWS = 20_000
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""
 LONGEST_TOKEN = 16
-LARGE, SURELY_TOO_MANY = 1024, 10
-"""A step of so many sequences that has each of them so many times never ends, for nothing."""
 
 
 def describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
@@ -283,22 +282,15 @@ def _too_few(config: RunConfig, number: int, total: int) -> Finding:
     """A step that takes more samples than there are.
 
     Raises:
-        UsageError: so many more that it cannot be meant: tokens instead of sequences, perhaps.
+        UsageError: as for `check_step`.
     """
-    place = config.place("batch.global")
-    have = human_count(number, "sequence")
-    remedy = f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data."
-    if total >= LARGE and total >= SURELY_TOO_MANY * max(1, number):
-        raise UsageError(
-            f"{place}: the training data are {have}, and each step would take {total:,}: each of "
-            f"them {total // max(1, number):,} times. batch.global counts sequences, not tokens.",
-            remedy,
-        )
+    check_step(config, number, total)
     return Finding(
         "warning",
-        f"{place}: the training data are {have}, a step takes "
+        f"{config.place('batch.global')}: "
+        f"the training data are {human_count(number, 'sequence')}, a step takes "
         f"{total}: each step has some of them several times.",
-        remedy,
+        f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
     )
 
 

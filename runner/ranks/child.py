@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from runner.errors import StageError, isolated, shortage
-from runner.ranks.processes import die_with
+from runner.ranks.processes import die_with, why_ended
 
 T = TypeVar("T")
 
@@ -51,9 +52,11 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
         answered = answer.read()
     if child.returncode != 0 or not answered:
         # Linux kills a process that uses too much memory; exit code 1 would blame the data.
+        why = why_ended(child.returncode)
+        is_limit = why and child.returncode != -signal.SIGKILL
         raise StageError(
             f"{purpose} ended with {child.returncode} (see above; -9 is often too little memory).",
-            remedy,
+            f"{why[0].upper()}{why[1:]}." if is_limit else remedy,
             exit_code=5 if child.returncode < 0 else 1,
         )
     result, problem = pickle.loads(answered)

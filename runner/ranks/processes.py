@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,3 +118,34 @@ def _smaller(one: int, other: int) -> int:
     """The smaller of two limits; RLIM_INFINITY, which may be -1, is the largest."""
     finite = [limit for limit in (one, other) if limit != resource.RLIM_INFINITY]
     return min(finite, default=resource.RLIM_INFINITY)
+
+
+def threads_variable(environ: Mapping[str, str], threads: int) -> tuple[dict[str, str], str]:
+    """OMP_NUM_THREADS for a rank, unless the user's is a number; and a line where it is none.
+
+    `export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK` leaves it empty where Slurm sets no such variable.
+    OpenMP also takes a list, one number for each level: `4,1`.
+
+    Args:
+        threads: of this rank.
+    """
+    given = environ.get("OMP_NUM_THREADS")
+    if given is not None and (match := re.fullmatch(r" *([1-9][0-9]*) *(,.*)?", given)):
+        return {"OMP_NUM_THREADS": match[1]}, ""
+    line = f"OMP_NUM_THREADS={threads}: {given!r}, as it was set, is no number of threads"
+    return {"OMP_NUM_THREADS": str(threads)}, "" if given is None else line
+
+
+_WHY_ENDED: dict[int, str] = {
+    signal.SIGKILL: "out of memory? see `dmesg`",
+    signal.SIGXCPU: "this shell's limit of CPU time, `ulimit -t`: use a compute node, by salloc",
+    signal.SIGXFSZ: "this shell's limit of a file's size, `ulimit -f`",
+    signal.SIGILL: "a package was compiled for a newer CPU than this machine's (lscpu)",
+    signal.SIGBUS: "a full disk or /dev/shm, or a file that became shorter: df -h /dev/shm .",
+}
+"""Signals that a limit or the machine sends -> the usual reason."""
+
+
+def why_ended(returncode: int) -> str:
+    """The usual reason for the signal that ended a process; empty: none is known."""
+    return _WHY_ENDED.get(-returncode, "")

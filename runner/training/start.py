@@ -24,10 +24,11 @@ from runner.data.store import Stores
 from runner.disks import what_is_used_up
 from runner.errors import IncompleteError, LostPeerError, StageError
 from runner.inputs import Inputs, running_tree, unreadable
-from runner.plan.plan import TrainingPlan, decide, num_steps
+from runner.plan.plan import TrainingPlan, check_step, decide, num_steps
 from runner.plan.shapes import Device, shape_of
 from runner.ranks.environment import MEETING_FILE, RankEnvironment
 from runner.ranks.heartbeat import Heartbeat
+from runner.ranks.processes import threads_variable
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
 from runner.training.components.batch_norm import RunningStatistics
@@ -123,7 +124,7 @@ def start(
     """Joins the other ranks, decides what is `auto`, opens the data and builds the model."""
     device, facts = find_device(place.local_rank, place.local_world_size, config.slurm)
     memory = PhaseMemory(device)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(int(threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]))
     ranks = meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
     shape = shape_of(config, inputs.model)
     measure = partial(footprint, model=inputs.model, shape=shape, world_size=ranks.world_size)
@@ -134,6 +135,7 @@ def start(
     first = config.model.folder or inputs.model.path
     origin = read_origin(first) if ranks.is_first and config.model.init != "scratch" else ()
     stores, order, key = _open_data(config, inputs, folder, plan.sequence_length)
+    check_step(config, len(order), plan.total)
     steps = num_steps(config, len(order), plan.total)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values

@@ -305,6 +305,7 @@ def _from_os_error(error: OSError, free_space: str) -> StageError:
         errno.ENOSPC: f"The disk is full. {free_space}",
         errno.ENOMEM: "There is not enough memory (`ulimit -v`, the job's memory)",
         errno.EAGAIN: "No more processes can be started (`ulimit -u`)",
+        errno.EFBIG: "No file may be larger here (`ulimit -f`, or that disk)",
         errno.EMFILE: "Too few files may be open (`ulimit -n`)",
         errno.EDQUOT: "Your quota is used up (of bytes, or of files). "
         "Free space there, or use another folder",

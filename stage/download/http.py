@@ -11,6 +11,7 @@ import os
 import ssl
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import truststore
@@ -167,11 +168,23 @@ def tls_context() -> ssl.SSLContext:
     """Trusts what the operating system trusts, and the CA file set for requests or curl.
 
     Make it once: it takes as long as the download of a hundred small files.
+
+    Raises:
+        UsageError: that file cannot be read, or has no certificates.
     """
     context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for path in {os.environ.get(variable) for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")}:
-        if path:
-            context.load_verify_locations(cafile=path)
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        path = os.environ.get(variable)
+        if not path:
+            continue
+        folder = Path(path).is_dir()
+        try:
+            context.load_verify_locations(**{"capath" if folder else "cafile": path})
+        except OSError as error:  # of ssl, too: it is one of its kinds
+            raise UsageError(
+                f"{variable}={path}: no certificates can be read there ({error.strerror or error})",
+                f"unset {variable}; or name the file that the site gives for its proxy.",
+            ) from None
     return context
 
 

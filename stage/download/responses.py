@@ -5,7 +5,10 @@ An answer is the bytes, a redirect, a temporary failure (`AttemptFailed`), or a 
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
@@ -153,10 +156,13 @@ def _number(text: str | None) -> int | None:
 
 def untrusted(what: str, error: Exception) -> IncompleteError:
     """The error for a certificate that is not trusted; another attempt would not help."""
-    return IncompleteError(
-        f"{what}: no trusted TLS connection: {error}.",
-        "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate.",
-    )
+    remedy = "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate."
+    if "not yet valid" in str(error) or "expired" in str(error):
+        now = time.strftime("%F %R")
+        remedy = f"Is it {now} now? Where this machine's clock is wrong, every certificate is."
+    elif (file := os.environ.get("SSL_CERT_FILE")) and not Path(file).exists():
+        remedy = f"SSL_CERT_FILE={file}: there is no such file. unset SSL_CERT_FILE"
+    return IncompleteError(f"{what}: no trusted TLS connection: {error}.", remedy)
 
 
 def describe(error: urllib3.exceptions.HTTPError) -> str:

@@ -107,6 +107,20 @@ def guarded_client(endpoint: str, timeout_s: float, trust: ssl.SSLContext) -> ht
     )
 
 
+def _check_token(token: str) -> None:
+    """Refuses a token that no header can carry, before a library fails with it.
+
+    Raises:
+        UsageError: a space, a quote or a letter beyond ASCII. The token itself is not printed.
+    """
+    if not re.fullmatch(r"[!-~]*", token) or re.search(r"[\"'`]", token):
+        raise UsageError(
+            "the token of the Hub has a space, a quote or a letter that no token has.",
+            "Copy it again: export HF_TOKEN=hf_...; or look at the file that `hf auth login` "
+            "wrote, ~/.cache/huggingface/token",
+        )
+
+
 def _read_bounded(response: httpx2.Response) -> None:
     """Reads the whole body and replaces it by its unpacked bytes.
 
@@ -194,6 +208,7 @@ class Hub:
             )
         self._reporter, self._policy, self._stop = reporter, policy, stop
         self._token = get_token()
+        _check_token(self._token or "")
         self._errors = HubErrors(self.endpoint, bool(self._token), self._info)
         self._answered = False  # whether it ever answered
         # With telemetry, the client asks huggingface.co (whatever our endpoint is) for parts of its

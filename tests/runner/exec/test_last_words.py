@@ -52,6 +52,13 @@ ADVISED = {
     "O13": ("Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/home/me/llama'",
             "not on this node"),
     "S11": ("database is locked", "$TMPDIR"),
+    "an interface": ("[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to "
+                     "find address for: ib0", "GLOO_SOCKET_IFNAME"),
+    "no padding in the model": ("Cannot handle batch sizes > 1 if no padding token is defined.",
+                                "model.config.pad_token_id"),
+    "a file of that name": ("partially initialized module 'torch' has no attribute 'nn' (most "
+                            "likely due to a circular import)", "rename it"),
+    "no threads": ("can't start new thread", "ulimit -u"),
     "S12": ("No usable temporary directory found in ['/local/job7', '/tmp']", "TMPDIR=/tmp"),
     "S13": ("AF_UNIX path too long", "TMPDIR=/tmp"),
     "S14": ("[Errno 30] Read-only file system: '/data/x'", "output folder"),
