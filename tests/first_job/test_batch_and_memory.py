@@ -139,6 +139,17 @@ def test_a_warm_up_that_never_ends_is_told(variants: Path, tmp_path: Path) -> No
     assert_found(said, Found(("never reaches 0.003",), "schedule.warmup: 0.05", 0))
 
 
+def test_a_rate_that_is_a_slip_of_the_pen_is_told(variants: Path, tmp_path: Path) -> None:
+    said = check(tmp_path, variants, **GPT2, optimizer={"lr": 5})
+    assert_found(said, Found(("optimizer.lr 5", "nothing is left of the model"), "5.0e-5", 0))
+
+
+def test_tokens_in_place_of_sequences_are_refused(variants: Path, tmp_path: Path) -> None:
+    """A step would have each of some sequences thousands of times, and never end."""
+    said = check(tmp_path, variants, **GPT2, batch={"global": 2**20})
+    assert_found(said, Found(("each step would take 1,048,576", "not tokens"), "or less"))
+
+
 AVOIDED = ("B4",)
 
 

@@ -14,11 +14,14 @@ from tests.first_job import (
     test_storage,
     test_tokenizer,
 )
+from tests.first_job.shell import test_left_in_shell, test_written_for_a_shell
+from tests.runner import test_disks
 from tests.runner.exec import test_exec, test_last_words
 from tests.runner.launch import test_surroundings
 from tests.runner.ranks import test_node_test
 from tests.runner.rehearse import test_nodes, test_rehearsal
 from tests.runner.training.engines import test_native_engines
+from tests.stage.local import test_files
 
 PAGE = Path(__file__).parents[2] / "docs/first-job-failures.md"
 ENTRY = re.compile(r"[A-Z]\d+")
@@ -36,6 +39,8 @@ FOUND: frozenset[str] = frozenset().union(
     filter(ENTRY.fullmatch, test_batch_and_memory.ROWS),
     (*test_nodes.LOCKED_MEMORY, test_nodes.LITTLE_SPACE),
     (test_native_engines.UNUSED,),
+    *(test_left_in_shell.REFUSED, test_written_for_a_shell.UTF_16),
+    filter(ENTRY.fullmatch, test_written_for_a_shell.SCRIPTS),
     filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
 )
 # In a script of one's own, behind `runner exec`: one line of ours after the traceback.
@@ -51,6 +56,8 @@ AVOIDED: frozenset[str] = frozenset().union(
     test_environment.AVOIDED,
     test_slurm.AVOIDED,
     test_storage.AVOIDED,
+    test_left_in_shell.AVOIDED,
+    *(test_disks.AVOIDED, test_files.AVOIDED),
 )
 GPU = "needs a GPU, or a driver"
 ELSEWHERE = "injected in tests/runner or tests/site"

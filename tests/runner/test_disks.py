@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner import disks
-from runner.disks import CACHES, cache_variables, local_folder, use_local_caches
+from runner.disks import CACHES, cache_variables, local_folder, use_local_caches, user_variables
 from runner.errors import UsageError
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nfs@tcp:/lus /lus lustre rw 0 0\nnas:/home /home nfs4 rw 0 0\n"
@@ -98,3 +98,15 @@ def test_ranks_of_any_launcher_have_their_caches_there(tmp_path: Path) -> None:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert all(str(value).startswith(f"{tmp_path}/{OWN}-") for value in found.values()), found
+
+
+AVOIDED = ("E17",)
+
+
+def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for one while it is imported: "getpwuid(): uid not found"."""
+    assert user_variables({"USER": "ada"}) == {}
+    assert user_variables({}) == {}
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert user_variables({}) == {"LOGNAME": f"uid{2**31 - 7}"}
+    assert user_variables({"USER": "ada"}) == {}

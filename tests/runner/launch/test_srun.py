@@ -69,6 +69,15 @@ def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "threads"), [("8", "8"), ("", "32"), ("0", "32"), ("auto", "32"), ("4,1", "4")]
+)
+def test_a_number_of_threads_that_is_none_ends_no_rank(given: str, threads: str) -> None:
+    """`export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK` where Slurm sets no such variable."""
+    described, environ = job(OMP_NUM_THREADS=given)
+    assert srun.srun_environment(described, environ, 12345)["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
     "bound", ["SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"]
 )
 def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(bound: str) -> None:

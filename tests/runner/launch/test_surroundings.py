@@ -149,6 +149,18 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"setup": ["export A=1", ". /nowhere/activate"]},
         ("`. /nowhere/activate` fails", "No such file or directory", "Correct the path"),
     ),
+    "E18": (
+        {"setup": ["set -u", "export B=$PROJ_LIB"]},
+        ("`export B=$PROJ_LIB` fails", "unbound variable", "set +u"),
+    ),
+    "the line ends of Windows": (
+        {"setup": ["printf 'export A=1\\r\\nmodule load x\\r\\nls\\r\\n' >$HOME/x", ". ~/x"]},
+        ("`. ~/x` fails", "command not found", "sed -i 's/\\r$//'"),
+    ),
+    "a script for terminals": (
+        {"setup": ["exit 0"]},
+        ("`exit 0` ends the shell with exit code 0", "as if all were well", "~/.bashrc"),
+    ),
     "a script that leaves the shell": (
         {"setup": ["echo no licence; exit 7"]},
         ("`echo no licence; exit 7` fails", "no licence", "bash -lc"),

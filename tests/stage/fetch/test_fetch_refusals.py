@@ -107,6 +107,15 @@ def test_a_token_that_is_no_good(laptop: Laptop) -> None:
     assert "token" in message and nothing_was_downloaded(laptop)
 
 
+@pytest.mark.parametrize("token", ["\u201chf_abc\u201d", "hf_abc hf_def", "'hf_abc'"])
+def test_a_token_that_no_header_carries_is_refused_and_not_printed(
+    laptop: Laptop, token: str
+) -> None:
+    message = laptop.refused(2, HF_TOKEN=token)
+    assert "that no token has" in message and "hf_abc" not in message
+    assert nothing_was_downloaded(laptop)
+
+
 def test_an_unknown_revision(laptop: Laptop) -> None:
     laptop.write(MANIFEST.replace(f"model: {MODEL}", f"model: {MODEL}\n    revision: v9"))
     message = laptop.refused(2)

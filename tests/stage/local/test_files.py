@@ -139,12 +139,17 @@ def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
     assert taken(folder) == {"a.txt", "sub/b.txt"}
 
 
+AVOIDED = ("A11",)
+
+
 def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
     left = (
         ".git/config",
         "sub/.git",
         "__pycache__/a.pyc",
         ".DS_Store",
+        "._a.txt",
+        "sub/._b.txt",
         ".cache/huggingface/x.lock",
         "venv/pyvenv.cfg",
     )
@@ -168,6 +173,7 @@ def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
         "2 .git",
         "__pycache__",
         ".DS_Store",
+        "2 ._*",
         "bundle: `other`",
         "bundle: `unfinished`",
         "environment: `venv`",
