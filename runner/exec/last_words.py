@@ -267,6 +267,39 @@ ADVICE = (
         "that folder cannot be written on this node (the bundle never can): give the script an "
         "output folder on a disk that can",
     ),
+    ("umpy is not available", "torch is older than NumPy 2: ask for `numpy<2`"),
+    (
+        "does not recognize this architecture",
+        "the model is newer than transformers: ask for a newer `transformers` in the environment",
+    ),
+    (
+        "device-side assert",
+        "often a token or a label beyond its table: on a CPU the same step names it "
+        "(CUDA_VISIBLE_DEVICES= python ...)",
+    ),
+    (
+        "No space left on device",
+        "that disk is full: df -h and df -i of the folder above; temporary files go to $TMPDIR",
+    ),
+    (
+        "annot allocate memory",
+        "the job's memory is used up: ask for more (--mem), or use fewer DataLoader workers",
+    ),
+    (
+        "nable to create tensor",
+        "texts of different lengths in a batch: truncation=True and padding=True for the tokenizer",
+    ),
+    ("unhandled system error", "NCCL names the cause with: export NCCL_DEBUG=INFO"),
+    (
+        "cannot open shared object file",
+        "that library is not on this node: load its module before runner exec, or add a package "
+        "that brings it to the environment",
+    ),
+    (
+        "cannot import name",
+        "two packages whose versions do not go together: `pip check`; pin both in the "
+        "environment's list",
+    ),
     ("ChildFailedError", "the script's own error is the first traceback above"),
     (
         "No module named",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stage.bundle.bundle import FETCH_PARTIAL, PAYLOAD, TAG_MANIFEST
+from stage.bundle.bundle import FETCH_PARTIAL, LOCK, PAYLOAD, TAG_MANIFEST
 from stage.util.paths import printable
 from stage.verify.receipt import find_damage, state_folder
 from stage.verify.report import BY_ID, BY_LISTS, Finding, VerificationReport, is_closed
@@ -88,6 +88,11 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
             "revision where the bundle was made."
         ]
     kinds, advice = _kinds(report), []
+    if _has_other_line_ends(report.root):
+        advice.append(
+            "Its text files have the line ends of Windows: the transfer was in text mode (ASCII), or "
+            "git changed them. Copy the bundle again, in binary mode."
+        )
     if "closed" in kinds:
         chmod = f"chmod -R u+rX {shlex.quote(str(report.root))}"
         advice.append(f"No right to read: {chmod} (its owner can); then verify again.")
@@ -109,6 +114,15 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
     if "extra" in kinds:
         advice.append("Extra files are not part of the bundle: move them out of the folder.")
     return advice
+
+
+def _has_other_line_ends(root: Path) -> bool:
+    """Whether the lock, which we write with `\\n` alone, has the line ends of Windows."""
+    try:
+        with open(root / LOCK, "rb") as file:
+            return b"\r\n" in file.read(2**12)
+    except OSError:
+        return False
 
 
 def remedy_for_damage(root: Path) -> str:
