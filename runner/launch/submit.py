@@ -321,7 +321,10 @@ def check(wanted: SbatchRequest) -> tuple[str, str]:
         UsageError: Slurm would refuse the job, or leave it waiting forever.
     """
     text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
-    minutes = f" ({wanted.time} minutes)" if (wanted.time or "").isdigit() else ""
+    minutes = ""
+    if short := re.fullmatch(r"(\d+)(?::(\d+))?", wanted.time or ""):  # 8:00 may mean hours to them
+        more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
+        minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
     if shutil.which("sbatch") is None:
         return f"Slurm request{minutes}: not checked, there is no sbatch here", ""
     _check_time(wanted)

@@ -97,7 +97,9 @@ def time_limit_s(text: str) -> int | None:
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     minutes = part["only_minutes"] + part["minutes"] + part["day_minutes"]
     hours = part["hours"] + part["day_hours"]
-    return ((part["days"] * 24 + hours) * 60 + minutes) * 60 + part["seconds"] + part["day_seconds"]
+    seconds = part["seconds"] + part["day_seconds"]
+    # "A time limit of zero requests that no time limit be imposed."
+    return ((part["days"] * 24 + hours) * 60 + minutes) * 60 + seconds or None
 
 
 def save_before_end_s(time: str | None) -> int:

@@ -165,6 +165,7 @@ def test_a_line_break_inside_a_value_is_refused(change: dict[str, object]) -> No
     ("text", "seconds"),
     [
         ("90", 90 * 60),
+        ("0", None),
         ("30:00", 1800),
         ("24:00:00", 86400),
         ("2-0", 172800),
