@@ -291,6 +291,14 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
             )
     gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
     per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+    in_options = _counts_asked(slurm)
+    equal = slurm.gpus_per_node in (max(in_options), sum(in_options))
+    if per_node and slurm.gpus_per_node and any(in_options) and not equal:
+        raise UsageError(
+            f"slurm.gpus_per_node: {slurm.gpus_per_node}, and slurm.options asks for "
+            f"{human_count(sum(in_options), 'GPU')} of a node, which is what the job would get.",
+            "Make them equal, or remove one of them.",
+        )
     if per_node and 0 < gpus < ranks and not _on_cpus(slurm):
         raise UsageError(
             f"slurm.tasks_per_node: {ranks} ranks on each node, and "

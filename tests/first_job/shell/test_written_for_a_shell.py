@@ -24,6 +24,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], Found]] = {
         {"engine": {"offload": "nvme", "nvme_path": "$SLURM_TMPDIR"}},
         Found(("$SLURM_TMPDIR stays as it is",), "Write the path itself"),
     ),
+    "two numbers of GPUs": (
+        {"slurm": {"gpus_per_node": 4, "options": {"gres": "gpu:a800:2"}}},
+        Found(("slurm.gpus_per_node: 4, and slurm.options asks for 2 GPUs",), "Make them equal"),
+    ),
     "an image": (
         {"slurm": {"container": ["apptainer", "exec", "--nv", "${WORK}/torch.sif"]}},
         Found(("${WORK}/torch.sif stays as it is",), "Write the path itself"),
