@@ -71,7 +71,9 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
     os.environ.update(threads)
     caches = use_local_caches(os.environ)
     if place.rank == 0:
-        for note in filter(None, (line, *place.notes, *notes, *caches, too_few_files(place.world_size))):
+        for note in filter(
+            None, (line, *place.notes, *notes, *caches, too_few_files(place.world_size))
+        ):
             print(note, flush=True)
     offline.tripwire([place.master_addr])
     return place, heartbeat

@@ -97,7 +97,8 @@ def role(environ: Mapping[str, str], processes: int | None = None) -> Role:
 
     Raises:
         UsageError: `processes` is given although this is a rank of another launcher, or Slurm
-            started several tasks or allocated several nodes; or this is an interactive shell on one of several nodes.
+            started several tasks or allocated several nodes; or this is an interactive shell on one
+            of several nodes.
     """
     if environ.get(RANK_FLAG) == "1":
         return "rank"

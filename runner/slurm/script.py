@@ -128,8 +128,8 @@ def sbatch_script(request: SbatchRequest) -> str:
         lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quoted(value)}")
     lines += ["", "# A line that fails ends the job here, not later in the ranks.", "set -e"]
     lines += [
-        "# Inherited if this was submitted inside another job, or from a shell in which a script was",
-        "# tried by hand: they would mislead srun and ranks.",
+        "# Inherited if this was submitted inside another job, or from a shell in which a script",
+        "# was tried by hand: they would mislead srun and ranks.",
         'unset SLURM_EXPORT_ENV SLURM_PTY_PORT "${!SLURM_STEP@}"',
         "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR",
     ]

@@ -90,8 +90,8 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
     kinds, advice = _kinds(report), []
     if _has_other_line_ends(report.root):
         advice.append(
-            "Its text files have the line ends of Windows: the transfer was in text mode (ASCII), or "
-            "git changed them. Copy the bundle again, in binary mode."
+            "Its text files have the line ends of Windows: the transfer was in text mode (ASCII), "
+            "or git changed them. Copy the bundle again, in binary mode."
         )
     if "closed" in kinds:
         chmod = f"chmod -R u+rX {shlex.quote(str(report.root))}"

@@ -1,4 +1,4 @@
-"""What an earlier trial left in the shell: variables of ranks, of sbatch, and of a job that ended."""
+"""What an earlier trial left in the shell: variables of ranks, of sbatch, of a job that ended."""
 
 from __future__ import annotations
 

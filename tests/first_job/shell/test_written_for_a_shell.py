@@ -36,9 +36,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Found]] = {
 
 
 @pytest.mark.parametrize("entry", SETTINGS)
-def test_what_only_a_shell_would_read_is_refused(
-    staged: Path, tmp_path: Path, entry: str
-) -> None:
+def test_what_only_a_shell_would_read_is_refused(staged: Path, tmp_path: Path, entry: str) -> None:
     keys, found = SETTINGS[entry]
     assert_found(check(tmp_path, staged, **GPT2 | keys), found)
 
