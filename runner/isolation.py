@@ -26,12 +26,16 @@ def isolate(
 ) -> None:
     """Removes PYTHONPATH and `~/.local` from this process and its children, and reports it.
 
+    Also PYTHONOPTIMIZE, from its children.
+
     Args:
         environ: the variables of this process, which its children inherit; changed.
         say: prints a line.
         path: a list instead of `sys.path`; changed.
     """
     path = sys.path if path is None else path
+    if environ.pop("PYTHONOPTIMIZE", ""):
+        say("PYTHONOPTIMIZE is unset: transformers reads docstrings, which it takes away")
     theirs = folders(environ)
     user = _user_site()
     elsewhere = [entry for entry in path if _real(entry) not in {*map(_real, theirs), _real(user)}]

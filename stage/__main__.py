@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,9 +16,10 @@ def main() -> None:
         from stage.cli import main as run
     except Exception as error:  # noqa: BLE001 - any kind of failure
         sys.stderr.write(f"error: stage could not start: {type(error).__name__}: {error}\n")
-        sys.stderr.write(
-            "  -> Look at `ulimit -v` and at how airlift is installed; then run it again.\n"
-        )
+        remedy = "Look at `ulimit -v` and at how airlift is installed; then run it again."
+        if home := os.environ.get("PYTHONHOME"):
+            remedy = f"unset PYTHONHOME: it names another Python's library, {home}."
+        sys.stderr.write(f"  -> {remedy}\n")
         sys.exit(5)
     run()
 

@@ -29,7 +29,7 @@ def _look_for_bundle(
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "ENVIRONMENT":
             note(f"bundle: {given} (as {BUNDLE_VARIABLE} says)")
-        return given
+        return given.expanduser() if str(given).startswith("~/") else given
     if not context.resilient_parsing and _bundles_here() == ["bundle"]:
         note("bundle: ./bundle (no --bundle; it is the only bundle here)")
         return Path("bundle")

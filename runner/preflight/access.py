@@ -158,6 +158,11 @@ def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
             f"{where}: {folder} is mounted read-only here.",
             "Choose another --output, on a disk that this node and the job's nodes can write",
         )
+    if error.errno == errno.EFBIG:
+        return UsageError(
+            f"{where}: no file of 1 MiB can be made in {folder}: {error.strerror}.",
+            "`ulimit -f` shows how large a file may be in this shell: raise it there",
+        )
     return UsageError(
         f"{where}: no file can be made in {folder}: {error.strerror or error}.",
         f"Choose an --output in a folder of yours (`ls -ld {folder}` and `id` show who may write)",

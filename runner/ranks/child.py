@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,7 +52,7 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
     if child.returncode != 0 or not answered:
         # Linux kills a process that uses too much memory; exit code 1 would blame the data.
         why = why_ended(child.returncode)
-        is_limit = why and child.returncode != -signal.SIGKILL
+        is_limit = "ulimit" in why
         raise StageError(
             f"{purpose} ended with {child.returncode} (see above; -9 is often too little memory).",
             f"{why[0].upper()}{why[1:]}." if is_limit else remedy,

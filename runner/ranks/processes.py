@@ -148,4 +148,10 @@ _WHY_ENDED: dict[int, str] = {
 
 def why_ended(returncode: int) -> str:
     """The usual reason for the signal that ended a process; empty: none is known."""
+    cpu_time, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    if returncode == -signal.SIGKILL and cpu_time != resource.RLIM_INFINITY:
+        return (
+            f"this shell gives a process {cpu_time} s of CPU time, `ulimit -t`: use a compute node, "
+            "by salloc; else it was too little memory"
+        )
     return _WHY_ENDED.get(-returncode, "")
