@@ -309,6 +309,18 @@ _CORRECT_IT = (
 )
 
 
+_CONVERSIONS = {
+    ".parquet": "parquet",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".json": "json",
+    ".arrow": "arrow",
+    **dict.fromkeys((".png", ".jpg", ".jpeg"), "imagefolder"),
+    ".txt": "text",
+}
+"""Suffix of a plain file -> what makes a dataset of it, in a manifest."""
+
+
 def _dataset(
     config: RunConfig,
     bundle: Bundle,
@@ -318,9 +330,15 @@ def _dataset(
 ) -> DatasetInput:
     asset = _asset(bundle, wanted.asset, where(f"asset: {wanted.asset}"))
     if asset.kind != "dataset":
+        is_files = asset.kind == "files"
+        endings = {Path(file.path).suffix for file in asset.files}
+        how = next((h for ending, h in _CONVERSIONS.items() if ending in endings), "")
         raise UsageError(
-            f"{where(f'asset: {asset.name}')} is a {asset.kind}, not a dataset.",
-            "`stage show BUNDLE` lists the assets with their kinds.",
+            f"{where(f'asset: {asset.name}')} is {'plain files' if is_files else f'a {asset.kind}'}"
+            ", not a dataset.",
+            f"On the laptop, add `convert: {how}` to its entry in the manifest, and fetch again."
+            if is_files and how
+            else "`stage show BUNDLE` lists the assets with their kinds.",
         )
     name, splits = _dataset_config(wanted, asset, where)
     mistakes = Mistakes()

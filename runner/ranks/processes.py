@@ -151,7 +151,7 @@ def why_ended(returncode: int) -> str:
     cpu_time, _ = resource.getrlimit(resource.RLIMIT_CPU)
     if returncode == -signal.SIGKILL and cpu_time != resource.RLIM_INFINITY:
         return (
-            f"this shell gives a process {cpu_time} s of CPU time, `ulimit -t`: use a compute node, "
-            "by salloc; else it was too little memory"
+            f"this shell gives a process {cpu_time} s of CPU time, `ulimit -t`: use a compute "
+            "node, by salloc; else it was too little memory"
         )
     return _WHY_ENDED.get(-returncode, "")

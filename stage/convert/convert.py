@@ -27,6 +27,7 @@ _SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "text": (".txt",),
     "arrow": (".arrow", ".feather", ".ipc"),
+    "parquet": (".parquet",),
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 
@@ -110,6 +111,8 @@ def convert_splits(
     schema = readers.common_schema(
         how, [pair for group in groups.values() for pair in group], what, separator, note
     )
+    if how == "parquet":
+        schema = readers.with_classes_of(next(iter(files.values())), schema)
 
     def rows(group: list[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
         return readers.rows_of(how, group, schema, what, separator)
@@ -171,9 +174,12 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
         if _bare(path).endswith(_SUFFIXES[how]) and not _is_hidden(path)
     ]
     if not found:
+        there = [_bare(path) for path in files if not _is_hidden(path)]
+        other = [h for h, ends in _SUFFIXES.items() if any(path.endswith(ends) for path in there)]
         raise UsageError(
             f"{what}: `convert: {how}`: no file ends in {' or '.join(_SUFFIXES[how])}.",
-            f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
+            (f"Write `convert: {other[0]}`. " if other else "")
+            + f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
         )
     return found
 

@@ -84,13 +84,16 @@ def open_text(path: Path, newline: str | None) -> IO[str]:
 
 
 def check_start(path: Path) -> None:
-    """Checks the encoding by the first 64 KiB of a file.
+    """Checks the encoding of a CSV or JSON by the first 64 KiB of the file.
 
     Raises:
         OtherEncoding: it is UTF-16 or UTF-32, by its byte order mark or by its zero bytes.
+        NotReadable: it is no text, but a zip or the like.
     """
     with open_bytes(path) as stream:
-        _check_wide(stream.read(_SAMPLE))
+        head = stream.read(_SAMPLE)
+    _check_other(head, may_be_page=False)
+    _check_wide(head)
 
 
 def check_text(path: Path) -> bool:
@@ -107,6 +110,7 @@ def check_text(path: Path) -> bool:
     lines, quoted, wide_characters = 1, False, 0
     with open_bytes(path) as stream:
         piece = stream.read(_PIECE)
+        _check_other(piece[:_SAMPLE], may_be_page=True)
         _check_wide(piece[:_SAMPLE])
         while True:
             if (at := piece.find(b"\0")) >= 0:
@@ -138,6 +142,32 @@ def check_text(path: Path) -> bool:
 
 
 _AGAIN = "Get the file again."
+
+
+_OTHERS = {  # first bytes -> what it is, and what to do
+    b"PK\x03\x04": ("a zip, such as Excel's .xlsx", "In Excel: Save As, CSV UTF-8."),
+    b"\xd0\xcf\x11\xe0": ("a file of an old Excel", "In Excel: Save As, CSV UTF-8."),
+    b"\x1f\x8b": ("compressed by gzip", "Give it a name that ends in .gz."),
+    b"PAR1": ("parquet", "Write `convert: parquet`."),
+    b"%PDF": ("a PDF", "Take the file that it was made from."),
+    b"<!DOCTYPE html": ("a page of the web", "A login or a proxy answered: get it again."),
+    b"<!doctype html": ("a page of the web", "A login or a proxy answered: get it again."),
+    b"<html": ("a page of the web", "A login or a proxy answered: get it again."),
+}
+
+
+def _check_other(head: bytes, *, may_be_page: bool) -> None:
+    """Raises for a file of another kind that has the name of a text.
+
+    Args:
+        may_be_page: whether a page of the web is a text like others.
+
+    Raises:
+        NotReadable: says what it is.
+    """
+    for start, (what, remedy) in _OTHERS.items():
+        if head.startswith(start) and not (may_be_page and start.startswith(b"<")):
+            raise NotReadable(f"it is {what}, not a text.", remedy)
 
 
 def _check_wide(head: bytes) -> None:

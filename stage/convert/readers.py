@@ -18,7 +18,13 @@ import pyarrow.parquet as pq
 
 from stage.convert.csv_files import CsvColumns, CsvFile, check_header
 from stage.convert.parquet_writer import first_unfit
-from stage.convert.plain_text import NotReadable, OtherEncoding, check_text, open_text
+from stage.convert.plain_text import (
+    NotReadable,
+    OtherEncoding,
+    check_start,
+    check_text,
+    open_text,
+)
 from stage.errors import DamageError, Mistakes, UsageError
 from stage.util.files import human_size
 from stage.util.paths import printable
@@ -26,6 +32,7 @@ from stage.util.paths import printable
 # (schema of a file, its batches under a schema)
 Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]
 
+HUGGINGFACE = b"huggingface"  # the key of `datasets` in the metadata of a schema
 ROWS = 10_000  # JSON objects or lines of text per batch
 MAX_VALUE = 64 * 2**20  # characters of one JSON value or one line
 _READ = 1 << 20
@@ -150,6 +157,7 @@ def _json_values(path: Path) -> Iterator[Any]:
     Raises:
         ValueError: with the line; not JSON, or an array with a fault.
     """
+    check_start(path)
     check_text(path)
     with open_text(path, newline=None) as stream:
         # place: "start", "bare", "in an array" (a value is next), "behind a value" (of an array),
@@ -244,6 +252,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_float=_numbe
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
+    check_start(path)
     check_text(path)
     with open_text(path, newline=None) as stream:
         for number, line in enumerate(_lines(stream), 1):
@@ -373,13 +382,24 @@ def _arrow_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet_schema(path: Path) -> pa.Schema:
-    return pq.read_schema(path).remove_metadata()
+    """The columns; pandas' categories become what they stand for."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in pq.read_schema(path)
+    ]
+    return pa.schema(fields)
 
 
 def _parquet_rows(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS):
             yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+
+def with_classes_of(path: Path, schema: pa.Schema) -> pa.Schema:
+    """The schema with what `datasets` wrote into a parquet file: images, and names of classes."""
+    features = (pq.read_schema(path).metadata or {}).get(HUGGINGFACE)
+    return schema.with_metadata({HUGGINGFACE: features}) if features else schema
 
 
 READERS: dict[str, Reader] = {

@@ -175,6 +175,12 @@ def check_path(written: str, manifest: Path, place: str) -> Path:
         problem = f"{place}: there is no home folder for {written}."
         raise UsageError(problem, "Write it out.") from None
     if not os.path.lexists(found):
+        if written.startswith("$"):
+            raise UsageError(
+                f"{place}: there is no {found}: no shell reads this file, so {written} stays as it "
+                "is.",
+                "Write the path itself; `~/x` is in your home folder.",
+            )
         raise UsageError(
             f"{place}: there is no {found}.",
             suggest_relative(written, found, "the manifest's folder"),

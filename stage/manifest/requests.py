@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "imagefolder", "cifar")
+CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar")
 
 
 @dataclass(frozen=True, kw_only=True)
