@@ -55,6 +55,23 @@ FILES: dict[str, tuple[dict[str, bytes], str, Found]] = {
     ),
     "D7": ({"a.csv": POINTER.encode()}, "csv", Found(("is a Git LFS pointer",), "lfs pull")),
 }
+OTHERS: dict[str, tuple[dict[str, bytes], str, Found]] = {
+    "Excel": (
+        {"a.csv": b"PK\x03\x04" + bytes(90)},
+        "csv",
+        Found(("it is a zip, such as Excel's .xlsx",), "Save As, CSV UTF-8"),
+    ),
+    "a login page": (
+        {"a.jsonl": b"<!DOCTYPE html><html><body>Please log in</body></html>"},
+        "jsonl",
+        Found(("it is a page of the web",), "a proxy answered"),
+    ),
+    "lines of JSON": (
+        {"train.jsonl": b'{"text": "x"}\n', "test.jsonl": b'{"text": "y"}\n'},
+        "json",
+        Found(("no file ends in .json",), "Write `convert: jsonl`"),
+    ),
+}
 SOUND = {
     "D3": ({"a.jsonl": b'{"text": "x", "label": 1}\n{"text": "y"}\n'}, "json"),
     "D4": ({"a.csv.gz": gzip.compress(b"text,label\nx,1\n")}, "csv"),
@@ -69,9 +86,9 @@ def fetched(folder: Path, files: dict[str, bytes], convert: str) -> Said:
     return fetch(folder, {"texts": {"path": "./data", "convert": convert}})
 
 
-@pytest.mark.parametrize("entry", FILES)
+@pytest.mark.parametrize("entry", [*FILES, *OTHERS])
 def test_a_file_that_cannot_be_read_does_not_leave_the_laptop(tmp_path: Path, entry: str) -> None:
-    files, convert, found = FILES[entry]
+    files, convert, found = (FILES | OTHERS)[entry]
     assert_found(fetched(tmp_path, files, convert), found)
 
 
@@ -270,3 +287,32 @@ def test_a_parquet_file_that_a_copy_cut_off_is_found(staged: Path, tmp_path: Pat
     assert_found(check(tmp_path, tmp_path / "carried", **run), CARRIED["D6"])
     said = run_stage(tmp_path, "verify", "carried")
     assert said.code == 1 and shard.name in said.out + said.err
+
+
+def test_a_parquet_file_of_ones_own_is_a_dataset_with_its_names(tmp_path: Path) -> None:
+    """As pandas and `datasets` write it: categories, and names of classes."""
+    table = pa.table(
+        {
+            "text": pa.array(["a", "b"] * 9).dictionary_encode(),
+            "label": pa.array([0, 1] * 9),
+        }
+    )
+    names = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+    said = fetched(tmp_path, {"train.parquet": parquet(table, names)}, "parquet")
+    assert said.code == 0, said.err
+    assert "default/train: 18 rows, 2 columns: text string, label int64" in said.err
+    (made,) = (tmp_path / "bundle").rglob("*.parquet")
+    schema = pq.read_schema(made)
+    assert json.loads(schema.metadata[b"huggingface"])["info"]["features"] == names
+
+
+def test_plain_files_that_a_run_reads_are_named_with_the_line_of_the_manifest(
+    tmp_path: Path, bundle: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.parquet").write_bytes(parquet(pa.table({"text": ["a"]})))
+    model = str(bundle / "data/models/tiny-gpt2")
+    said = fetch(tmp_path, {"gpt2": {"path": model}, "texts": {"path": "./data"}})
+    assert said.code == 0, said.err
+    found = check(tmp_path, tmp_path / "bundle", task="causal-lm", model={"asset": "gpt2"})
+    assert_found(found, Found(("is plain files, not a dataset",), "add `convert: parquet`"))
