@@ -75,6 +75,8 @@ case $airlift_python in */python*) ;; *) airlift_python=$(dirname "$airlift_runn
 
 # Words of a shell -> the remedy. {line} is the line of the run file.
 _REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"\\r'|\^M|\r(\n|$|[':])",
+     "A file that this line reads has the line ends of Windows: sed -i 's/\\r$//' FILE"),
     (
         r"properly configured to use .conda activate|conda init. before .conda activate",
         "A batch script never reads what `conda init` wrote. Set slurm.setup: "
@@ -92,8 +94,6 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
      "`module avail` and `module spider NAME` show what there is here; correct slurm.modules."),
     (r"activate: No such file or directory",
      "Correct the path in slurm.setup, or create that environment first."),
-    (r"\\r'|\r|\^M",
-     "A file that this line reads has the line ends of Windows: sed -i 's/\\r$//' FILE"),
     (r"unbound variable",
      "`set -u` ends scripts of conda and of modules: remove it from slurm.setup, or write `set +u` "
      "in the line before."),

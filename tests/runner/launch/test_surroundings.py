@@ -155,7 +155,7 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "the line ends of Windows": (
         {"setup": ["printf 'export A=1\\r\\nmodule load x\\r\\nls\\r\\n' >$HOME/x", ". ~/x"]},
-        ("`. ~/x` fails", "command not found", "sed -i 's/\\r$//'"),
+        ("`. ~/x` fails", "line ends of Windows", "sed -i 's/\\r$//'"),
     ),
     "a script for terminals": (
         {"setup": ["exit 0"]},
