@@ -487,6 +487,6 @@ def _short(text: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_bytes().decode("utf-8", "replace")  # with the line ends of Windows
     except FileNotFoundError:
         return ""
