@@ -20,6 +20,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], Found]] = {
         {"slurm": {"setup": [None]}},
         Found(("`slurm.setup` must be a list",), "put such a line in quotes"),
     ),
+    "a version": (
+        {"slurm": {"modules": ["cuda/12", 3.1]}},
+        Found(("`slurm.modules` must be a list of text",), "Put each in quotes"),
+    ),
     "a variable": (
         {"engine": {"offload": "nvme", "nvme_path": "$SLURM_TMPDIR"}},
         Found(("$SLURM_TMPDIR stays as it is",), "Write the path itself"),
