@@ -19,6 +19,7 @@ from runner.disks import use_local_caches
 from runner.errors import LostPeerError, NeverMetError, StageError, UsageError, shortage
 from runner.ranks.environment import (
     RANK_FLAG,
+    TORCH_VARIABLES,
     RankEnvironment,
     Role,
     network_variables,
@@ -71,12 +72,28 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
     os.environ.update(threads)
     caches = use_local_caches(os.environ)
     if place.rank == 0:
-        for note in filter(
-            None, (line, *place.notes, *notes, *caches, too_few_files(place.world_size))
-        ):
+        files = too_few_files(place.world_size)
+        said = (by_hand(place, environ), line, *place.notes, *notes, *caches, files)
+        for note in filter(None, said):
             print(note, flush=True)
     offline.tripwire([place.master_addr])
     return place, heartbeat
+
+
+def by_hand(place: RankEnvironment, environ: Mapping[str, str]) -> str:
+    """One line where neither our launcher nor torchrun nor srun says that this is a rank.
+
+    Variables that a trial left in the shell let it wait for others that nobody starts.
+    """
+    if environ.get(RANK_FLAG) == "1" or not all(name in environ for name in TORCH_VARIABLES):
+        return ""
+    if "TORCHELASTIC_RUN_ID" in environ or "SLURM_STEP_ID" in environ:
+        return ""
+    waits = f"; it waits for the others at {place.master_addr}, port {place.master_port}"
+    return (
+        f"rank {place.rank} of {place.world_size}, as RANK and WORLD_SIZE of this shell say"
+        f"{waits if place.world_size > 1 else ''} (not meant? unset {' '.join(TORCH_VARIABLES)})"
+    )
 
 
 def flight_recorder(logs: Path, environ: Mapping[str, str]) -> dict[str, str]:
