@@ -62,6 +62,7 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
         if rank_number(environ) == 0:  # the other ranks wait for it
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
+    made = by_hand(place, environ)  # before this process gets the variables of every rank
     raise_limits()
     heartbeat = Heartbeat(folder.logs, place.rank)
     variables, notes = network_variables(place, environ)
@@ -73,7 +74,7 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
     caches = use_local_caches(os.environ)
     if place.rank == 0:
         files = too_few_files(place.world_size)
-        said = (by_hand(place, environ), line, *place.notes, *notes, *caches, files)
+        said = (made, line, *place.notes, *notes, *caches, files)
         for note in filter(None, said):
             print(note, flush=True)
     offline.tripwire([place.master_addr])
