@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.bench.__main__ import PARTS
+from scripts.lib.bench.__main__ import PARTS, main
 from scripts.lib.bench.arithmetic import (
     Target,
     cost_table,
@@ -135,6 +138,55 @@ def test_memory_and_cpu_of_a_child_count_too(tmp_path: Path) -> None:
 def test_a_command_that_fails_ends_the_benchmark_with_its_words(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"ended with 3:\s+no such thing"):
         run(["sh", "-c", "echo no such thing; exit 3"], plain_environment(), tmp_path)
+
+
+def test_a_command_without_end_is_ended_with_its_children_and_its_limit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks went on beside what was measured next, and the error named a signal only."""
+    monkeypatch.setattr("scripts.lib.bench.measure.TIMEOUT_S", 1.0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # The child holds the pipe open for writing until it ends.
+    command = f"sh -c 'exec sleep 1000' >{pipe} & wait"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BenchError, match="took more than 1 seconds"):
+        run(["sh", "-c", command], plain_environment(), tmp_path)
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b""  # the child has ended
+    os.close(reader)
+
+
+def test_a_workload_that_fails_is_said_and_those_after_it_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = tmp_path / "done"
+
+    @contextmanager
+    def two(folder: Path, peers: object) -> Iterator[list[Workload]]:
+        yield [
+            Workload(name, name, "", 1, 1, name, [Candidate.single(name, *command)], lambda _: [])
+            for name, command in (("fails", ("false",)), ("works", ("touch", str(done))))
+        ]
+
+    class NoPeers:
+        venv = tmp_path
+
+        @classmethod
+        def install(cls, *_: object) -> NoPeers:
+            return cls()
+
+        def versions(self) -> dict[str, str]:
+            return {}
+
+        def command(self, name: str) -> str:
+            return "true"
+
+    monkeypatch.setattr("scripts.lib.bench.__main__.Peers", NoPeers)
+    monkeypatch.setitem(PARTS, "env", {"environment": two})
+    monkeypatch.setattr("sys.argv", ["bench", "env", "--folder", str(tmp_path / "bench")])
+    assert main() == 1
+    assert done.exists() and "error: fails: `false` ended with 1" in capsys.readouterr().err
 
 
 def test_every_round_begins_with_another_candidate_in_an_empty_folder(tmp_path: Path) -> None:

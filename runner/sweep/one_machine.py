@@ -16,6 +16,7 @@ from runner.errors import StageError, UsageError, human_count
 from runner.launch.train import Run, check_all_installed, report_devices, world_size
 from runner.plan import devices
 from runner.plan.shapes import Device
+from runner.preflight.findings import Findings
 from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import runner_command
 from runner.ranks.processes import die_with_parent
@@ -86,23 +87,24 @@ def _checked(
     device: Device | None,
     say: Callable[[str], None],
 ) -> dict[str, Run]:
-    """Every member by its name, found able to work."""
+    """Every member by its name, found able to work. What several have is said once."""
     found: dict[str, Run] = {}
-    errors: list[StageError] = []
+    errors: dict[str, tuple[StageError, list[str]]] = {}
     for member in members:
         folder = alone.folder.root / member.name
         overrides = (*alone.overrides, *member.overrides)
         run = Run.load(alone.config.path, alone.bundle, folder, overrides)
         findings = run.examine(num_ranks, device)
-        errors += [
-            StageError(f"{member.name}: {e.message}", e.remedy, e.exit_code)
-            for e in findings.errors
-        ]
+        for error in findings.errors:
+            errors.setdefault(str(error), (error, []))[1].append(member.name)
         for finding in findings.others:
             say(f"{member.name}: {finding}")
         found[member.name] = run
-    if errors:
-        raise errors[0]
+    joined = Findings()
+    for error, names in errors.values():
+        message = f"{', '.join(names)}: {error.message}"
+        joined.errors.append(StageError(message, error.remedy, error.exit_code))
+    joined.raise_errors()
     say(f"{human_count(len(found), 'run')} in {alone.folder.root}: nothing found that would fail")
     return found
 
@@ -144,7 +146,13 @@ def _compare(folders: Sequence[Path], parent: Path, say: Callable[[str], None]) 
     losses = {
         run.folder.root.name: min(found)
         for run in runs
-        if (found := [v for line in run.validations if (v := number(line, "validation_loss"))])
+        if (
+            found := [
+                value
+                for line in run.validations
+                if (value := number(line, "validation_loss")) is not None
+            ]
+        )
     }
     if len(losses) > 1:
         best = min(losses, key=lambda name: losses[name])

@@ -82,9 +82,10 @@ print(*sys.version_info[:2], sep=".") if sys.base_prefix == "/usr" else print(0)
 
 # make_venv [FOLDER EXTRAS PYTHON]: makes a virtual environment with this checkout and its
 # requirements (.venv: all extras for training and testing). pip runs only if pyproject.toml or the
-# constraints changed.
+# constraints changed. Other folders are filled by the uv in .venv, which is faster; .venv itself is
+# not, since uv does not read pip's configuration, where a user may name a mirror.
 make_venv() {
-    local folder=${1:-.venv} extras=${2:-train,dev} stamp wanted
+    local folder=${1:-.venv} extras=${2:-train,dev} stamp wanted install
     python=${3:-}
     stamp=$folder/.airlift-installed
     if [ ! -x "$folder/bin/python" ]; then
@@ -95,12 +96,15 @@ make_venv() {
     wanted=$(cat pyproject.toml envs/constraints.txt | cksum)
     [ "$folder" = .venv ] || wanted+=" $PWD"  # several checkouts share it
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        install=("$folder/bin/python" -m pip install -qq --disable-pip-version-check
+            --root-user-action=ignore)
+        [ "$folder" = .venv ] || [ ! -x .venv/bin/uv ] ||
+            install=(.venv/bin/uv pip install -q --python "$folder/bin/python")
         echo "\$ pip install -c envs/constraints.txt -e '.[$extras]'    (a minute or more, once)"
         # Before 0.2.0 the distribution had the name of another program.
         "$folder/bin/python" -m pip uninstall -qq -y --disable-pip-version-check \
             --root-user-action=ignore airlift 2>/dev/null || :
-        "$folder/bin/python" -m pip install -qq --disable-pip-version-check \
-            --root-user-action=ignore -c envs/constraints.txt -e ".[$extras]" || return
+        "${install[@]}" -c envs/constraints.txt -e ".[$extras]" || return
         printf '%s\n' "$wanted" >"$stamp"
     fi
 }

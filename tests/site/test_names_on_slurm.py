@@ -89,6 +89,11 @@ def losses(run_folder: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.parametrize(
+    "named",
+    ["debian", "management", pytest.param("none", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_a_site_has_the_names_it_should(named: NamedSite) -> None:
     own = named.site.control("nexec", "n1", "getent", "ahostsv4", "n1", check=False).stdout
     other = named.site.control("nexec", "n2", "getent", "ahostsv4", "n1", check=False).stdout
@@ -104,12 +109,8 @@ def test_a_site_has_the_names_it_should(named: NamedSite) -> None:
         assert refused.returncode != 0 and "refused" not in refused.stderr
 
 
-# Nodes on a management network train in the next test too.
-@pytest.mark.parametrize(
-    "named",
-    ["debian", pytest.param("management", marks=pytest.mark.slow), "none"],
-    indirect=True,
-)
+# Nodes on a management network train in the next test.
+@pytest.mark.parametrize("named", EACH_SLOWLY, indirect=True)
 def test_a_submitted_run_trains_on_two_nodes(named: NamedSite) -> None:
     output = named.site.home / "submitted"
     said = named.site.run(
@@ -178,7 +179,8 @@ def test_an_interface_that_the_nodes_lack_is_named_before_the_ranks_start(
 
 @ON_ONE_KIND
 @pytest.mark.parametrize(
-    "stale", ["10.77.0.77", pytest.param("login", marks=pytest.mark.slow), "n2"]
+    "stale",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("10.77.0.77", "login")), "n2"],
 )
 def test_a_master_left_from_another_job_is_refused_before_anything_starts(
     named: NamedSite, stale: str

@@ -44,16 +44,23 @@ def main() -> int:
     where = [folder, ROOT / "docs"] if arguments.record else [folder]
     parts = [known[part] for part in arguments.parts or known]
     try:
-        _measure(parts, arguments.rounds, folder, where)
+        failed = _measure(parts, arguments.rounds, folder, where)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"\nwritten: {', '.join(str(path / 'benchmarks.md') for path in where)}")
-    return 0
+    for text in failed:
+        print(f"error: {text}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _measure(parts: Sequence[Part], rounds: int, folder: Path, where: Sequence[Path]) -> None:
-    """Measures; writes each workload at once, so that an interruption costs one workload only."""
+def _measure(parts: Sequence[Part], rounds: int, folder: Path, where: Sequence[Path]) -> list[str]:
+    """Measures; writes each workload at once, so that an interruption costs one workload only.
+
+    Returns:
+        What went wrong with a workload; those after it were measured.
+    """
+    failed: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
     peers = Peers.install(folder / "peers", _say)
     for part in parts:
@@ -65,12 +72,18 @@ def _measure(parts: Sequence[Part], rounds: int, folder: Path, where: Sequence[P
             with part(work, peers) as workloads:
                 for workload in workloads:
                     _say(f"\n== {workload.title}")
-                    result = _result(workload, rounds, work, peers)
+                    try:
+                        result = _result(workload, rounds, work, peers)
+                    except BenchError as error:
+                        failed.append(f"{workload.title}: {error}")
+                        _say(f"error: {failed[-1]}")
+                        continue
                     _say(section(result))
                     for path in where:
                         _write(path, {result.name: result}, peers)
         finally:
             shutil.rmtree(work)
+    return failed
 
 
 def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result:
@@ -80,6 +93,7 @@ def _result(workload: Workload, rounds: int, work: Path, peers: Peers) -> Result
         step.ends: shlex.join(step.command)
         .replace(str(work), ".")
         .replace(str(peers.venv), "peers")
+        .replace(f"{ROOT}/", "")
         for candidate in workload.candidates
         for step in candidate.steps
         if step.ends

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +68,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Sa
             stderr=subprocess.STDOUT,
         )
         watch = _MemoryWatch(process.pid)
-        alarm = threading.Timer(TIMEOUT_S, process.kill)
+        alarm = threading.Timer(TIMEOUT_S, _end, (process.pid,))
         alarm.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
@@ -78,6 +80,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Sa
             watch.stop()
         seconds = time.monotonic() - began
     process.returncode = os.waitstatus_to_exitcode(status)
+    if seconds >= TIMEOUT_S:
+        raise BenchError(f"`{shlex.join(command)}` took more than {TIMEOUT_S:.0f} seconds")
     if process.returncode != 0:
         said = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-8:])
         raise BenchError(f"`{shlex.join(command)}` ended with {process.returncode}:\n  {said}")
@@ -103,6 +107,13 @@ class _MemoryWatch:
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
+
+
+def _end(pid: int) -> None:
+    """Kills a process and its descendants, which else would go on beside the next candidate."""
+    for one in _tree(pid):
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
 
 
 def _tree(pid: int) -> list[int]:

@@ -42,11 +42,12 @@ def test_gpus_that_are_asked_for_and_not_here_fail_the_check_of_this_machine(
                 config, cluster.bundle, cluster.output(), (), dict(os.environ), printed.append
             )
 
-    with monkeypatch.context() as earlier:  # a check of one item
-        facts = {"facts": node_check.items({}, "cpu")["facts"]}
-        earlier.setattr(node_check, "items", lambda *_: facts)
+    # A job on the Slurm site measures all of them.
+    every = node_check.items({}, "cpu")
+    for names in (("facts",), ("facts", "matmul")):
+        few = {name: every[name] for name in names}
+        monkeypatch.setattr(node_check, "items", lambda *_, few=few: few)
         check()
-    check()
     assert "belongs to no Slurm cluster" in printed[0]
     items = {item["name"]: item for item in read(cluster.output() / "node-check" / JSON)["items"]}
     assert items["devices asked"]["status"] == "failed"

@@ -1,8 +1,8 @@
 """Ranks of one node load a model up to where an engine makes its optimizer.
 
-python -m tests.runner.training.loading RANKS RUN_FILE MODEL_FOLDER ENGINE...
+python -m tests.runner.training.loading RANKS ENGINE RUN_FILE MODEL_FOLDER...
 
-Prints JSON: engine (`zero3-bf16`) -> `Weighed`.
+The engine is `zero3-bf16` or the like. Prints JSON: name of a model's folder -> `Weighed`.
 """
 
 from __future__ import annotations
@@ -174,10 +174,9 @@ if __name__ == "__main__":
     import runner.training.engines.deepspeed
     import runner.training.engines.fsdp  # noqa: F401
 
-    number, given, weights, *engines = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as place:
-        told = {
-            name: asdict(measured(name, int(number), place, Path(given), Path(weights)))
-            for name in engines
-        }
+    number, engine_name, given, *folders = sys.argv[1:]
+    told = {}
+    for one in map(Path, folders):
+        with tempfile.TemporaryDirectory() as place:
+            told[one.name] = asdict(measured(engine_name, int(number), place, Path(given), one))
     print(json.dumps(told))

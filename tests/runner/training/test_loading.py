@@ -15,6 +15,7 @@ from tests.runner.training.loading import Weighed
 ROOT = Path(__file__).parents[3]
 RUN_FILE = "format: 1\ntask: causal-lm\nmodel: {asset: gpt2}\ndataset: {asset: wikitext}\n"
 # Ranks of one node: engines. On CPUs, ddp and ZeRO-1 keep a copy of their own on each rank.
+WIDTHS = {"wide": 256, "narrow": 16}
 SHARDED = ("fsdp-bf16", "zero3-bf16")
 CASES = [
     pytest.param(8, "fsdp-bf16", marks=pytest.mark.slow),
@@ -48,22 +49,23 @@ class Models:
 
     folder: Path
     size: int
-    found: dict[str, Weighed] = field(default_factory=dict)
+    found: dict[str, dict[str, Weighed]] = field(default_factory=dict)
 
-    def weighed(self, name: str, ranks: int, engine: str) -> Weighed:
-        """What was read and held for the model `wide` or `narrow`."""
-        case = f"{name} {ranks} {engine}"
+    def weighed(self, ranks: int, engine: str) -> dict[str, Weighed]:
+        """What was read and held for the models `wide` and `narrow`."""
+        case = f"{ranks} {engine}"
         if case not in self.found:
-            command = [sys.executable, "-m", "tests.runner.training.loading", str(ranks)]
+            command = [sys.executable, "-m", "tests.runner.training.loading", str(ranks), engine]
             done = subprocess.run(
-                [*command, str(self.folder / "run.yaml"), str(self.folder / name), engine],
+                [*command, str(self.folder / "run.yaml"), *(str(self.folder / n) for n in WIDTHS)],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
                 timeout=300,
             )
             assert done.returncode == 0, done.stderr
-            self.found[case] = Weighed(**json.loads(done.stdout.splitlines()[-1])[engine])
+            told = json.loads(done.stdout.splitlines()[-1])
+            self.found[case] = {name: Weighed(**told[name]) for name in WIDTHS}
         return self.found[case]
 
 
@@ -71,7 +73,7 @@ class Models:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("loading")
     (folder / "run.yaml").write_text(RUN_FILE)
-    for name, width in (("wide", 256), ("narrow", 16)):
+    for name, width in WIDTHS.items():
         model(folder / name, width)
     return Models(folder, sum(f.stat().st_size for f in folder.glob("wide/*.safetensors")))
 
@@ -79,13 +81,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.mark.parametrize(("ranks", "engine"), CASES)
 def test_each_byte_of_the_weights_is_read_once(models: Models, ranks: int, engine: str) -> None:
     """Every rank read them all."""
-    assert 0.99 * models.size <= models.weighed("wide", ranks, engine).read <= models.size
+    assert 0.99 * models.size <= models.weighed(ranks, engine)["wide"].read <= models.size
 
 
 @pytest.mark.parametrize(("ranks", "engine"), CASES)
 def test_no_more_than_what_is_kept_is_held(models: Models, ranks: int, engine: str) -> None:
     """Eight ranks held eight models, in float32 whatever they kept of them."""
-    wide, narrow = (models.weighed(width, ranks, engine) for width in ("wide", "narrow"))
+    wide, narrow = models.weighed(ranks, engine).values()
     parameters = models.size / 2
     # FSDP2 keeps shards in float32, DDP a copy on each rank; ZeRO what it computes with.
     one = parameters * (2 if engine.startswith("zero") else 4)

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ NOTE = (
     f"{UNIT:,} real tokens: padding does not count, nor does the start. "
 )
 PADDED, TRAINER = "script that pads to 512", "transformers' Trainer (as run_mlm.py)"
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and of ARM
+WITHOUT_BF16 = (
+    "training in bf16: this processor has no instructions for it (avx512_bf16 or amx_bf16), so a "
+    f"step of {PAD_TO} tokens takes a minute"
+)
 RUN_FILE = """\
 format: 1
 name: bench
@@ -63,11 +68,19 @@ def training_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
     texts = lines_like_wikitext(text for part in paragraphs().values() for text in part)
     (folder / "texts.json").write_text(json.dumps(texts))
     _make_bundle(folder, texts)
+    without = [] if _computes_bf16() else [WITHOUT_BF16]
     yield [
-        *(_training(folder, precision) for precision in ("fp32", "bf16")),
+        _training(folder, "fp32", skipped=without),
+        *([] if without else [_training(folder, "bf16")]),
         _loop(folder),
         _preparing(folder, texts),
     ]
+
+
+def _computes_bf16() -> bool:
+    """Whether this processor has instructions for bf16; without them a step takes minutes."""
+    words = Path("/proc/cpuinfo").read_text().split()
+    return any(flag in words for flag in BF16_FLAGS)
 
 
 def lines_like_wikitext(paragraphs: Iterable[tuple[str, str]]) -> list[str]:
@@ -109,7 +122,7 @@ def _make_bundle(folder: Path, texts: list[str]) -> None:
         raise BenchError("the bundle could not be staged")
 
 
-def _training(folder: Path, precision: str) -> Workload:
+def _training(folder: Path, precision: str, skipped: Sequence[str] = ()) -> Workload:
     def targets(rounds: Rounds) -> list[Target]:
         best = min(ENGINES, key=lambda name: median_ratio(rounds, name, PADDED))
         padded = 18 if precision == "fp32" else 24
@@ -135,6 +148,7 @@ def _training(folder: Path, precision: str) -> Workload:
         base=next(iter(ENGINES)),
         candidates=[*ours, *theirs],
         targets=targets,
+        skipped=skipped,
         unit="tokens/s",
         per=1,
     )
