@@ -260,9 +260,11 @@ def check_texts(
                     check_roles(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
                     number = _counted(recipe)
-                elif data_of(recipe.task) in ("images", "labelled"):  # a sample for each row
-                    number = min(recipe.split.rows, recipe.limit or recipe.split.rows)
             counts += [number] if role == "train" else []
+    if total is not None and data_of(config.task) == "images" and not found.errors:
+        # A sample for each row.
+        rows = (min(r.split.rows, r.limit or r.split.rows) for r in recipes["train"])
+        found.attempt(check_step, config, sum(rows), total)
     known = [number for number in counts if number is not None]
     if total is not None and known and len(known) == len(counts) and sum(known) < total:
         with found.keeping():
