@@ -220,7 +220,10 @@ def fail(error: StageError) -> NoReturn:
 
 def _print_error(error: StageError) -> None:
     """Prints an error on stderr; with --json also as a document, if none is there yet."""
-    if not _Document.is_printed and _Document.is_due():
+    is_due = False
+    with suppress(MemoryError, ImportError, OSError):  # a command that could not be imported
+        is_due = _Document.is_due()
+    if not _Document.is_printed and is_due:
         found = {"message": error.message, "remedy": error.remedy}
         print_json({"format": 1, "exit_code": error.exit_code, "error": found})
     say(f"error: {error}", err=True)

@@ -7,12 +7,6 @@
 # Needs sh, tar, gzip and sha256sum; no Python, no conda, no network, no root. Exit codes: 0 done; 1 damaged, or not for
 # this machine; 2 wrong usage (PREFIX exists, is too long); 5 could not finish (disk): run it again.
 # Written by `stage fetch`; the same words for sh, dash, bash and busybox.
-# A transfer in text mode (ASCII) gives lines the ends of Windows. These lines work with them, because they end in `#`.
-case $(cat "$0") in *"$(printf '\r')"*) #
-  printf '%s\n' "$0 was changed on its way: its lines have the ends of Windows, so the bundle is damaged." >&2 #
-  printf '  -> %s\n' "Copy the bundle again, in binary mode (not as text, not ASCII, not through git)." >&2 #
-  exit 1 ;; #
-esac #
 
 asset='@ASSET@'
 image_sha256='@IMAGE_SHA256@'
