@@ -268,7 +268,8 @@ def _table(
         f"{''.join(f'<td>{_text(value)}</td>' for value in values)}</tr>"
         for label, values in rows
     )
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+    wraps = "" if len(names) > 1 else " one"
+    return f'<div class="scroll{wraps}"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _values(runs: Sequence[History], key: str) -> list[str]:
@@ -295,7 +296,7 @@ _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 
 
 def _value(value: Any) -> str:
     """A value of a file as text, cut where it is too long."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         inside = list(value.items())[:MOST_KEYS]
         return ", ".join(
             f"{key} {_REPR.repr(item) if isinstance(item, dict) else _value(item)}"

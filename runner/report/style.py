@@ -48,6 +48,7 @@ tr.differs td { background: var(--hit); padding-left: .4rem; }
 summary { cursor: pointer; color: var(--dim); margin: .8rem 0; }
 @media (max-width: 640px) { .tick { font-size: 17px; } .line { stroke-width: 2.4; } .raw { stroke-width: 1.4; }
   body { padding: 1rem .6rem 3rem; } figure { padding: .5rem .4rem .3rem; } .scroll table { width: max-content; min-width: 100%; } .scroll td { max-width: 60vw; }
+  .scroll.one table { width: 100%; } .scroll.one th { width: 45%; }
   .scroll.overview table, .overview tbody { display: block; width: 100%; } .scroll.overview td { max-width: none; }
   .overview thead { display: none; } .overview tr { display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: .4rem 0; border-bottom: 1px solid var(--rule); }
   .overview td { border: 0; padding: .1rem 0; } .overview td:not([data-heading=Run])::before { content: attr(data-heading) ": "; font-weight: 400; color: var(--dim); }
