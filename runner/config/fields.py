@@ -271,8 +271,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     lists = any(typing.get_origin(option) is tuple for option in _options(hint))
     like = f"For instance: {field.metadata['like']}" if field.metadata["like"] else ""
     if lists and isinstance(value, (str, int, float)):
-        pair = isinstance(field.default, tuple) and len(field.default) == 2
-        like = f"For instance: {list(field.default)}" if pair else f"Write a list: [{value}]"
+        default: Any = field.default
+        pair = isinstance(default, tuple) and len(default) == 2
+        like = f"For instance: {list(default)}" if pair else f"Write a list: [{value}]"
     if lists and isinstance(value, list) and any(type(item) in (int, float) for item in value):
         like = like or "Put each in quotes: YAML reads 3.10 as the number 3.1."
     if not like and str in _options(hint) and type(value) in (int, float):

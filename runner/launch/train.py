@@ -1,8 +1,7 @@
 """`runner train` and `runner prepare`: from a run file to running ranks.
 
 The same command is first a launcher and then, started by the launcher, srun or mpirun, a rank. The
-launcher checks, prepares the data and writes the run folder; the rank trains. So the heavy work is
-done once and outside the ranks, however the command is started.
+launcher checks, prepares the data and writes the run folder, once for all ranks; the rank trains.
 """
 
 from __future__ import annotations

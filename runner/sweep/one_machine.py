@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runner.errors import StageError, UsageError, human_count
+from runner.launch.rank import find_role
 from runner.launch.train import Run, check_all_installed, report_devices, world_size
 from runner.plan import devices
 from runner.plan.shapes import Device
 from runner.preflight.findings import Findings
-from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import runner_command
 from runner.ranks.processes import die_with_parent
 from runner.report import write
@@ -53,7 +53,7 @@ def sweep(
     Raises:
         StageError: a member cannot work; raised before any begins.
     """
-    role = ranks_environment.role(environ, processes)
+    role = find_role(environ, processes)
     if role == "rank":
         raise UsageError(
             "runner train --array starts its ranks itself.", "Call it once, without srun."

@@ -107,7 +107,10 @@ def test_ticks_are_readable_and_nothing_is_wider_than_the_screen(
     )
     assert heights and min(heights) >= 11
     assert window.value("document.documentElement.scrollWidth") <= width
-    cells = "[...document.querySelectorAll('.overview td, .one td')].map(c => c.getBoundingClientRect().right)"
+    cells = (
+        "[...document.querySelectorAll('.overview td, .one td')]"
+        ".map(c => c.getBoundingClientRect().right)"
+    )
     assert max(window.value(cells)) <= width
     outside = window.value(
         "[...document.querySelectorAll('.tick')].filter(t => t.getBoundingClientRect().width"
