@@ -20,22 +20,23 @@ ASK_SLURM_EVERY_S = 20
 def status(run: str | None, as_json: bool) -> None:
     """Print the state of RUN, or of all runs below output/.
 
-    RUN is a run folder, a run file, or a Slurm job's number.
+    RUN is a run folder, a folder of them (a sweep), a run file, or a Slurm job's number.
 
     \b
     Examples:
       runner status
       runner status output/my
     """
-    from runner.run_folder.status import all_runs, find, table
+    from runner.run_folder.status import SCRIPT, all_runs, find, members, table
     from runner.run_folder.status import status as look
 
-    if run is None:
-        runs = all_runs(Path("output"))
+    below = Path("output") if run is None else Path(run)
+    if run is None or (members(below) and not (below / SCRIPT).is_file()):
+        runs = all_runs(below)
         if as_json:
             print_json({"runs": [found.document() for found in runs]})
         else:
-            print_line("\n".join(table(runs, Path("output").absolute())))
+            print_line("\n".join(table(runs, below.absolute())))
         return
     found = look(*find(run))
     if as_json:
@@ -111,14 +112,14 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The page. Default: report.html in the run folder; of several runs, here.",
+    help="The page. Default: report.html in the folder; of several, here.",
 )
 @quiet_option
 @json_option
 def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bool) -> None:
     """Write one HTML page on runs: curves, settings and their origin.
 
-    RUN is a run folder or a run file.
+    RUN is a run folder, a folder of them (a sweep), or a run file.
 
     \b
     Examples:
@@ -126,9 +127,14 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bo
       runner report output/* -o compare.html
     """
     from runner.report import write
-    from runner.run_folder.status import find
+    from runner.run_folder.status import find, members
 
-    runs = tuple(find(str(run))[0] if run.is_file() else run for run in runs)
+    if len(runs) == 1 and members(runs[0]):
+        output = output or runs[0] / "report.html"
+    # Of `output/*` a page that is there is none of the runs.
+    given = [run for run in runs if len(runs) == 1 or run.suffix != ".html"]
+    found = [find(str(run))[0] if run.is_file() else run for run in given]
+    runs = tuple(one for run in found for one in members(run) or [run])
     with silent(if_=quiet or as_json):
         page = write(runs, output)
         print_line(str(page))

@@ -281,7 +281,8 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
     if lists and isinstance(value, list) and None in value:
         like = "An entry is empty. `#` begins a comment in YAML: put such a line in quotes."
     if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:
-        like = f"Give one. Several are several runs: runner submit RUN --array {dotted(where)}=A,B"
+        array = f"--array {dotted(where)}=A,B"
+        like = f"Give one. Several are several runs: runner submit RUN {array}, or runner train"
     raise UsageError(
         f"{lines.place(*where)}: `{dotted(where)}` must be {expected}, found {_show(value)}.",
         suggest(value, _words(hint), like) if isinstance(value, str) else like,

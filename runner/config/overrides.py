@@ -6,7 +6,7 @@ the command line instead of a line of the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.theirs.names import NAMES_ELSEWHERE
@@ -23,6 +23,9 @@ class _LinesAndOptions(Lines):
         return super().place(*where)
 
 
+_LENGTHS: Mapping[tuple[str, ...], str] = {("steps",): "epochs", ("epochs",): "steps"}
+
+
 def override(
     data: dict[str, Any], lines: Lines, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], Lines]:
@@ -36,7 +39,8 @@ def override(
     Returns:
         The run file, and its line numbers with the command line for the keys that were set.
 
-    A text that is not `key=value` is kept in `lines.mistakes`.
+    A text that is not `key=value` is kept in `lines.mistakes`. `steps` replaces `epochs` of the
+    file, and the other way round: they are two ways to say one thing.
     """
     numbers = dict(lines.numbers)
     for text in overrides:
@@ -51,6 +55,10 @@ def override(
             here[keys[-1]] = parsed
             others = {where: n for where, n in numbers.items() if where[: len(keys)] != keys}
             numbers = others | {keys: 0}
+            replaced = _LENGTHS.get(keys)
+            if replaced and parsed is not None and numbers.get((replaced,)) != 0:
+                data.pop(replaced, None)
+                numbers.pop((replaced,), None)
     return data, _LinesAndOptions(lines.path, numbers, mistakes=lines.mistakes)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from runner import isolation, offline
 from runner.errors import IncompleteError, StageError, UsageError, suggest
 from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank, give_up
+from runner.launch.rank import become_rank, end_rank, find_role, give_up
 from runner.launch.srun import run_batch
 from runner.launch.train import (
     Run,
@@ -32,10 +32,12 @@ from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import RANK_FLAG
 from runner.ranks.processes import raise_limits
 from runner.run_folder.checkpoints import best_step, newest_first
+from runner.run_folder.history import earlier_settings, in_yaml, settings_of
 from runner.run_folder.layout import RunFolder, read_metrics
 
 FIRST = "none"
 """The name of the first weights: those of the bundle, or of `model.init`."""
+_HOLD_OUT = ("asset", "train", "validation", "validation_seed")
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,22 @@ def choose(run: Run, wanted: str | None) -> Evaluation:
     Raises:
         UsageError: there is no such checkpoint, or nothing to evaluate on.
     """
+    has_begun = run.folder.metrics.exists()
     if not any(data.validation for data in run.inputs.datasets):
+        share = (
+            "A share of the training split would be rows that this run has trained on."
+            if has_begun and wanted != FIRST
+            else "Or hold out a share of the training split: validation: 5%."
+        )
         raise UsageError(
             f"{run.config.path}: no validation split is read.",
-            "Name a split of the dataset: --set dataset.validation=NAME; or hold out a share "
-            "of the training split: validation: 5%.",
+            f"Name a split of the dataset: --set dataset.validation=NAME. {share}",
         )
+    if wanted != FIRST:
+        _check_held_out(run)
     root = run.folder.root
     hidden = replace(run, folder=RunFolder(root.parent / f".evaluate-{root.name}"))
     found = {path.name: path for path in newest_first(run.folder.checkpoints)}
-    has_begun = run.folder.metrics.exists()
     if wanted == FIRST or (wanted is None and not found and not has_begun):
         init = run.config.model.init
         names = {"pretrained": f"the weights of {run.config.model.asset}", "scratch": "new weights"}
@@ -97,6 +105,35 @@ def choose(run: Run, wanted: str | None) -> Evaluation:
             suggest(str(wanted), found) or f"There are: {', '.join(found)}.",
         )
     return Evaluation(hidden, found[name], name)
+
+
+def _check_held_out(run: Run) -> None:
+    """Checks that a held out share of the training split is the one of the training.
+
+    Raises:
+        UsageError: the run has trained on rows that it would be measured on.
+    """
+    before, now = _splits(earlier_settings(run.folder)), _splits(settings_of(run.config))
+    shares = any(data.validation and data.validation.part for data in run.inputs.datasets)
+    changed = [key for key in before if key in now and before[key] != now[key]]
+    if shares and changed:
+        key = changed[0]
+        raise UsageError(
+            f"{run.folder.root}: this run was trained with {key}: {in_yaml(before[key])}; now it "
+            f"is {in_yaml(now[key])}, so it has trained on rows that it would be measured on.",
+            "Name another split: --set dataset.validation=NAME; or train a run that holds them "
+            "out from its beginning.",
+        )
+
+
+def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide which rows are held out: dotted key -> value."""
+    found = {f"dataset.{key}": settings.get(f"dataset.{key}") for key in _HOLD_OUT}
+    several = settings.get("datasets")
+    for number, data in enumerate(several if isinstance(several, list) else []):
+        if isinstance(data, dict):
+            found |= {f"datasets[{number}].{key}": data.get(key) for key in _HOLD_OUT}
+    return {key: value for key, value in found.items() if key in settings or "[" in key}
 
 
 def evaluate(
@@ -123,7 +160,7 @@ def evaluate(
     """
     offline.set_variables(os.environ)
     raise_limits()
-    role = ranks_environment.role(environ, processes)
+    role = find_role(environ, processes)
     isolation.isolate(os.environ, say)
     if role == "rank" and environ.get(RANK_FLAG) != "1":
         raise UsageError(

@@ -203,7 +203,9 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 keys |= {key: _word(column) for key, column in chosen.items()}
                 keys["train"] = _word(train)
                 keys["validation"] = validation if validation == "null" else _word(validation)
-                comments["validation"] = "null: none" if validation != "null" else ""
+                comments["validation"] = (
+                    "null: none" if validation != "null" else "5%: holds out a share of train"
+                )
                 found.append(_Data(keys, comments, splits[train].rows))
     if not found:
         wanted = " and ".join(KEYS[task])

@@ -31,7 +31,7 @@ from runner.disks import (
     read_mounts,
     user_variables,
 )
-from runner.errors import StageError, UsageError, suggest, write_atomically
+from runner.errors import StageError, UsageError, human_count, suggest, write_atomically
 from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.server_process import read_line, stage_command, start_server
@@ -98,8 +98,9 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     counts = Counter(repository.kind for repository in repositories)
     metrics = f", {counts['spaces']} of metrics" if counts["spaces"] else ""
     about = (
-        f"bundle {bundle_id[:12]} is the Hub at {address} ({counts['models']} names of models, "
-        f"{counts['datasets']} of datasets{metrics}); caches: {folder}"
+        f"bundle {bundle_id[:12]} is the Hub at {address} "
+        f"({human_count(counts['models'], 'name')} of models, {counts['datasets']} of datasets"
+        f"{metrics}); caches: {folder}"
     )
     if environ.get("SLURM_PROCID", "0") == "0":
         own = {name: variables[name] for name in ("PYTHONNOUSERSITE",) if name in variables}

@@ -136,7 +136,7 @@ def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
     except UsageError as error:
         same = [a.name for a in bundle.lock.assets.values() if a.source.location == name]
         raise UsageError(
-            f"{place}: the bundle {bundle.root} has no asset of that name.",
+            f"{place}: the bundle in {bundle.root} has no asset of that name.",
             f"Write `{same[0]}`, the asset's name: {name} is its repository."
             if same
             else error.remedy,

@@ -123,6 +123,8 @@ def request(
         sweep: the members of a job array; empty: a single run.
     """
     slurm, run_folder = config.slurm, run_folder.absolute()
+    if slurm.time is not None:
+        time_limit_s(slurm.time, f"{config.place('slurm.time')}: slurm.time")
     ranks = ranks_on_node(slurm)
     cpus, reason = cpus_per_task(node_shapes(slurm.partition), ranks, slurm.gpus_per_node)
     sets = [argument for override in overrides for argument in ("--set", override)]

@@ -158,7 +158,10 @@ def _check_is_run_folder(folder: RunFolder) -> None:
         inside = sorted(path.parent for path in folder.root.glob("*/config.yaml"))
         raise UsageError(
             f"{folder.root}: not a run folder: it has no config.yaml and no metrics.jsonl.",
-            f"Did you mean {inside[0]}?" if inside else hint,
+            f"Runs are in it: {', '.join(path.name for path in inside[:8])}"
+            f"{', ...' if len(inside) > 8 else ''}. Give one, such as {inside[0]}"
+            if inside
+            else hint,
         )
 
 
@@ -203,13 +206,20 @@ def changed_since(folder: RunFolder, config: RunConfig) -> list[str]:
     """
     before, after = earlier_settings(folder), settings_of(config)
     return [
-        f"{key} {before.get(key)} (now {after.get(key)})"
+        f"{key} {in_yaml(before.get(key))} (now {in_yaml(after.get(key))})"
         for key in sorted(before.keys() | after.keys())
         if before
         and before.get(key) != after.get(key)
         and key.split(".")[0] not in _NOT_TRAINED_WITH
         and (key in before or key in config.given)
     ]
+
+
+def in_yaml(value: Any) -> Any:
+    """Python's words for a value as a run file has them."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def earlier_settings(folder: RunFolder) -> dict[str, Any]:

@@ -174,16 +174,23 @@ def all_runs(output: Path) -> list[Status]:
     return [_status(folder, None, queue, asks_for_ended=False) for folder in folders]
 
 
+def members(folder: Path) -> list[Path]:
+    """The run folders in the folder of a sweep, or of several runs. A run or a bench has none."""
+    is_run = is_run_folder(folder) and not (folder / SCRIPT).is_file()
+    if is_run or (folder / "results.json").exists():
+        return []
+    shown = (child for child in sorted(folder.glob("*")) if not child.name.startswith("."))
+    return [child for child in shown if is_run_folder(child)]
+
+
 def _run_folders(folder: Path) -> Iterator[Path]:
     """The run folders in a folder, and those of its sweeps. The trials of a bench are none."""
     for child in sorted(folder.glob("*")):
         is_trials = (child / "results.json").exists()
         if not child.is_dir() or child.name.startswith(".") or is_trials:
             continue
-        is_sweep = (child / SCRIPT).is_file() or not is_run_folder(child)
-        members = [one for one in sorted(child.glob("*")) if is_run_folder(one)] if is_sweep else []
-        if members:
-            yield from members
+        if found := members(child):
+            yield from found
         elif (child / SCRIPT).is_file() or is_run_folder(child):
             yield child
 

@@ -79,8 +79,12 @@ class SbatchRequest:
         return self.run_folder / "logs" / ("slurm-%A_%a.out" if self.members else "slurm-%j.out")
 
 
-def time_limit_s(text: str) -> int | None:
+def time_limit_s(text: str, place: str = "slurm.time") -> int | None:
     """Converts Slurm's time notation (sbatch(1), `--time`) to seconds; None for no limit.
+
+    Args:
+        text: as Slurm reads it.
+        place: where it is written, for the message.
 
     Raises:
         UsageError: the text is not a time. `sbatch --test-only` would not notice.
@@ -90,7 +94,7 @@ def time_limit_s(text: str) -> int | None:
     match = _TIME.fullmatch(text)
     if not match:
         raise UsageError(
-            f"slurm.time: {text!r} is not a time limit",
+            f"{place}: {text!r} is not a time limit",
             'Slurm reads "MINUTES", "HH:MM:SS", "DAYS-HH" or "DAYS-HH:MM:SS"; '
             "in YAML it needs the quotes.",
         )

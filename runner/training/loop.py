@@ -160,9 +160,14 @@ class Trainer:
         for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
         ranks = human_count(self.ranks.world_size, "rank")
+        rounded = ""
+        if self.config.steps is None and self.config.epochs is not None:
+            asked = self.config.epochs * len(self.order) / self.plan.total
+            if asked < self.num_steps:
+                rounded = f" (epochs: {self.config.epochs:g} is {asked:.1f} steps, rounded up)"
         self.observer.say(
             f"training {human_count(self.num_steps, 'step')} of "
-            f"{human_count(self.plan.total, 'sequence')} on {ranks}"
+            f"{human_count(self.plan.total, 'sequence')} on {ranks}{rounded}"
         )
 
     def run(self) -> bool:

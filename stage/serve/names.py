@@ -8,7 +8,7 @@ rule: a name without an owner is the one repository here that is called so; lett
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from stage.serve.catalogue import OWN, Catalogue, ServedRepository
@@ -73,19 +73,28 @@ def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
             f" ({others} is: if that is the same repository under its new name, write {name} in "
             "its entry, and both names work)"
         )
-    return f"{text}; {entry(kind, name)}"
+    own = f"{OWN}/{name.rpartition('/')[2]}"
+    if (kind, own) in catalogue.repositories:
+        text += f" (your own {own.rpartition('/')[2]} is here as `{own}`)"
+    taken = {id.rpartition("/")[2] for _, id in catalogue.repositories if id.startswith(f"{OWN}/")}
+    return f"{text}; {entry(kind, name, taken=taken)}"
 
 
-def entry(kind: str, name: str, more: Mapping[str, str] | None = None) -> str:
+def entry(
+    kind: str, name: str, more: Mapping[str, str] | None = None, taken: Collection[str] = ()
+) -> str:
     """The entry for the manifest, as YAML to paste below `assets:`.
 
     Args:
         more: further keys of the entry.
+        taken: the names of assets that the manifest has already.
     """
     if not _REPOSITORY.fullmatch(name):
         return "that is not the name of a repository"
     repository = _in_manifest(kind, name)
-    asset = "-".join([repository.rpartition("/")[2], *(more or {}).values()])
+    base = repository.rpartition("/")[2]
+    base = repository if base in taken else base
+    asset = "-".join([base, *(more or {}).values()])
     lines = [f"  {scalar(re.sub(r'[^A-Za-z0-9._-]+', '-', asset).strip('.'))}:"]
     lines += [f"    {ENTRY_KEYS[kind]}: {scalar(repository)}"]
     lines += [f"    {key}: {scalar(value)}" for key, value in (more or {}).items()]

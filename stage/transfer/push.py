@@ -130,14 +130,14 @@ def push(
         reporter.note(f"{target}: all files are sent")
         if found.verifiers:
             reporter.note(f"{target}: every byte is read there now; this can take long")
-        verifier, report = verify_remote(remote, found.verifiers)
+        verifier, report = verify_remote(remote, found.verifiers, state)
         damaged = _damaged_of(bundle, report)
         if damaged:
             _check_sound_here(bundle, damaged, target, reporter, were_sent=True)
             files = human_count(len(damaged), "file")
             reporter.warn(f"{target}: {files} not as sent; sending again with checksums")
             transfer.repair(damaged)
-            verifier, report = verify_remote(remote, found.verifiers)
+            verifier, report = verify_remote(remote, found.verifiers, state)
     return PushOutcome(target, bundle.id, verifier, len(damaged), report, tuple(removed))
 
 

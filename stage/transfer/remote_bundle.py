@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stage.bundle.bundle import VERIFIER
 from stage.errors import IncompleteError, UsageError
 from stage.transfer.remote import RemoteShell, without_sharing
 from stage.util.files import read_file
+from stage.verify.receipt import record
 from stage.verify.verify import verify
 
 
@@ -156,11 +158,14 @@ def files_to_replace(remote: RemoteShell) -> frozenset[str]:
     return frozenset(name.removeprefix("./") for name in output.split("\0") if name)
 
 
-def verify_remote(remote: RemoteShell, verifiers: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Verifies the bundle at the target.
+def verify_remote(
+    remote: RemoteShell, verifiers: tuple[str, ...], state: Path
+) -> tuple[str, dict[str, Any]]:
+    """Verifies the bundle at the target, and leaves a receipt there, as `stage verify` does.
 
     Args:
         verifiers: `RemoteState.verifiers`.
+        state: the folder of receipts of this machine, for a target that is a folder here.
 
     Returns:
         The program that verified, and its report as `stage verify --json` prints it.
@@ -172,11 +177,14 @@ def verify_remote(remote: RemoteShell, verifiers: tuple[str, ...]) -> tuple[str,
         raise _not_verified(remote)
     program, *others = verifiers
     if remote.target.host is None:
-        return program, verify(Path(remote.target.folder)).to_json()
+        found = verify(Path(remote.target.folder))
+        with suppress(OSError):  # the verdict holds without
+            record(state, found)
+        return program, found.to_json()
     command = "stage verify" if program == "stage" else f"python3 -I {remote.inside(VERIFIER)}"
     done = remote.ask(f"{command} --json {shlex.quote(remote.folder)}")
     if done.returncode == 2 and others:  # an older `stage`, which has printed why
-        return verify_remote(remote, tuple(others))
+        return verify_remote(remote, tuple(others), state)
     try:
         report = json.loads(done.stdout)
     except ValueError:

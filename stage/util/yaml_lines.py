@@ -176,7 +176,10 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
     except IsADirectoryError:
         raise UsageError(
-            f"{path}: is a folder, expected a YAML file", "Give the path of the file."
+            f"{path}: is a folder, expected a YAML file",
+            f"Give the file itself, and this folder as --output {path}, if a run is in it."
+            if Path(path, "config.yaml").exists()
+            else "Give the path of the file.",
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(

@@ -204,6 +204,7 @@ def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int
     for path, description in results.items():
         print(f"{path}\n    {description}")
     print("\n" + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in shell.times))
+    print(f"next: . {ROOT}/.venv/bin/activate    (for `stage` and `runner`), then the README")
     return 0
 
 

@@ -151,6 +151,20 @@ def test_epochs_and_steps_together_are_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("there", "set"), [("epochs: 3", "steps=10"), ("steps: 10", "epochs=3")])
+def test_a_length_on_the_command_line_replaces_that_of_the_file(
+    tmp_path: Path, there: str, set: str
+) -> None:
+    """Our own remedy, `--set steps=93`, ended at the `epochs` of the file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{SMALLEST}{there}\n")
+    config = RunConfig.load(path, [set])
+    expected = (None, 10) if set == "steps=10" else (3.0, None)
+    assert (config.epochs, config.steps) == expected
+    with pytest.raises(UsageError, match="are both given"):
+        RunConfig.load(path, ["steps=10", "epochs=3"])
+
+
 def test_a_newer_format_says_what_to_do(tmp_path: Path) -> None:
     said = refused(tmp_path, SMALLEST.replace("format: 1", "format: 2"))
     assert "mine.yaml:1: format 2" in said

@@ -243,6 +243,13 @@ def test_an_asset_asked_for_by_its_bare_name_is_told_as_what_it_is_here(bundle: 
     assert said == "dataset notes: not in this bundle; it is here as `bundle/notes`"
 
 
+def test_an_entry_to_paste_has_no_name_that_the_manifest_has(bundle: Path) -> None:
+    """A key that is written twice ended `stage fetch`."""
+    said = why_missing(Catalogue.of(Bundle.open(bundle)), "datasets", "acme/notes")
+    assert "(your own notes is here as `bundle/notes`)" in said
+    assert "\n  acme-notes:\n    dataset: acme/notes" in said
+
+
 def test_a_run_that_ended_by_a_loss_that_is_no_number_is_not_advised_to_do_the_same_again(
     tmp_path: Path,
 ) -> None:

@@ -194,13 +194,29 @@ def test_of_a_run_that_just_began_there_is_a_page_too(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_folder_is_refused_in_words(tmp_path: Path) -> None:
-    run_folder(tmp_path / "output" / "tiny")
+    (tmp_path / "nothing").mkdir()
     for folder, said in (
         (tmp_path / "nowhere", "no such run folder"),
-        (tmp_path / "output", "Did you mean"),
+        (tmp_path / "nothing", "not a run folder"),
     ):
         done = CliRunner().invoke(main, ["report", str(folder)])
         assert done.exit_code == 2 and said in done.output, done.output
+
+
+def test_a_sweep_gets_one_page_into_its_folder_and_may_be_among_others(tmp_path: Path) -> None:
+    """`runner report output/*` ended at the folder of a sweep, and then at the page in it."""
+    sweep = tmp_path / "output" / "sweep"
+    for name in ("seed=1", "seed=2"):
+        run_folder(sweep / name)
+    run_folder(tmp_path / "output" / "alone")
+    done = CliRunner().invoke(main, ["report", str(sweep), "--json"])
+    assert done.exit_code == 0 and (sweep / "report.html").is_file(), done.output
+    of_sweep = [Path(path).name for path in json.loads(done.output)["run_folders"]]
+    assert of_sweep == ["seed=1", "seed=2"]
+    page, inside = tmp_path / "all.html", sorted(map(str, sweep.glob("*")))
+    for runs in (sorted(map(str, (tmp_path / "output").glob("*"))), inside):
+        done = CliRunner().invoke(main, ["report", *runs, "-o", str(page)])
+        assert done.exit_code == 0 and "seed=2" in page.read_text(), done.output
 
 
 def test_one_run_gets_its_page_into_its_folder(tmp_path: Path) -> None:

@@ -182,6 +182,18 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
         choose(run, "step-77")
 
 
+def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    from runner.evaluate.launch import choose
+
+    path = shared_cluster.write(steps=4, **SMALL)
+    run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
+    with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
+        choose(run, None)
+    assert choose(run, "none").checkpoint is None
+
+
 @pytest.mark.slow  # the launcher and its ranks; what they do is tested above
 def test_the_command_evaluates_and_prints_the_measures(
     ended: object, shared_cluster: Cluster

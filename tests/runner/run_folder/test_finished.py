@@ -116,7 +116,7 @@ def test_what_a_finished_run_was_not_trained_with_is_listed(
     other = config(tmp_path, "steps: 8\noptimizer: {lr: 0.5}\nlora: {rank: 2, alpha: 4}")
     changed = changed_since(folder, other)
     assert "optimizer.lr 5e-05 (now 0.5)" in changed
-    assert "lora.rank None (now 2)" in changed
+    assert "lora.rank null (now 2)" in changed
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(

@@ -55,7 +55,7 @@ def login_node(programs: Path, folder: Path) -> RemoteShell:
 
 
 def test_a_stage_there_that_is_too_old_for_the_bundle_leaves_it_to_the_bundles_script(
-    bundle: Path, tools: Path
+    bundle: Path, tmp_path: Path, tools: Path
 ) -> None:
     """The cluster's airlift is often older than the laptop's."""
     (tools / "stage").write_text(
@@ -65,7 +65,7 @@ def test_a_stage_there_that_is_too_old_for_the_bundle_leaves_it_to_the_bundles_s
     place = login_node(tools, bundle)
     facts = inspect_remote(place, bundle)
     assert facts.verifiers == ("stage", "stage-verify.py")
-    verifier, report = verify_remote(place, facts.verifiers)
+    verifier, report = verify_remote(place, facts.verifiers, tmp_path / "state")
     assert (
         verifier == "stage-verify.py" and report["ok"] and report["proof"]["payload"] == "bundle id"
     )
@@ -83,7 +83,7 @@ def test_a_script_that_is_not_ours_is_never_started_there(
     facts = inspect_remote(place, bundle)
     assert facts.verifiers == ()
     with pytest.raises(IncompleteError, match="NOT VERIFIED"):
-        verify_remote(place, facts.verifiers)
+        verify_remote(place, facts.verifiers, tmp_path / "state")
     assert not ran.exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stage.verify.receipt import Receipt, find, state_folder
 from stage.verify.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.transfer.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
@@ -27,6 +28,8 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert verify(there).ok
+    # The next command that is printed, `runner check`, knows that every byte was read.
+    assert isinstance(find(state_folder(os.environ), there), Receipt)
     flip(there / WEIGHTS, 1)
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     assert verify(there).ok
