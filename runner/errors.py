@@ -27,7 +27,14 @@ from stage.errors import (
 )
 from stage.installation import install_command
 from stage.util.encodings import save_as_utf8
-from stage.util.files import format_age, human_count, human_size, sync_folder, write_atomically
+from stage.util.files import (
+    format_age,
+    human_count,
+    human_size,
+    read_start,
+    sync_folder,
+    write_atomically,
+)
 from stage.util.sandbox import close_network, isolated
 from stage.util.yaml_lines import (
     Lines,
@@ -66,6 +73,7 @@ __all__ = [
     "print_json",
     "print_line",
     "quiet_option",
+    "read_start",
     "read_value",
     "reading_yaml",
     "save_as_utf8",

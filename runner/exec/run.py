@@ -31,7 +31,14 @@ from runner.disks import (
     read_mounts,
     user_variables,
 )
-from runner.errors import StageError, UsageError, human_count, suggest, write_atomically
+from runner.errors import (
+    StageError,
+    UsageError,
+    human_count,
+    read_start,
+    suggest,
+    write_atomically,
+)
 from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.server_process import read_line, stage_command, start_server
@@ -189,9 +196,8 @@ def _note_on_line_ends(command: Sequence[str]) -> str:
         return ""
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     try:
-        with open(script, "rb") as file:
-            start = file.read(2**16)
-    except OSError:
+        start = read_start(Path(script), 2**16)
+    except OSError:  # also a pipe, as in `bash <(...)`: what we read, bash would not
         return ""
     if b"\r\n" not in start:
         return ""
@@ -233,8 +239,10 @@ def _check_can_start(program: Path) -> None:
     Raises:
         UsageError: the line ends of Windows, an interpreter that is not here, or no first line.
     """
-    with open(program, "rb") as file:
-        start = file.read(256)
+    try:
+        start = read_start(program, 256)
+    except OSError:  # it may be executed, and not read
+        return
     first = start.partition(b"\n")[0]
     if b"\0" in start or not start:  # a program of the machine
         return
@@ -246,7 +254,7 @@ def _check_can_start(program: Path) -> None:
     if first.endswith(b"\r"):
         raise UsageError(
             f"{program} has the line ends of Windows, so the system looks for a program "
-            f"`{first[2:].split()[0].decode(errors='replace')}\\r`.",
+            f"`{first[2:].strip().decode(errors='replace')}\\r`.",
             f"sed -i 's/\\r$//' {shlex.quote(str(program))}",
         )
     words = first[2:].split()

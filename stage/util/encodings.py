@@ -32,10 +32,14 @@ def save_as_utf8(path: Path, data: bytes) -> str:
         path: the file.
         data: its bytes, which are not UTF-8. UTF-16 is what PowerShell's `>` writes.
     """
-    wide = data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data
-    encoding = "UTF-16" if wide else likely_encoding(data) or "ENCODING"
+    encoding = "UTF-16" if is_utf16(data) else likely_encoding(data) or "ENCODING"
     name, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
     return f"Save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > {new} && mv {new} {name}"
+
+
+def is_utf16(data: bytes) -> bool:
+    """Whether a text is UTF-16, by its mark, or because about every second byte is zero."""
+    return data.startswith((b"\xff\xfe", b"\xfe\xff")) or data.count(0) > len(data) // 4
 
 
 def entry_name(stated: bytes, raw: bytes, archive: str, command: str) -> str:

@@ -13,6 +13,7 @@ import shlex
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from stage.errors import IncompleteError, UsageError
 
@@ -34,11 +35,8 @@ def read_file(path: Path, most: int = MAX_TEXT, *, follow: bool = True) -> bytes
     """
     if not follow and path.is_symlink():
         raise OSError(errno.ELOOP, "a link, not a file", str(path))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+    with _open_regular(path) as file:
+        status = os.fstat(file.fileno())
         if status.st_size > most:
             raise OSError(errno.EFBIG, f"larger than the {human_size(most)} it may have", str(path))
         # Not `read(most)`: that allocates so many bytes before it reads the first.
@@ -49,6 +47,25 @@ def read_file(path: Path, most: int = MAX_TEXT, *, follow: bool = True) -> bytes
     if size > most:  # it grew meanwhile, or the system states a wrong size
         raise OSError(errno.EFBIG, f"larger than the {human_size(most)} it may have", str(path))
     return b"".join(parts)
+
+
+def read_start(path: Path, size: int) -> bytes:
+    """The first bytes of a file that another user may have put there; at most `size` of them.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file; see `strerror`.
+    """
+    with _open_regular(path) as file:
+        return file.read(size)
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    """Opens a regular file. It neither waits for a pipe nor takes bytes out of one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+    return open(descriptor, "rb")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

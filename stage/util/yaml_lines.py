@@ -21,7 +21,7 @@ import yaml
 
 from stage.errors import Mistakes, UsageError, join_errors, suggest, suggest_path
 from stage.installation import install_command
-from stage.util.encodings import save_as_utf8
+from stage.util.encodings import is_utf16, save_as_utf8
 from stage.util.files import read_file
 
 MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
@@ -187,10 +187,8 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
-    if "\0" in text:
-        raise UsageError(
-            f"{path}: not UTF-8 text (it has zero bytes)", save_as_utf8(Path(path), content)
-        )
+    if is_utf16(content):  # without a mark
+        raise UsageError(f"{path}: not UTF-8 text (UTF-16)", save_as_utf8(Path(path), content))
     try:
         _check_aliases_and_depth(text, path)
         node = yaml.compose(text, Loader=_Loader)

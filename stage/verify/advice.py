@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stage.bundle.bundle import FETCH_PARTIAL, LOCK, PAYLOAD, TAG_MANIFEST
+from stage.util.files import read_start
 from stage.util.paths import printable
 from stage.verify.receipt import find_damage, state_folder
 from stage.verify.report import BY_ID, BY_LISTS, Finding, VerificationReport, is_closed
@@ -119,8 +120,7 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
 def _has_other_line_ends(root: Path) -> bool:
     """Whether the lock, which we write with `\\n` alone, has the line ends of Windows."""
     try:
-        with open(root / LOCK, "rb") as file:
-            return b"\r\n" in file.read(2**12)
+        return b"\r\n" in read_start(root / LOCK, 2**12)
     except OSError:
         return False
 

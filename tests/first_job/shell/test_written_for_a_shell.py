@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,23 @@ def test_a_script_that_no_kernel_starts_is_refused_with_the_way_out(
     assert_found(said, Found(words[:1], words[1]))
 
 
+def test_a_script_that_comes_through_a_pipe_is_not_read_before_bash(staged: Path) -> None:
+    """`runner exec -- bash <(make_script)`: what we read of a pipe, bash does not get."""
+    reader, writer = os.pipe()
+    os.write(writer, b"echo from the pipe\n")
+    os.close(writer)
+    runner = [sys.executable, "-m", "runner", "exec", "--bundle", str(staged), "--"]
+    done = subprocess.run(
+        [*runner, "bash", f"/dev/fd/{reader}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        pass_fds=(reader,),
+    )
+    os.close(reader)
+    assert "from the pipe" in done.stdout, done.stderr
+
+
 UTF_16 = {"E19": Found(("not UTF-8 text",), "iconv -f UTF-16 -t UTF-8")}
 
 
@@ -96,9 +115,6 @@ def test_a_folder_that_was_removed_is_named(staged: Path, tmp_path: Path) -> Non
     gone.mkdir()
     write_run(tmp_path, **GPT2)
     script = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m runner check run.yaml --bundle b"
-    import os
-    import subprocess
-
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=os.environ)
     assert done.returncode != 0
     assert "The current folder was removed" in done.stderr and "Traceback" not in done.stderr
