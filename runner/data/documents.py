@@ -62,7 +62,7 @@ def _encoded(
     A fast tokenizer lets other threads of Python work meanwhile.
     """
     name = recipe.dataset.text
-    for rows in columns(recipe.split, [name], recipe.limit):
+    for rows in read_ahead(columns(recipe.split, [name], recipe.limit)):
         texts = [text for text in rows[name] if text and not text.isspace()]
         if fast is not None:
             encoded = fast.encode_batch_fast(texts, add_special_tokens=False)
