@@ -112,14 +112,32 @@ def _make_bundle(folder: Path, texts: list[str]) -> None:
             rows.writerow(["text"])
             rows.writerows([text] for _ in range(times) for text in texts)
     shutil.copytree(model_folder(), folder / "minilm")
+    _make_small(folder)
     (folder / "manifest.yaml").write_text(
-        "format: 1\nname: bench\nassets:\n  minilm: {path: minilm}\n"
+        "format: 1\nname: bench\nassets:\n  minilm: {path: minilm}\n  small: {path: small}\n"
         "  text: {path: text.csv, convert: csv}\n  long: {path: long.csv, convert: csv}\n"
     )
     stage = [sys.executable, "-m", "stage", "fetch", "-q", "manifest.yaml", "-o", "bundle"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if subprocess.run(stage, cwd=folder, env=environment).returncode:
         raise BenchError("the bundle could not be staged")
+
+
+def _make_small(folder: Path) -> None:
+    """A BERT whose step takes about 50 ms, most of it not arithmetic."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    small = folder / "small"
+    tokenizer = AutoTokenizer.from_pretrained(str(folder / "minilm"))
+    tokenizer.save_pretrained(small)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=256,
+        num_attention_heads=2,
+        num_hidden_layers=4,
+    )
+    BertForMaskedLM(config).save_pretrained(small)
 
 
 def _training(folder: Path, precision: str, skipped: Sequence[str] = ()) -> Workload:
@@ -131,10 +149,7 @@ def _training(folder: Path, precision: str, skipped: Sequence[str] = ()) -> Work
             Target(f"times as fast as {TRAINER}", median_ratio(rounds, TRAINER, best), 1.6),
         ]
 
-    ours = [
-        _ours(folder, name, engine, precision, "tokens", LENGTH, BATCH)
-        for name, engine in ENGINES.items()
-    ]
+    ours = [_ours(folder, name, engine, precision, "tokens") for name, engine in ENGINES.items()]
     theirs = [
         _theirs(folder, name, program, precision)
         for name, program in ((PADDED, "padded"), (TRAINER, "trainer"))
@@ -167,9 +182,10 @@ def _loop(folder: Path) -> Workload:
             for ours, bare in pairs.items()
         ]
 
-    ours = [_ours(folder, name, engine, "fp32", "step", 32, 2) for name, engine in ENGINES.items()]
+    size: dict[str, Any] = {"length": 32, "batch": 2, "steps": 60, "model": "small"}
+    ours = [_ours(folder, name, engine, "fp32", "step", **size) for name, engine in ENGINES.items()]
     theirs = [
-        _theirs(folder, name, program, "fp32", length=32, batch=2)
+        _theirs(folder, name, program, "fp32", **size)
         for name, program in zip(pairs.values(), ("bare-ddp", "bare-deepspeed"), strict=True)
     ]
     return Workload(
@@ -194,7 +210,7 @@ def _preparing(folder: Path, texts: list[str]) -> Workload:
         return [Target("times as long", median_ratio(rounds, ours, theirs), 1.05, at_most=True)]
 
     size = sum(len(text.encode()) for text in texts) * REPEAT
-    settings = _settings(folder, "prepare", precision="fp32", dataset="long")
+    settings = _settings(folder, "prepare", "fp32", dataset="long")
     prepare = _program(folder, ours, "prepare", settings)
     return Workload(
         name="prepare",
@@ -211,18 +227,10 @@ def _preparing(folder: Path, texts: list[str]) -> Workload:
 
 
 def _ours(
-    folder: Path, name: str, engine: str, precision: str, measured: str, length: int, batch: int
+    folder: Path, name: str, engine: str, precision: str, measured: str, **size: Any
 ) -> Candidate:
     key = f"{measured}-{precision}-{engine.strip('{}').replace(': ', '-')}"
-    settings = _settings(
-        folder,
-        key,
-        precision=precision,
-        engine=engine,
-        measured=measured,
-        length=length,
-        batch=batch,
-    )
+    settings = _settings(folder, key, precision, engine=engine, measured=measured, **size)
     return _program(folder, name, "train", settings)
 
 
@@ -233,12 +241,9 @@ def _program(folder: Path, name: str, program: str, settings: Path) -> Candidate
 
 
 def _theirs(
-    folder: Path, name: str, program: str, precision: str, *, length: int = LENGTH,
-    batch: int = BATCH, ranks: int = RANKS,
-) -> Candidate:  # fmt: skip
-    settings = _settings(
-        folder, f"{program}-{precision}", precision=precision, length=length, batch=batch
-    )
+    folder: Path, name: str, program: str, precision: str, *, ranks: int = RANKS, **size: Any
+) -> Candidate:
+    settings = _settings(folder, f"{program}-{precision}", precision, **size)
     start = (
         ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
         if ranks > 1
@@ -258,19 +263,22 @@ def _environment() -> dict[str, str]:
 def _settings(
     folder: Path,
     key: str,
-    *,
     precision: str,
+    *,
     engine: str = "{name: ddp}",
     measured: str = "tokens",
     dataset: str = "text",
     length: int = LENGTH,
     batch: int = BATCH,
+    steps: int = STEPS,
+    model: str = "minilm",
 ) -> Path:
     """Writes the settings of a program, and its run file. The key is the name of both."""
     run_file = folder / f"{key}.yaml"
-    text = RUN_FILE.replace("LENGTH", str(length)).replace("STEPS", str(STEPS))
+    text = RUN_FILE.replace("LENGTH", str(length)).replace("STEPS", str(steps))
     text = text.replace("GLOBAL", str(batch * RANKS)).replace("BATCH", str(batch))
     text = text.replace("PRECISION", precision).replace("ENGINE", engine)
+    text = text.replace("asset: minilm", f"asset: {model}")
     run_file.write_text(text.replace("asset: text", f"asset: {dataset}"))
     path = folder / f"{key}.json"
     document = {
@@ -279,7 +287,7 @@ def _settings(
         "bundle": str(folder / "bundle"),
         "length": length,
         "measured": measured,
-        "model": str(folder / "minilm"),
+        "model": str(folder / model),
         "output": str(folder / "output" / key),
         "pad_to": PAD_TO,
         "padded_batch": PADDED_BATCH,
@@ -287,7 +295,7 @@ def _settings(
         "predictions": batch * length * 0.15,
         "repeat": REPEAT,
         "run_file": str(run_file),
-        "steps": STEPS,
+        "steps": steps,
         "texts": str(folder / "texts.json"),
         "unit": UNIT,
     }

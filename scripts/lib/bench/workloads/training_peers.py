@@ -111,8 +111,8 @@ def bare_ddp(settings: dict[str, Any]) -> float:
     """A loop of ten lines around the same module and the same batches, in memory."""
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
     module, batches = _module_and_batches(settings)
+    dist.init_process_group("gloo")
     model = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     seconds = []
@@ -131,11 +131,11 @@ def bare_ddp(settings: dict[str, Any]) -> float:
 def bare_deepspeed(settings: dict[str, Any]) -> float:
     """The same with DeepSpeed's engine at ZeRO stage 2."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    dist.init_process_group("gloo")
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     module, batches = _module_and_batches(settings)
+    dist.init_process_group("gloo")
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True),
@@ -194,7 +194,10 @@ def _seconds_per_unit(steps: Iterator[tuple[float, float]], settings: dict[str, 
 
 
 def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, torch.Tensor]]]:
-    """`runner train`'s own module and its batches of this rank: what differs is the loop alone."""
+    """`runner train`'s own module and its batches of this rank: what differs is the loop alone.
+
+    Before the process group is made: without one, each rank reads the weights itself.
+    """
     from runner.launch.train import Run
     from runner.training.components.batches import Order, Part
     from runner.training.tasks import task_named
@@ -206,7 +209,7 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
     stores = opened_stores(run)
     task = task_named(run.config.task)(run.config, run.inputs.model, stores.facts)
     order = Order([Part(len(stores), 1.0)], run.config.seed)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     batches = []
     for step in range(settings["steps"]):
         (part,) = order.step(step, settings["batch"] * ranks, rank, ranks, settings["batch"])
