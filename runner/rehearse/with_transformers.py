@@ -39,7 +39,7 @@ def load_export(run: Run) -> str:
     """
     offline.close_network()
     warnings.simplefilter("ignore")
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     try:
         return _load(run)
     except StageError:

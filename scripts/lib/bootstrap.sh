@@ -1,5 +1,8 @@
 # Sourced by the scripts: help, system packages, .venv, installation.
 
+# Tests start thousands of processes: without bytecode, each would compile all that it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 # help_if_asked ARGUMENT...: if one is -h or --help, prints the comment at the head of the script
 # and ends. Call it before cd and before any installation.
 help_if_asked() {

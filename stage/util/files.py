@@ -62,8 +62,11 @@ def read_start(path: Path, size: int) -> bytes:
 def _open_regular(path: Path) -> IO[bytes]:
     """Opens a regular file. It neither waits for a pipe nor takes bytes out of one."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
     return open(descriptor, "rb")
 

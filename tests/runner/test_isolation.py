@@ -45,7 +45,7 @@ def plant(folder: Path, *more: str) -> Path:
     return mark
 
 
-@pytest.mark.parametrize("place", ["here", "pythonpath"])
+@pytest.mark.parametrize("place", ["here", pytest.param("pythonpath", marks=pytest.mark.slow)])
 def test_a_run_trains_with_its_own_packages_whatever_is_around(
     cluster: Cluster, tmp_path: Path, place: str
 ) -> None:

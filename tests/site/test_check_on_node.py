@@ -24,6 +24,7 @@ def test_a_node_is_checked_by_a_job_and_its_record_comes_back(site: Site, bundle
     assert values["matmul"]["fp32 TFLOP/s"] > 0
 
 
+@pytest.mark.slow  # tests/runner/launch/test_node_check.py holds it without Slurm
 def test_a_node_without_the_gpus_that_torch_needs_is_named_with_the_cause(
     site: Site, bundle: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_loopback_chosen_by_the_user_is_reported_with_the_ranks_that_cannot_conn
     assert "The ranks never met" in said and "lost another rank" not in said
 
 
+@pytest.mark.slow  # tests/runner/ranks/test_node_test.py holds it without Slurm
 @ON_ONE_KIND
 def test_a_node_without_a_way_to_rank_0_says_so_and_not_to_run_it_again(named: NamedSite) -> None:
     named.site.control("nexec", "n1", "ip", "address", "add", f"{APART}/32", "dev", "lo")

@@ -53,7 +53,7 @@ def loading(config: RunConfig) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": wanted.double,
         "bnb_4bit_compute_dtype": computed,
     }
-    settings: Any = BitsAndBytesConfig(**(four if wanted.bits == 4 else {"load_in_8bit": True}))  # type: ignore[no-untyped-call]
+    settings: Any = BitsAndBytesConfig(**(four if wanted.bits == 4 else {"load_in_8bit": True}))
     # Quantise on the device that is used: layouts differ between devices.
     place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     return {"dtype": computed, "quantization_config": settings, "device_map": {"": place}}
@@ -138,7 +138,7 @@ def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any,
     targets: list[str] | str = sorted(lora.targets or usual) or "all-linear"
     settings = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank, whatever it is
+        lora_alpha=lora.alpha,  # divided by the rank, whatever it is
         lora_dropout=lora.dropout,
         target_modules=targets,
         modules_to_save=list(heads) or None,

@@ -46,7 +46,7 @@ def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
         # As `--optim adafactor` of transformers' Trainer: only the schedule changes the rate.
         kwargs = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
-        return Adafactor(groups, lr=config.lr, **kwargs)  # type: ignore[no-untyped-call]
+        return Adafactor(groups, lr=config.lr, **kwargs)  # type: ignore[no-any-return]
     bnb = _bitsandbytes(config.name)
     kind = bnb.optim.AdamW8bit if config.name == "adamw_8bit" else bnb.optim.PagedAdamW8bit
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)  # type: ignore[no-any-return]

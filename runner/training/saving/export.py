@@ -138,11 +138,11 @@ def _no_progress_bar() -> Iterator[None]:
     """Without this, transformers draws a bar for one shard, in job logs too."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.enable_progress_bar()
 
 
 def _is_companion(name: str) -> bool:

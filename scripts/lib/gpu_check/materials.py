@@ -139,4 +139,4 @@ def _tokenizer() -> Any:
         (text for _, text in paragraphs()["train"]),
         trainers.BpeTrainer(vocab_size=MOST_MERGES, special_tokens=list(special.values())),
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)

@@ -20,7 +20,7 @@ import transformers
 WARM_UP = 3  # steps that are not counted
 
 
-class Clock(transformers.TrainerCallback):
+class Clock(transformers.TrainerCallback):  # type: ignore[misc]
     """The seconds of each step, waited for on the device."""
 
     def __init__(self) -> None:

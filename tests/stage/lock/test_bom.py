@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 
 from stage.bundle.bundle import manifest_text, parse_manifest
@@ -25,11 +24,20 @@ from tests.support.staging import Laptop
 BOM = "bom.cdx.json"
 
 
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    # Its grammars take seconds to make: not in each worker of a test run.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6)
+
+
 @settings(max_examples=20)
 @given(lock=locks())
-def test_every_lock_has_a_valid_bill(lock: Lockfile) -> None:
+def test_every_lock_has_a_valid_bill(lock: Lockfile, validator: Any) -> None:
     text = bom_text(lock)
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
+    assert validator.validate_str(text.decode()) is None
     assert text == bom_text(canonical(lock))
 
 
@@ -44,7 +52,7 @@ def test_the_bill_names_licence_commit_and_weights_and_nothing_volatile() -> Non
     assert "serialNumber" not in bill and "timestamp" not in bill["metadata"]
 
 
-def test_the_bill_names_what_a_thing_was_made_from() -> None:
+def test_the_bill_names_what_a_thing_was_made_from(validator: Any) -> None:
     """An archive or a pickle is not in the bundle; an auditor finds it in the bill."""
     archive = Ingredient("https://example.org/c.tar.gz", 3, "ab" * 32)
     images = tuple(Ingredient(f"images/{number}.png", 1, "cd" * 32) for number in range(101))
@@ -63,7 +71,7 @@ def test_the_bill_names_what_a_thing_was_made_from() -> None:
     )
     many = replace(one, name="d", made_from=images)
     text = bom_text(Lockfile("made", {"c": one, "d": many})).decode()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert validator.validate_str(text) is None
     first, second = json.loads(text)["components"]
     (ancestor,) = first["pedigree"]["ancestors"]
     assert ancestor["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
@@ -86,10 +94,10 @@ def test_the_bill_names_bases_and_whose_code_runs() -> None:
 
 
 def test_the_bill_lists_the_packages_of_an_environment_by_what_was_published(
-    environment_laptop: EnvironmentLaptop,
+    environment_laptop: EnvironmentLaptop, validator: Any
 ) -> None:
     text = (environment_laptop.bundle / BOM).read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert validator.validate_str(text) is None
     (environment,) = json.loads(text)["components"]
     packages = {c["name"]: c for c in environment["components"]}
     greeter = packages["greeter"]["purl"]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
@@ -20,6 +21,9 @@ from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
 TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"
+
+
+ASK = "import sys; print(*sys.version_info[:2])"
 
 
 @functools.cache
@@ -31,15 +35,15 @@ def pythons() -> list[str]:
     names = itertools.chain(
         pyenv.glob("3.*/bin/python"), (f / f"python3.{n}" for f in folders for n in range(6, 16))
     )
-    for path in names:
-        ask = [str(path), "-c", "import sys; print(*sys.version_info[:2])"]
-        if (
-            path.exists()
-            and (answer := subprocess.run(ask, capture_output=True, text=True)).returncode == 0
-        ):
-            major, minor = map(int, answer.stdout.split())
-            if (major, minor) >= (3, 6):
-                found.setdefault((major, minor), str(path))
+    asked = [  # all at once: each worker of a test run waits for them
+        (path, subprocess.Popen([path, "-c", ASK], stdout=PIPE, stderr=DEVNULL, text=True))
+        for path in names
+        if path.exists()
+    ]
+    for path, process in asked:
+        answer = process.communicate()[0]
+        if process.returncode == 0 and (version := (*map(int, answer.split()),)) >= (3, 6):
+            found.setdefault((version[0], version[1]), str(path))
     return [found[version] for version in sorted(found)]
 
 

@@ -78,7 +78,7 @@ def trainer(settings: dict[str, Any]) -> float:
     ]
     seconds: list[float] = []
 
-    class Clock(transformers.TrainerCallback):
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             seconds.append(time.perf_counter())
 

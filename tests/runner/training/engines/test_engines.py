@@ -140,6 +140,7 @@ def test_several_packed_datasets_go_on_in_their_order_on_any_number_of_ranks(
     )
 
 
+@pytest.mark.slow  # saving/test_back_into_a_bundle.py goes on from what a run exported
 def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) -> None:
     on_two.write(
         "second",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,12 +147,17 @@ def test_the_first_job_unpacks_and_later_ones_find_it_there(node: Node, shell: l
     assert not list(node.base.glob("*.lock")) + list(node.base.glob("*.part*"))
 
 
+def have_said_something(processes: Sequence[subprocess.Popen[str]]) -> int:
+    """How many have written to stderr, which is not read here."""
+    return len(select.select([process.stderr for process in processes], [], [], 0)[0])
+
+
 def test_many_at_once_unpack_once(node: Node) -> None:
     node.slow()
     processes = [node.start() for _ in range(6)]
     until(lambda: node.unpacked)
     until(lambda: len(list(node.base.glob("*.lock"))) == 1)
-    time.sleep(1)  # six shells to come that far, on a busy machine
+    until(lambda: have_said_something(processes) >= 5)  # the five that wait
     node.quick()
     said = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in said] == [f"{node.prefix}\n"] * 6
@@ -164,7 +170,7 @@ def test_who_waits_for_a_job_that_is_killed_takes_over(node: Node) -> None:
     first = node.start()
     until(lambda: node.unpacked == 1)
     second = node.start()
-    time.sleep(1)
+    until(lambda: have_said_something([second]))
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     until(lambda: node.unpacked == 2)
