@@ -21,10 +21,10 @@ from runner.gpu_check.record import JSON, MARKDOWN, Item, Record, read
 from runner.launch.submit import NoClusterError, ranks_on_node, request, try_script
 from runner.plan import devices
 from runner.ranks.environment import runner_command
-from runner.slurm.commands import ask, clean
+from runner.slurm.commands import ask, clean, job_number
 from runner.slurm.jobs import inside_job
 from runner.slurm.script import sbatch_script
-from runner.slurm.shell_variables import job_number, overriding
+from runner.slurm.shell_variables import overriding
 
 FOLDER = "node-check"
 TIME = "00:05:00"

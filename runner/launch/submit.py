@@ -32,10 +32,10 @@ from runner.plan.devices import NodeShape
 from runner.plan.shapes import Device
 from runner.ranks.environment import runner_command
 from runner.run_folder.layout import RunFolder
-from runner.slurm.commands import ask
+from runner.slurm.commands import ask, job_number
 from runner.slurm.job_array import Member
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
-from runner.slurm.shell_variables import job_number, overriding
+from runner.slurm.shell_variables import overriding
 
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",

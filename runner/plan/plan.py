@@ -32,7 +32,9 @@ LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32
 MICRO_ON_CPU = 8
 MICRO_UNKNOWN = 32
-LARGE, SURELY_TOO_MANY = 1024, 10
+LARGE_STEP = 1024
+TIMES_IN_A_STEP = 10
+"""A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
 SURELY = 10
 """A micro batch that fits so many times, as it is estimated, is not measured."""
 # (run file with its precision, tokens per sequence, ZeRO stage) -> the memory of a micro batch.
@@ -162,7 +164,7 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> None:
         UsageError: that is so. A small step is a trial with little data, and is not refused.
     """
     times = total // max(1, num_sequences)
-    if total < LARGE or times < SURELY_TOO_MANY:
+    if total < LARGE_STEP or times < TIMES_IN_A_STEP:
         return
     raise UsageError(
         f"{config.place('batch.global')}: the training data are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Collection, Mapping
 
@@ -36,6 +37,15 @@ def ask(
         raise IncompleteError(
             f"{command[0]} did not answer in {timeout_s:.0f} seconds", "Try again later."
         ) from None
+
+
+def job_number(output: str) -> str:
+    """The number that `sbatch --parsable` printed; a site's own sbatch may print a greeting before.
+
+    Empty: there is none.
+    """
+    numbers = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
+    return numbers[-1] if numbers else ""
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.slurm.job_array import Member
+from runner.slurm.shell_variables import OF_RANKS
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
@@ -135,7 +136,7 @@ def sbatch_script(request: SbatchRequest) -> str:
         "# Inherited if this was submitted inside another job, or from a shell in which a script",
         "# was tried by hand: they would mislead srun and ranks.",
         'unset SLURM_EXPORT_ENV SLURM_PTY_PORT "${!SLURM_STEP@}"',
-        "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR",
+        f"unset {' '.join(OF_RANKS)}",
     ]
     for key, line in shell_lines(request):
         if not key:

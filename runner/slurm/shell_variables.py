@@ -50,15 +50,6 @@ def overriding(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def job_number(output: str) -> str:
-    """The number that `sbatch --parsable` printed; a site's own sbatch may print a greeting before.
-
-    Empty: there is none.
-    """
-    numbers = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
-    return numbers[-1] if numbers else ""
-
-
 def notes(script: str, environ: Mapping[str, str]) -> list[str]:
     """Lines on the variables of this shell that a job does not get, and on options that it does."""
     dropped = overriding(script, environ)

@@ -84,7 +84,7 @@ def open_text(path: Path, newline: str | None) -> IO[str]:
 
 
 def check_start(path: Path) -> None:
-    """Checks the encoding of a CSV or JSON by the first 64 KiB of the file.
+    """Checks the encoding of a CSV by the first 64 KiB of the file.
 
     Raises:
         OtherEncoding: it is UTF-16 or UTF-32, by its byte order mark or by its zero bytes.
@@ -96,8 +96,12 @@ def check_start(path: Path) -> None:
     _check_wide(head)
 
 
-def check_text(path: Path) -> bool:
+def check_text(path: Path, *, may_be_page: bool = True) -> bool:
     """Reads a whole file, and checks that it is UTF-8 without NUL bytes.
+
+    Args:
+        path: the file.
+        may_be_page: whether a page of the web is a text like others.
 
     Returns:
         Whether the file has a double quote.
@@ -110,7 +114,7 @@ def check_text(path: Path) -> bool:
     lines, quoted, wide_characters = 1, False, 0
     with open_bytes(path) as stream:
         piece = stream.read(_PIECE)
-        _check_other(piece[:_SAMPLE], may_be_page=True)
+        _check_other(piece[:_SAMPLE], may_be_page=may_be_page)
         _check_wide(piece[:_SAMPLE])
         while True:
             if (at := piece.find(b"\0")) >= 0:
@@ -150,9 +154,10 @@ _OTHERS = {  # first bytes -> what it is, and what to do
     b"\x1f\x8b": ("compressed by gzip", "Give it a name that ends in .gz."),
     b"PAR1": ("parquet", "Write `convert: parquet`."),
     b"%PDF": ("a PDF", "Take the file that it was made from."),
-    b"<!DOCTYPE html": ("a page of the web", "A login or a proxy answered: get it again."),
-    b"<!doctype html": ("a page of the web", "A login or a proxy answered: get it again."),
-    b"<html": ("a page of the web", "A login or a proxy answered: get it again."),
+    **dict.fromkeys(
+        (b"<!DOCTYPE html", b"<!doctype html", b"<html"),
+        ("a page of the web", "A login or a proxy answered: get it again."),
+    ),
 }
 
 

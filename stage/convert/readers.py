@@ -21,7 +21,6 @@ from stage.convert.parquet_writer import first_unfit
 from stage.convert.plain_text import (
     NotReadable,
     OtherEncoding,
-    check_start,
     check_text,
     open_text,
 )
@@ -157,8 +156,7 @@ def _json_values(path: Path) -> Iterator[Any]:
     Raises:
         ValueError: with the line; not JSON, or an array with a fault.
     """
-    check_start(path)
-    check_text(path)
+    check_text(path, may_be_page=False)
     with open_text(path, newline=None) as stream:
         # place: "start", "bare", "in an array" (a value is next), "behind a value" (of an array),
         # or "behind an array"
@@ -252,8 +250,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_float=_numbe
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    check_start(path)
-    check_text(path)
+    check_text(path, may_be_page=False)
     with open_text(path, newline=None) as stream:
         for number, line in enumerate(_lines(stream), 1):
             if line.strip():

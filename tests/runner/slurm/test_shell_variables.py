@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.slurm.shell_variables import job_number, notes, overriding
+from runner.slurm.commands import job_number
+from runner.slurm.shell_variables import notes, overriding
 
 SCRIPT = """\
 #!/bin/bash -l
