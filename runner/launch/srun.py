@@ -389,13 +389,14 @@ def _requeue(job: SlurmJobEnvironment) -> int:
     if obstacle := _why_not_requeued(job):
         say(obstacle)
         return 5
+    restart = job.restart_count + 1
+    # Said first: Slurm can end this script before scontrol returns.
+    say(f"job {job.job_id} goes back in the queue (restart {restart} of at most {MAX_REQUEUES})")
     requeued = _scontrol("requeue", str(job.job_id))
     if requeued.returncode != 0:
         why = requeued.stderr.strip()
         say(f"Slurm refused to requeue the job: {why}; submit the run again to resume")
         return 5
-    restart = job.restart_count + 1
-    say(f"job {job.job_id} is back in the queue (restart {restart} of at most {MAX_REQUEUES})")
     # Slurm ends this script as part of the requeue; an exit before that would only race with it.
     time.sleep(60)
     return 5

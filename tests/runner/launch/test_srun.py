@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from runner.errors import UsageError
@@ -114,3 +119,30 @@ def test_the_first_rank_that_ended_badly_decides_the_exit_code(
     code: int, first_end: str, expected: int
 ) -> None:
     assert srun._exit_code(code, first_end) == expected
+
+
+def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = requeue ] && kill -9 $PPID && exit\n'
+        "echo JobId=1234 JobState=RUNNING BatchFlag=1\n"
+    )
+    scontrol.chmod(0o755)
+    launcher = (
+        "import os; from runner.launch import srun;"
+        "from runner.slurm.environment import SlurmJobEnvironment as Job;"
+        "srun._requeue(Job.from_environ(os.environ))"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        [sys.executable, "-c", launcher],
+        env=job()[1] | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -9, ended.stderr
+    assert "goes back in the queue (restart 1 of at most 32)" in ended.stdout + ended.stderr
