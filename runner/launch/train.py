@@ -21,13 +21,7 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
-from runner.errors import (
-    FULL_DISK,
-    IncompleteError,
-    StageError,
-    UsageError,
-    print_line,
-)
+from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
 from runner.inputs import Inputs
 from runner.installed import check_installed, to_prepare, to_train
 from runner.launch import node_local
@@ -176,17 +170,15 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         return _be_a_rank_of_others(run, environ, dry_run=dry_run)
     num_local = processes or 1
     _print_headline(run)
+    finished = run.finished()
+    if finished and not dry_run:
+        print("\n".join(finished))
+        return 0
     device = _device(run, role, num_local, environ)
     run.check(world_size(role, num_local, environ), print_line, device)
     _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
     if dry_run:
-        for line in run.held(environ):
-            print(line)
-    if finished := run.finished():
-        print("\n".join(finished))
-    if dry_run:
-        print("dry run: nothing was started")
-    if finished or dry_run:
+        print("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):
@@ -237,6 +229,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
         prefix=prefix,
     )
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
+    say("the ranks start with the import of torch: up to a minute where the disk is slow")
     if role == "batch":
         argv = [*run.config.slurm.container, *argv]
         folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}

@@ -120,7 +120,8 @@ def test_a_finished_run_is_told_at_once_and_not_trained_again(
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     done = cluster.run("train", "zero3.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
-    assert f"{finished}: finished already: 8 of 8 steps" in done.stdout
+    assert f"{finished}: finished already: 8 of 8 steps" in done.stdout.splitlines()[1]
+    assert "chosen automatically" not in done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
     # Handed to Slurm it would wait in the queue for nothing.
     submitted = cluster.run("submit", "zero3.yaml")
