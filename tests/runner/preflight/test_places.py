@@ -66,6 +66,7 @@ import os, sys
 sys.path.insert(0, {str(root)!r})
 from pathlib import Path
 from runner.errors import StageError
+from runner.exec.run import _check_can_start
 from runner.preflight.access import check_readable, check_writable
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
@@ -79,6 +80,17 @@ except StageError as error:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_program_that_may_be_started_and_not_read_is_started(open_folder: Path) -> None:
+    """A colleague's: whether its first line is sound, the kernel says."""
+    closed, open_ = open_folder / "closed", open_folder / "open"
+    for program, mode in ((closed, 0o111), (open_, 0o555)):
+        program.write_text("echo no first line\n")
+        program.chmod(mode)
+    check = "_check_can_start(Path(sys.argv[1]))"
+    assert as_nobody(check, closed) == ""
+    assert "does not say what reads it" in as_nobody(check, open_)
 
 
 def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_folder: Path) -> None:
