@@ -100,7 +100,7 @@ make_venv() {
     [ "$folder" = .venv ] || wanted+=" $PWD"  # several checkouts share it
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         install=("$folder/bin/python" -m pip install -qq --disable-pip-version-check
-            --root-user-action=ignore)
+            --root-user-action=ignore --no-compile)
         [ "$folder" = .venv ] || [ ! -x .venv/bin/uv ] ||
             install=(.venv/bin/uv pip install -q --python "$folder/bin/python")
         echo "\$ pip install -c envs/constraints.txt -e '.[$extras]'    (a minute or more, once)"
@@ -108,6 +108,10 @@ make_venv() {
         "$folder/bin/python" -m pip uninstall -qq -y --disable-pip-version-check \
             --root-user-action=ignore airlift 2>/dev/null || :
         "${install[@]}" -c envs/constraints.txt -e ".[$extras]" || return
+        # pip would compile one file after the other. Some are templates and never compile.
+        [ "$folder" != .venv ] || "$folder/bin/python" -m compileall -q -j 2 \
+            "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+            >/dev/null 2>&1 || :
         printf '%s\n' "$wanted" >"$stamp"
     fi
 }
