@@ -15,7 +15,7 @@ from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.instruction import Writer, try_first_rows
 from runner.data.own.look import check_code
-from runner.data.recipe import data_key, documents_of, recipes
+from runner.data.recipe import documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
 from runner.data.tokenizing import frame, load_tokenizer, word_begins
 from runner.disks import read_mounts
@@ -64,6 +64,7 @@ from runner.preflight.access import (
 )
 from runner.preflight.findings import Finding, Findings
 from runner.preflight.model import check_config, check_index, check_model
+from runner.preflight.resume import check_checkpoint, note_changes
 from runner.preflight.settings import (
     check_accumulation,
     check_micro,
@@ -74,8 +75,6 @@ from runner.preflight.settings import (
 from runner.preflight.texts import check_classes, check_texts, describe_dataset
 from runner.preflight.vocabulary import check_vocabulary, read_vocabulary, serves
 from runner.preflight.weights import check_weights, embedding_of
-from runner.run_folder.checkpoints import check_before_launch, signature
-from runner.run_folder.history import earlier_settings, settings_of
 from runner.run_folder.layout import RunFolder
 
 
@@ -248,7 +247,8 @@ def _examine_run(
     if plan is not None and device is not None:
         _examine_memory(found, config, model, shape, plan, device)
     if length is not None and documents is not None:
-        resumed = found.attempt(_check_checkpoint, config, inputs, folder, length, world_size)
+        resumed = found.attempt(check_checkpoint, config, inputs, folder, length, world_size)
+        found.others += note_changes(config, folder) if resumed else []
     needed = disk_needed(config, shape)
     found.attempt(check_disk, config, folder, shape, needed)
     found.attempt(check_quota, folder.root, needed, read_mounts())
@@ -306,28 +306,6 @@ def _examine_memory(
         found.others += warnings
 
 
-def _check_checkpoint(
-    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int, world_size: int | None
-) -> str | None:
-    """Refuses a checkpoint of another run; returns a line on the checkpoint to be resumed."""
-    total = config.batch.total
-    now = signature(
-        config,
-        inputs,
-        data_key(recipes(config, inputs, length)["train"]),
-        total if isinstance(total, int) else None,
-    )
-    return check_before_launch(
-        folder.checkpoints,
-        now,
-        world_size,
-        config.steps,
-        config.engine.name,
-        config.precision,
-        _changed(config, folder),
-    )
-
-
 def _describe_memory(
     config: RunConfig,
     shape: ModelShape,
@@ -359,22 +337,6 @@ def _describe_memory(
                 "quantised weights are unpacked for each product on a CPU: slow, for trials only"
             )
     return lines
-
-
-def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
-    """Lists the keys that decide the training data and differ from the run to be resumed.
-
-    Each entry has both values.
-    """
-    before, after = earlier_settings(folder), settings_of(config)
-    same = ("sequence_length", "packing", "dataset", "datasets")
-    return [
-        f"{key} {before.get(key)} (now {after.get(key)})"
-        for key in sorted(
-            before.keys() | after.keys(), key=lambda key: (key != "sequence_length", key)
-        )
-        if before and before.get(key) != after.get(key) and key.split(".")[0] in same
-    ]
 
 
 def _check_installed(config: RunConfig) -> None:

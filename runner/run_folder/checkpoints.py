@@ -174,6 +174,7 @@ def check_before_launch(
     engine: str = "deepspeed",
     precision: str = "auto",
     data: Sequence[str] = (),
+    length: str = "",
 ) -> str | None:
     """Checks in the launcher, within a second, what it can know of `check_resumable`.
 
@@ -184,6 +185,7 @@ def check_before_launch(
         precision: `auto` if only the ranks will know.
         data: descriptions of how the data of the earlier run differ; the key of its store is a
             hash, which explains nothing to a person.
+        length: `KEY=VALUE` of the setting that decided the steps of the earlier run; empty: none.
 
     Returns:
         A line on the checkpoint from which the run will resume; None if there is none.
@@ -205,7 +207,7 @@ def check_before_launch(
         _check_engine(found, engine, None, folder)
         _check_ranks(found, engine, world_size, None, folder)
         if steps is not None:
-            check_not_past_the_end(found.step, steps, folder)
+            check_not_past_the_end(found.step, steps, folder, length)
         ranks = ""
         if world_size not in (None, found.world_size):
             ranks = f", written by {human_count(found.world_size, 'rank')}"
@@ -213,8 +215,14 @@ def check_before_launch(
     return None
 
 
-def check_not_past_the_end(done: int, asked: int, folder: Path) -> None:
+def check_not_past_the_end(done: int, asked: int, folder: Path, length: str = "") -> None:
     """Checks that a run asks for at least as many steps as it has done.
+
+    Args:
+        done: its steps.
+        asked: the steps of the run file.
+        folder: of the checkpoint.
+        length: as for `check_before_launch`.
 
     Raises:
         UsageError: it asks for fewer; with both numbers.
@@ -222,7 +230,8 @@ def check_not_past_the_end(done: int, asked: int, folder: Path) -> None:
     if done > asked:
         raise UsageError(
             f"{folder}: this run has done {done} steps; now {asked} are asked for.",
-            f"Ask for {done} steps or more (--set steps={done}), or {_START_AGAIN}.",
+            f"{f'Continue it as it was: --set {length}; or ask' if length else 'Ask'} for {done} "
+            f"steps or more (--set steps={done}), or {_START_AGAIN}.",
         )
 
 

@@ -227,6 +227,11 @@ def earlier_settings(folder: RunFolder) -> dict[str, Any]:
     return dict(_flat(_document(folder.config, [])))
 
 
+def earlier_facts(folder: RunFolder) -> dict[str, Any]:
+    """The environment.json in a run folder; empty if it cannot be read."""
+    return _document(folder.environment, [])
+
+
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Dotted key -> value of a run file."""
     return dict(_flat(read_value(config.to_yaml())))

@@ -142,7 +142,7 @@ def start(
     task = task_named(config.task, inputs.code)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        record = _facts(config, inputs, plan, facts, steps)
+        record = _facts(config, inputs, plan, facts, steps, len(order))
         write_json(folder.environment, record | exported(folder))
     settings = config.to_mapping() if config.wandb else None
     observer = Observer(folder, steps, console, is_first=ranks.is_first, wandb=settings)
@@ -255,7 +255,12 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
 
 
 def _facts(
-    config: RunConfig, inputs: Inputs, plan: TrainingPlan, device: Device, num_steps: int
+    config: RunConfig,
+    inputs: Inputs,
+    plan: TrainingPlan,
+    device: Device,
+    num_steps: int,
+    num_sequences: int,
 ) -> dict[str, Any]:
     """The content of `environment.json`: what is trained, where, and on which devices."""
     facts = {
@@ -265,6 +270,7 @@ def _facts(
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
         "num_steps": num_steps,
+        "num_sequences": num_sequences,
         "pid": os.getpid(),
         "world_size": plan.world_size,
         "sequence_length": plan.sequence_length,

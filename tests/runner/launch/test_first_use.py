@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.data.recipe import data_key, recipes
 from runner.errors import CommandGroup, IncompleteError, UsageError
-from runner.inputs import check_not_inside
+from runner.inputs import check_not_inside, resolve
 from runner.launch.rank import give_up
 from runner.plan.shapes import ModelShape
 from runner.preflight import access
 from runner.preflight.access import disk_still_needed
 from runner.ranks.heartbeat import Heartbeat
-from runner.run_folder.checkpoints import TrainingState, check_before_launch
+from runner.run_folder.checkpoints import TrainingState, check_before_launch, signature
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
 from runner.training.start import disk_error
@@ -126,6 +128,28 @@ def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal:
     assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
     (output / "config.yaml").unlink()
     assert "made with data aa; the run now has" in terminal.run(*arguments)[2]
+
+
+def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks(
+    terminal: Terminal,
+) -> None:
+    """Of epochs, only the data tell the steps; an earlier start has recorded their number."""
+    given = {"steps": None, "epochs": 10, "engine": {"name": "ddp"}, "precision": "bf16"}
+    path, output = terminal.cluster.write(**given), terminal.cluster.output()
+    config = RunConfig.load(path)
+    inputs = resolve(config, terminal.cluster.bundle)
+    data = data_key(recipes(config, inputs, 32)["train"])
+    checkpoint(output, **signature(config, inputs, data, 8))
+    (output / "config.yaml").write_text(config.to_yaml())
+    facts = {"num_sequences": 100, "batch": {"global": 8}}
+    (output / "environment.json").write_text(json.dumps(facts))
+    code, said, _ = terminal.run("check", "tiny.yaml")
+    assert code == 0 and "resumes from step-50" in said and "other settings" not in said
+    code, said, _ = terminal.run("check", "tiny.yaml", "--set", "optimizer.lr=0.005")
+    assert code == 0 and re.search(r"note: .* other settings: optimizer.lr \S+ \(now 0.005\)", said)
+    code, _, said = terminal.run("check", "tiny.yaml", "--set", "epochs=1")
+    assert code == 2 and "has done 50 steps; now 13 are asked for" in said
+    assert "--set epochs=10" in said
 
 
 def test_a_model_that_was_staged_by_path_is_a_model(terminal: Terminal, tmp_path: Path) -> None:
