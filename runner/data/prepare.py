@@ -18,6 +18,7 @@ from runner.config.tasks import data_of
 from runner.data import images, tokens
 from runner.data.images import ImageFacts, ImageStore
 from runner.data.labelled import store as labelled
+from runner.data.labelled.classes import listed
 from runner.data.labelled.store import LabelledFacts, LabelledStore
 from runner.data.own import store as own
 from runner.data.own.store import OwnFacts, OwnStore
@@ -58,6 +59,7 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> AnyStor
     if is_prepared(recipe, stores):
         store = _open(recipe, folder)
         say(f"{recipe.split.name}: already prepared: {_describe(store)}")
+        _warn(store, recipe, say)
         return store
     temporary = stores / f"{recipe.key}.{platform.node()}-{os.getpid()}.tmp"
     _remove_abandoned(stores)
@@ -69,7 +71,13 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> AnyStor
         shutil.rmtree(temporary, ignore_errors=True)
     store = _open(recipe, folder)
     say(f"{recipe.split.name}: prepared {_describe(store)} in {folder}")
+    _warn(store, recipe, say)
     return store
+
+
+def _warn(store: AnyStore, recipe: Recipe, say: Callable[[str], None]) -> None:
+    if isinstance(store, LabelledStore) and (line := labelled.doubt(store.facts, recipe.split)):
+        say(line)
 
 
 def _remove_abandoned(stores: Path) -> None:
@@ -200,7 +208,8 @@ def _describe_images(facts: ImageFacts, size: str) -> str:
         else ""
     )
     images = human_count(facts.num_sequences, "image")
-    return f"{images} of {pixels} in {facts.num_classes} classes ({size}{left})"
+    names = f": {listed(facts.class_names)}" if facts.class_names else ""
+    return f"{images} of {pixels} in {facts.num_classes} classes{names} ({size}{left})"
 
 
 def _describe_tokens(facts: StoreFacts, size: str) -> str:

@@ -18,7 +18,7 @@ STORE_FORMAT = 3
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
 IMAGE_STORE_FORMAT = 4
-LABELLED_STORE_FORMAT = 1
+LABELLED_STORE_FORMAT = 2  # 1 made a class of empty labels
 OWN_STORE_FORMAT = 1
 INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions

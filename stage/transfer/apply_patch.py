@@ -47,7 +47,7 @@ from stage.util.files import (
 from stage.util.paths import PARTIAL_SUFFIX, printable
 from stage.util.progress import Reporter
 from stage.verify.advice import format_findings, is_for_a_patch, suggest_fixes
-from stage.verify.receipt import record, state_folder
+from stage.verify.receipt import record, state_folder, wait_until_at_rest
 from stage.verify.verify import verify
 
 _SHOWN = 20  # lines on what is left
@@ -357,10 +357,13 @@ class _Apply:
         return tuple(changed)
 
     def _check_sound(self) -> None:
+        with suppress(OSError):  # the verification finds and names what cannot be read
+            wait_until_at_rest(self.root)  # else its receipt would not be kept
         with self.reporter.bytes_bar("verify", self.lock.size) as progress:
             report = verify(self.root, "full", progress=progress, bundle_id=self.plan.target)
         with suppress(OSError):  # without a record the verdict is only not remembered
-            record(state_folder(os.environ), report)
+            if why_not := record(state_folder(os.environ), report):
+                self.reporter.note(why_not)
         if report.ok and report.bundle_id == self.plan.target:
             return
         lines = list(format_findings(report))

@@ -17,7 +17,7 @@ from stage.bundle.bundle import VERIFIER
 from stage.errors import IncompleteError, UsageError
 from stage.transfer.remote import RemoteShell, without_sharing
 from stage.util.files import read_file
-from stage.verify.receipt import record
+from stage.verify.receipt import record, wait_until_at_rest
 from stage.verify.verify import verify
 
 
@@ -177,6 +177,8 @@ def verify_remote(
         raise _not_verified(remote)
     program, *others = verifiers
     if remote.target.host is None:
+        with suppress(OSError):  # the verification finds and names what cannot be read
+            wait_until_at_rest(Path(remote.target.folder))
         found = verify(Path(remote.target.folder))
         with suppress(OSError):  # the verdict holds without
             record(state, found)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.stamp import Stamp, stamp_of
+from stage.bundle.stamp import TICK_NS, UNSURE_NS, Stamp, now_ns, stamp_of, unsure_ns
 from stage.errors import UsageError
 from stage.util.digests import sha256_of_bytes
 from stage.util.files import format_age
@@ -110,6 +110,19 @@ def state_folder(environ: Mapping[str, str]) -> Path:
         return Path.home() / ".local" / "state" / "airlift"
     except RuntimeError:
         return Path(os.devnull, "no home folder", "airlift")
+
+
+def wait_until_at_rest(root: Path) -> None:
+    """Waits until a change of a payload file would show, at most about two seconds.
+
+    A verification that begins just after files were written gets no receipt without that.
+
+    Raises:
+        OSError: the payload cannot be looked at.
+    """
+    newest = stamp_of(_payload(root)).newest
+    left = newest + unsure_ns(root, newest) + TICK_NS - now_ns()
+    time.sleep(min(max(left, 0), UNSURE_NS + TICK_NS) / 10**9)  # a disk's clock can be ahead
 
 
 def record(folder: Path, report: VerificationReport) -> str | None:

@@ -16,6 +16,7 @@ from runner.errors import UsageError
 from runner.inputs import SplitInput
 
 NAMED = 5  # at most so many classes are named in a message
+LISTED, LONGEST = 8, 40  # at most so many where a store is described, and characters of each
 NOT_GIVEN = "Stage it again with null for such a label: these rows are left out."
 
 
@@ -29,6 +30,18 @@ class Classes(NamedTuple):
 
     names: list[str]
     kind: str
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a label is none: null, or a text of nothing but white space. Pure."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names for a line; quoted where white space or control characters hide. Pure."""
+    short = [n if len(n) <= LONGEST else f"{n[:LONGEST]}..." for n in names[:LISTED]]
+    shown = [n if n == n.strip() and n.isprintable() else repr(n) for n in short]
+    return ", ".join([*shown, *(["..."] if len(names) > LISTED else [])])
 
 
 def stated(split: SplitInput, column: str) -> list[str]:
@@ -86,7 +99,7 @@ def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> C
 
 
 def _values(split: SplitInput, column: str) -> set[Any]:
-    """The distinct values of a column, or of the elements of its lists; without null."""
+    """The distinct values of a column, or of the elements of its lists; without blank ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -99,7 +112,7 @@ def _values(split: SplitInput, column: str) -> set[Any]:
                 if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
                     values = pc.list_flatten(values)
                 found.update(pc.unique(values).to_pylist())
-    return found - {None}
+    return {value for value in found if not is_blank(value)}
 
 
 def check_range(split: str, column: str, low: int, high: int, names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.data.labelled.classes import NOT_GIVEN, Classes
+from runner.data.labelled.classes import NOT_GIVEN, Classes, is_blank
 from runner.data.recipe import Recipe
 from runner.data.table import columns, row_of
 from runner.errors import UsageError
@@ -88,7 +88,7 @@ def _texts(
         kept = [
             (text, _class(label, number, recipe, first + row))
             for row, (text, label) in enumerate(zip(texts, rows[data.label], strict=True))
-            if label is not None and None not in text and any(part.strip() for part in text)
+            if not is_blank(label) and None not in text and any(part.strip() for part in text)
         ]
         first += len(texts)
         tally.dropped += len(texts) - len(kept)
@@ -135,7 +135,7 @@ def _sentences(
     for rows in columns(recipe.split, [data.words, data.tags], recipe.limit):
         kept = []
         for row, (words, tags) in enumerate(zip(rows[data.words], rows[data.tags], strict=True)):
-            if not words or tags is None or None in tags:
+            if not words or tags is None or any(map(is_blank, tags)):
                 tally.dropped += 1
                 continue
             check_lengths(recipe.split, first + row, words, tags)

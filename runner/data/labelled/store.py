@@ -18,18 +18,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.data.labelled.classes import Classes, classes_of, united
+from runner.data.labelled.classes import Classes, classes_of, listed, united
 from runner.data.labelled.samples import IGNORED, Tally, samples
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, ROWS, TOKENS, map_arrays, unreadable_store
+from runner.data.table import reading
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError, human_count
+from runner.inputs import SplitInput
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 SEGMENTS, LABELS = "segments.bin", "labels.bin"
+FEW = 10  # of fewer texts, each can have a class of its own
 
 
 @dataclass(frozen=True)
@@ -261,4 +264,28 @@ def describe(facts: LabelledFacts, size: str) -> str:
         notes.append(f"{facts.cut} cut to {longest} tokens{lost}")
     what = human_count(facts.num_sequences, "sentence" if facts.of_words else "text")
     words = f", {human_count(facts.num_words, 'word')}" if facts.of_words else ""
-    return f"{what}{words} in {len(facts.class_names)} classes ({'; '.join([size, *notes])})"
+    names = f"{len(facts.class_names)} classes: {listed(facts.class_names)}"
+    return f"{what}{words} in {names} ({'; '.join([size, *notes])})"
+
+
+def doubt(facts: LabelledFacts, split: SplitInput) -> str:
+    """A warning where nearly each text has a class of its own; empty: there is no doubt.
+
+    The classes are those of all rows of the files, so they are compared with all of these rows.
+    """
+    import pyarrow.parquet as pq
+
+    if facts.of_words or facts.kind == "names":
+        return ""
+    texts = -facts.dropped
+    for path in split.files:
+        with reading(path):
+            texts += pq.read_metadata(path).num_rows
+    if texts < FEW or len(facts.class_names) * 2 <= texts:
+        return ""
+    column = facts.recipe["columns"]["label"]
+    return (
+        f"warning: split `{split.name}`: {len(facts.class_names)} classes in {texts} texts, nearly "
+        f"one for each: is `dataset.label: {column}` the right column? `stage show BUNDLE` lists "
+        "them"
+    )

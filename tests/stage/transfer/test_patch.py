@@ -18,6 +18,7 @@ from stage.errors import DamageError, UsageError
 from stage.transfer.apply_patch import apply
 from stage.transfer.make_patch import patch_damage
 from stage.util.digests import BLOCK_SIZE, sha256_of_bytes
+from stage.verify.receipt import Receipt, find, state_folder
 from stage.verify.report import read_report
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
@@ -275,3 +276,29 @@ def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path)
     assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, (
         done.stdout + done.stderr
     )
+
+
+@pytest.mark.parametrize("unsure_ms", [0, 100], ids=["fine", "coarse"])
+def test_apply_leaves_the_receipt_of_its_verification_although_files_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsure_ms: int
+) -> None:
+    """It waits until a later change would show; and a bundle that is not sound gets none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    if unsure_ms:  # a disk that keeps coarse times
+        monkeypatch.setattr("stage.bundle.stamp.KERNELS_OWN", frozenset())
+        monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", unsure_ms * 10**6)
+    make_bundle(tmp_path / "sound", big=False)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "sound", copy)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(tmp_path / "sound", copy, tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(copy, other)
+    apply(copy, [patch], QUIET)
+    receipt = find(state_folder(os.environ), copy)
+    assert isinstance(receipt, Receipt), receipt
+    assert receipt.level == "full" and receipt.bundle_id == verify(copy).bundle_id
+    (other / "data/models/bert/config.json").write_bytes(b"damage")
+    with pytest.raises(DamageError):
+        apply(other, [patch], QUIET)
+    assert find(state_folder(os.environ), other) == "not verified here"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runner.data.labelled.classes import Classes, classes_of, united
+from runner.data.labelled.classes import Classes, classes_of, listed, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 from tests.support.training.twins import labelled_parquet
@@ -29,6 +29,7 @@ def split(folder: Path, values: list[Any], feature: dict[str, Any] | None = None
         ([0, 1, None], NAMED, Classes(["no", "yes"], "names")),
         ([0, 2, 0], None, Classes(["0", "1", "2"], "numbers")),
         (["spam", "ham", None, "spam"], None, Classes(["ham", "spam"], "texts")),
+        (["ham ", "", "ham", " \t"], None, Classes(["ham", "ham "], "texts")),
         ([[0], [1]], {"feature": NAMED, "_type": "Sequence"}, Classes(["no", "yes"], "names")),
         ([[0], [1]], [NAMED], Classes(["no", "yes"], "names")),
         ([["O"], ["B-X", "O"], None], None, Classes(["B-X", "O"], "texts")),
@@ -49,6 +50,7 @@ def test_classes_of_a_column(
         ([0, 0], None, "all labels in `y` are 0: there is nothing to learn"),
         (["a", "a"], None, "all labels in `y` are a"),
         ([None, None], None, "`y` has no labels"),
+        (["", "  "], None, "`y` has no labels"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(
@@ -89,3 +91,10 @@ def test_the_classes_of_several_files_are_all_found(tmp_path: Path) -> None:
         pq.write_table(pa.table({"y": [label]}), path)
     several = SplitInput("train", tuple(paths), ("", ""), 2, {"y": "string"})
     assert classes_of(several, "y").names == ["a", "b"]
+
+
+def test_the_first_names_are_listed_and_hidden_white_space_is_seen() -> None:
+    assert listed(["food", "sport", "sport "]) == "food, sport, 'sport '"
+    assert listed([*"abcdefgh"]) == "a, b, c, d, e, f, g, h"
+    assert listed([*"abcdefghi"]) == "a, b, c, d, e, f, g, h, ..."
+    assert listed(["x" * 500, "\x1b[2J"]) == f"{'x' * 40}..., '\\x1b[2J'"

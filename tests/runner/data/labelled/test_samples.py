@@ -112,3 +112,50 @@ def test_stores_of_one_run_have_the_same_numbers(tmp_path: Path, model: ModelInp
     unite(stores, [])
     assert stores[0].facts.class_names == stores[1].facts.class_names == ["b", "c", "a"]
     assert [store.rows([0, 1]).labels.tolist() for store in stores] == [[0, 1], [2, 0]]
+
+
+def test_rows_with_an_empty_label_are_left_out_and_the_names_printed(
+    tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CSV has no null: an empty cell of a text column is an empty text."""
+    labels = ["tech", "", "food", " ", "sport "]
+    table = {"text": ["he was"] * 5, "label": labels}
+    store = stored(tmp_path, model, "text-classification", table)
+    assert store.facts.class_names == ["food", "sport ", "tech"] and store.facts.dropped == 2
+    assert store.rows([0, 1, 2]).labels.tolist() == [2, 0, 1]
+    said = capsys.readouterr().out
+    assert "prepared 3 texts in 3 classes: food, 'sport ', tech (" in said
+    assert "2 rows left out: no text or no label" in said and "warning" not in said
+
+
+def test_a_sentence_with_an_empty_tag_is_left_out(tmp_path: Path, model: ModelInput) -> None:
+    table = {"tokens": [["he", "was"]] * 2, "ner_tags": [["O", "B-X"], ["O", ""]]}
+    store = stored(tmp_path, model, "token-classification", table)
+    assert (store.facts.class_names, store.facts.dropped) == (["B-X", "O"], 1)
+
+
+def test_a_store_of_the_time_when_empty_labels_were_a_class_is_not_used(
+    tmp_path: Path, model: ModelInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"text": ["he was"] * 3, "label": ["a", "b", ""]}
+    new = stored(tmp_path, model, "text-classification", table)
+    monkeypatch.setattr("runner.data.recipe.LABELLED_STORE_FORMAT", 1)
+    assert stored(tmp_path, model, "text-classification", table).folder != new.folder
+
+
+def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
+    tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each time, also of a store that exists; not of few texts, nor where each class has two."""
+    for number, classes, is_doubted in (
+        (10, 6, True),
+        (10, 6, True),
+        (10, 5, False),
+        (9, 9, False),
+    ):
+        labels = [f"class {row % classes}" for row in range(number)]
+        table = {"text": ["he was"] * number, "id": labels}
+        stored(tmp_path, model, "text-classification", table, label="id")
+        said = capsys.readouterr().out
+        warned = f"{classes} classes in {number} texts, nearly one for each: is `dataset.label: id`"
+        assert (warned in said) == is_doubted == ("warning: split `train`" in said), said
