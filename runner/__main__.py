@@ -14,6 +14,9 @@ def main() -> None:
     """
     try:
         from runner.cli import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("error: Interrupted.\n  -> Run the same command again.\n")
+        sys.exit(5)
     except Exception as error:  # noqa: BLE001 - an import can raise anything
         sys.stderr.write(f"error: runner could not start: {type(error).__name__}: {error}\n")
         remedy = "Look at `ulimit -v` and at how airlift is installed; then run it again."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, nullcontext
+
 import click
 
 from runner.cli import evaluate, rehearse, start, tools, watch
@@ -30,6 +33,17 @@ class _Commands(CommandGroup):
                 "`=` (--set KEY=VALUE)."
             )
         return super().remedy_of(error, command)
+
+    def ending_signals(self) -> AbstractContextManager[None]:
+        """A rank of a launcher ends by the signal itself, until the training listens to it.
+
+        The launcher and Slurm then see that the rank was stopped and did not fail.
+        """
+        from runner.ranks.environment import RANK_FLAG
+
+        if os.environ.get(RANK_FLAG) == "1":
+            return nullcontext()
+        return super().ending_signals()
 
 
 @click.group(

@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from runner.cli.options import run_options
-from runner.errors import StageError, json_option, print_json, print_line, quiet_option
+from runner.errors import (
+    IncompleteError,
+    StageError,
+    json_option,
+    print_json,
+    print_line,
+    quiet_option,
+)
 
 
 @click.command()
@@ -64,6 +71,11 @@ def rehearse(
 
             stages.say(f"rehearsing {run}; nothing of it stays")
             rehearse_here(load(), os.environ, stages)
+    except KeyboardInterrupt:
+        if job:
+            raise
+        what = "Interrupted. A rehearsal leaves nothing behind."
+        raise IncompleteError(what, "Run the same command again.") from None
     except StageError as fault:
         if not as_json:
             raise

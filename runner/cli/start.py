@@ -191,7 +191,9 @@ def train(
     """
     from runner.launch.train import Run
     from runner.launch.train import train as train_run
+    from runner.ranks.closed_pipe import outlive_readers
 
+    outlive_readers()
     if (run is None) == (recorded is None):
         raise UsageError(
             "runner train: give a run file, or --reproduce RUNFOLDER.", "runner train --help"

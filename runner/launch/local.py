@@ -35,6 +35,7 @@ from runner.run_folder.layout import RunFolder
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 STDERR = 2
+STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
 KILL_AFTER_S = 5.0
 TAIL_LINES = 20
 TAIL_BYTES = 2**16
@@ -244,27 +245,28 @@ def recorded_signals() -> Iterator[deque[int]]:
 
 def _watch(
     ranks: Sequence[_LocalRank], received: deque[int], watch: HangDetector
-) -> tuple[_LocalRank | None, bool, bool]:
+) -> tuple[_LocalRank | None, set[int], bool]:
     """Waits for the ranks.
 
     Returns:
-        The first rank that failed, if any; whether a stop was requested; whether the ranks hang.
+        The first rank that failed, if any; the signals that were sent to stop the ranks; whether
+        the ranks hang.
     """
-    stopped = False
+    stopped: set[int] = set()
     interrupts = 0
     while True:
         while received:
             number = received.popleft()
             interrupts += number == signal.SIGINT
             if interrupts > 1:
-                return next((r for r in ranks if r.process.poll() is None), None), True, False
+                stopped |= {signal.SIGTERM, signal.SIGKILL}  # `_end` sends them
+                return next((r for r in ranks if r.process.poll() is None), None), stopped, False
             if not stopped:
-                say(f"{signal.Signals(number).name} received: the ranks save a checkpoint and stop")
-            stopped = True
+                say(f"{signal.Signals(number).name} received: {STOPPING}")
+            passed_on = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+            stopped.add(passed_on)
             for rank in ranks:
-                rank.process.send_signal(
-                    signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
-                )
+                rank.process.send_signal(passed_on)
         codes = [rank.process.poll() for rank in ranks]
         failed = [rank for rank, code in zip(ranks, codes, strict=True) if code]
         if failed:
@@ -331,14 +333,14 @@ def report_lost_peer(watch: HangDetector, line: str) -> int:
     return 5
 
 
-def _report(failed: _LocalRank, stopped: bool, watch: HangDetector, folder: RunFolder) -> int:
+def _report(failed: _LocalRank, stopped: set[int], watch: HangDetector, folder: RunFolder) -> int:
     code = failed.process.returncode
-    if stopped and code <= 0:
+    if stopped and (code == 0 or -code in stopped):
         newest = next(iter(newest_first(folder.checkpoints)), None)
         if newest is None:
             say(
-                "stopped by a signal before a checkpoint was saved; "
-                "the same command starts from the beginning"
+                "stopped by a signal before a checkpoint was saved: "
+                "run the same command again, it starts from the beginning"
             )
         else:
             say(

@@ -29,7 +29,7 @@ from runner.errors import (
     say,
 )
 from runner.launch.hang_detector import HangDetector
-from runner.launch.local import print_hang, recorded_signals, report_lost_peer
+from runner.launch.local import STOPPING, print_hang, recorded_signals, report_lost_peer
 from runner.ranks import network
 from runner.ranks.environment import RANK_FLAG, SENTINEL, TORCH_VARIABLES
 from runner.ranks.heartbeat import ASK_FOR_STACKS
@@ -328,7 +328,7 @@ def _srun(
         while process.poll() is None:
             while received:
                 name = signal.Signals(received.popleft()).name
-                say(f"{name} received: the ranks save a checkpoint and stop")
+                say(f"{name} received: {STOPPING}")
                 process.send_signal(signal.SIGUSR1)
             if not hang and (silent := watch.hung_ranks()):
                 hang = True

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from runner.errors import StageError, isolated, shortage
+from runner.ranks.closed_pipe import outlive_readers
 from runner.ranks.processes import die_with, why_ended
 
 T = TypeVar("T")
@@ -39,6 +42,8 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
     """
     receiver, sender = os.pipe()
     with open(receiver, "rb") as answer:
+        # The child takes a Ctrl-C only when its `main` can: Python would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             child = subprocess.Popen(
                 isolated("runner.ranks.child", str(sender), str(os.getpid())),
@@ -47,6 +52,7 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
             )
         finally:
             os.close(sender)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         child.communicate(pickle.dumps((work, arguments)))
         answered = answer.read()
     if child.returncode != 0 or not answered:
@@ -65,9 +71,24 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
 
 
 def main() -> None:
-    """The child: reads the function, calls it and writes the answer."""
+    """The child: reads the function, calls it and writes the answer.
+
+    The launcher reports a Ctrl-C, which reaches both.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        _work()
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _work() -> None:
     answer, launcher = map(int, sys.argv[1:])
     die_with(launcher)
+    outlive_readers()
     work, arguments = pickle.load(sys.stdin.buffer)
     outcome = _call(work, arguments)
     with open(answer, "wb") as file:

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,6 +124,10 @@ class Group(click.Group):
         """What to do after a wrong option or argument of a command."""
         return f"{command} --help"
 
+    def ending_signals(self) -> AbstractContextManager[None]:
+        """What SIGTERM and SIGHUP do to a command."""
+        return ending_signals()
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         given = args[0] if args else kwargs.get("args")
         words = _with_home(list(sys.argv[1:] if given is None else given))
@@ -136,7 +140,7 @@ class Group(click.Group):
                 # A name that the locale cannot encode must not end the command.
                 stream.reconfigure(errors="backslashreplace")
         try:
-            with ending_signals():
+            with self.ending_signals():
                 super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Exit as request:
             sys.exit(request.exit_code)

@@ -20,6 +20,7 @@ from queue import Queue
 from typing import Any, Literal, TextIO
 
 from runner.errors import format_age
+from runner.ranks.closed_pipe import outliving
 from runner.run_folder.layout import MetricsLog, RunFolder
 
 
@@ -46,7 +47,10 @@ def open_console(log: Path) -> Iterator[Console]:
     """Appends all output to `log`; yields the streams from before."""
     _flush()
     kept = os.dup(1), os.dup(2)
-    with os.fdopen(kept[0], "w", buffering=1) as out, os.fdopen(kept[1], "w", buffering=1) as err:
+    with (
+        outliving(kept[0], lambda: _note_closed("stdout")) as out,
+        outliving(kept[1], lambda: _note_closed("stderr")) as err,
+    ):
         with open(log, "ab", buffering=0) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -56,6 +60,11 @@ def open_console(log: Path) -> Iterator[Console]:
             _flush()
             os.dup2(kept[0], 1)
             os.dup2(kept[1], 2)
+
+
+def _note_closed(name: str) -> None:
+    with contextlib.suppress(OSError):  # the run must not end because of its log
+        print(f"nobody reads {name} any more: from now on nothing is printed there", flush=True)
 
 
 def _flush() -> None:

@@ -385,6 +385,43 @@ def test_ranks_stopped_before_they_could_save_are_an_interruption(
     assert "before a checkpoint was saved" in said
 
 
+COMMAND_THAT_IMPORTS = """
+folder = sys.argv[1]
+def command():
+    '''Imports.'''
+    open(f'{folder}/pid-{rank}', 'w').write(str(os.getpid()))
+    time.sleep(600)
+import click
+from runner.cli import main
+main.add_command(click.Command('wait', callback=command))
+main(['wait'])"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_while_the_ranks_import_torch_is_no_failure(
+    tmp_path: Path, launcher: Launcher, sent: signal.Signals
+) -> None:
+    """The ranks are in a command of ours, where SIGTERM is an exception in other processes."""
+    process = launcher(COMMAND_THAT_IMPORTS)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 5, said
+    assert "a checkpoint if they have made a step" in said
+    assert "before a checkpoint was saved: run the same command again" in said
+    assert "error" not in said and "failed" not in said and "Ended" not in said
+
+
+def test_a_rank_that_crashes_while_it_stops_is_a_failure(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    crashes = RANK_THAT_WAITS.replace("sys.exit(0)", "os.kill(os.getpid(), signal.SIGSEGV)")
+    process = launcher(crashes)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was ended by SIGSEGV" in said
+
+
 def test_a_second_ctrl_c_ends_ranks_that_take_their_time(
     tmp_path: Path, launcher: Launcher
 ) -> None:

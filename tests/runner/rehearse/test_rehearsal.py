@@ -169,7 +169,7 @@ def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     wait_for(lambda: list(cluster.folder.glob("output/.tiny.rehearsal-*/run/logs/rank-1.pulse")))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 5 and "Interrupted" in said
+    assert process.returncode == 5 and "Interrupted. A rehearsal leaves nothing behind." in said
     assert nothing_stays(cluster)
     assert not [
         line
