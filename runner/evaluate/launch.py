@@ -10,11 +10,13 @@ import os
 import shutil
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runner import isolation, offline
+from runner.data.recipe import data_key, recipes
 from runner.errors import IncompleteError, StageError, UsageError, suggest
 from runner.launch.local import run_local
 from runner.launch.rank import become_rank, end_rank, find_role, give_up
@@ -28,11 +30,13 @@ from runner.launch.train import (
     world_size,
 )
 from runner.plan import devices
+from runner.plan.plan import sequence_length
+from runner.plan.shapes import ModelShape
 from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import RANK_FLAG
 from runner.ranks.processes import raise_limits
-from runner.run_folder.checkpoints import best_step, newest_first
-from runner.run_folder.history import earlier_settings, in_yaml, settings_of
+from runner.run_folder.checkpoints import best_step, newest_first, read_state
+from runner.run_folder.history import earlier_facts, earlier_settings, in_yaml, settings_of
 from runner.run_folder.layout import RunFolder, read_metrics
 
 FIRST = "none"
@@ -126,6 +130,33 @@ def _check_held_out(run: Run) -> None:
         )
 
 
+def doubt(run: Run, checkpoint: Path | None) -> str:
+    """A warning where a share is held out of other data than those of the training.
+
+    Args:
+        run: the run file, with the run folder.
+        checkpoint: whose weights are evaluated; None: the first weights, of no training.
+
+    Returns:
+        The warning; empty: the same data, or a split of its own.
+    """
+    shares = any(data.validation and data.validation.part for data in run.inputs.datasets)
+    bundle = earlier_facts(run.folder).get("bundle_id")
+    if checkpoint is None or not shares or bundle in (None, run.inputs.bundle_id):
+        return ""
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    now = data_key(recipes(run.config, run.inputs, length)["train"])
+    with suppress(OSError, ValueError):  # the ranks name it
+        if read_state(checkpoint).signature.get("data") == now:
+            return ""
+    return (
+        f"warning: this bundle ({run.inputs.bundle_id[:12]}) is not that of the training "
+        f"({str(bundle)[:12]}): the share that is held out is drawn again, so it may have rows "
+        "that were trained on\n  -> Evaluate with the bundle of the training, or name a split: "
+        "--set dataset.validation=NAME"
+    )
+
+
 def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide which rows are held out: dotted key -> value."""
     found = {f"dataset.{key}": settings.get(f"dataset.{key}") for key in _HOLD_OUT}
@@ -171,6 +202,8 @@ def evaluate(
         be_a_rank(chosen, environ)
     check_all_installed(run, role)
     say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
+    if warning := doubt(run, chosen.checkpoint):
+        say(warning)
     ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
     device = devices.here(ranks, environ, own_torch=own_torch)
     chosen.run.check(world_size(role, processes or 1, environ), lambda _line: None, device)

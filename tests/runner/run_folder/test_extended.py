@@ -194,6 +194,24 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     assert choose(run, "none").checkpoint is None
 
 
+def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
+    shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    """20 % of 61 rows are other rows than 20 % of 60."""
+    from runner.evaluate.launch import doubt
+
+    path = shared_cluster.write(steps=4, **SMALL)
+    for share, sets in ((True, ["dataset.validation=5%"]), (False, [])):
+        run = Run.load(path, shared_cluster.bundle, tmp_path / "run", sets)
+        step = tmp_path / "run" / "checkpoints" / "step-4"
+        step.mkdir(parents=True, exist_ok=True)
+        for bundle, same in (("0" * 64, False), (run.inputs.bundle_id, True)):
+            run.folder.environment.write_text(json.dumps({"bundle_id": bundle}))
+            said = doubt(run, step)
+            assert ("may have rows that were trained on" in said) == (share and not same)
+        assert doubt(run, None) == ""
+
+
 @pytest.mark.slow  # the launcher and its ranks; what they do is tested above
 def test_the_command_evaluates_and_prints_the_measures(
     ended: object, shared_cluster: Cluster
