@@ -114,6 +114,8 @@ def prepare_folder(folder: Path) -> None:
             f"{folder} is not empty and not a demo's: left alone. Name another folder: "
             "scripts/demo FOLDER"
         )
+    if (folder / MARKER).is_file():
+        print(f"what the last demo made in {folder} is removed (to keep it: scripts/demo FOLDER)")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).write_text("scripts/demo empties hub/, laptop/ and cluster/ when it runs.\n")
     for part in PARTS:
@@ -198,7 +200,8 @@ def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what was made is in {folder}", file=sys.stderr)
+        again = "scripts/demo starts again from the beginning, and removes it"
+        print(f"\ninterrupted; what was made is in {folder}; {again}", file=sys.stderr)
         return 130
     say("The results")
     for path, description in results.items():
