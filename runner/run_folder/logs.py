@@ -13,6 +13,7 @@ from runner.run_folder.history import History
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
 LOOK_EVERY_S = 0.5
+NAMED = 8  # at most so many ranks are named in a message
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and those of two characters."""
 
@@ -31,10 +32,14 @@ def log_of(history: History, rank: int | None) -> Path:
         return logs / f"slurm-{history.jobs[-1]}.out"
     path = logs / f"rank-{rank or 0}.log"
     if not path.is_file():
-        names = sorted(found.name for found in logs.glob("*") if found.is_file())
+        found = (re.fullmatch(r"rank-(\d+)\.log", each.name) for each in logs.glob("rank-*.log"))
+        ranks = sorted(int(match[1]) for match in found if match)
+        there = [f"--rank {each}" for each in ranks[:NAMED]] + ["..."] * (len(ranks) > NAMED)
+        if history.jobs:
+            there.append(f"without --rank the log of job {history.jobs[-1]}")
         raise UsageError(
             f"{path}: no such log.",
-            f"There are: {', '.join(names)}." if names else "Nothing ran yet.",
+            f"There are: {', '.join(there)}." if there else "No rank has written a log yet.",
         )
     return path
 

@@ -212,7 +212,10 @@ def test_logs_show_the_last_lines_of_the_newest_job_or_of_a_rank(
     assert shown("logs", folder, "--lines", "2").endswith("98\n99\n")
     assert shown("logs", folder, "--rank", "1").endswith("one\nred\\x07\n")
     done = CliRunner().invoke(main, ["logs", str(folder), "--rank", "5"])
-    assert done.exit_code == 2 and "There are: rank-1.log, slurm-10.out, slurm-9.out" in done.output
+    assert (
+        done.exit_code == 2
+        and "There are: --rank 1, without --rank the log of job 10." in done.output
+    )
 
 
 def test_a_followed_log_is_told_to_its_end_and_no_letter_is_cut(tmp_path: Path) -> None:
