@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +105,19 @@ def _check_run(run: Run, processes: int | None) -> None:
     warnings = sum(finding.level == "warning" for finding in found.others)
     above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
     print_line(f"nothing found that would fail{above}")
+    print_line(f"next: {_next(run, processes)}")
+
+
+def _next(run: Run, processes: int | None) -> str:
+    """The command that starts what was checked: a job where there is a queue, else ranks here."""
+    queue = processes is None and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch")
+    words = ["runner", "submit" if queue else "train", str(run.config.path)]
+    words += ["--bundle", str(run.bundle)]
+    for override in run.overrides:
+        words += ["--set", override]
+    if run.folder.root != (Path("output") / run.config.name).absolute():
+        words += ["--output", str(run.folder.root)]
+    return shlex.join([*words, *(["--processes", str(processes)] if processes else [])])
 
 
 def _check_as_json(

@@ -152,6 +152,20 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     assert "--set epochs=10" in said
 
 
+def test_after_a_check_the_next_command_is_printed_with_what_was_given(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.cluster.write(engine={"name": "ddp"})
+    bundle, given = terminal.cluster.bundle, ("--set", "batch.micro=1")
+    assert terminal.run("check", "tiny.yaml", *given, "--processes", "2")[1].endswith(
+        f"\nnext: runner train tiny.yaml --bundle {bundle} --set batch.micro=1 --processes 2\n"
+    )
+    monkeypatch.setattr("shutil.which", lambda name, **_: f"/bin/{name}")
+    assert terminal.run("check", "tiny.yaml", "-o", "there")[1].endswith(
+        f"\nnext: runner submit tiny.yaml --bundle {bundle} --output {Path.cwd() / 'there'}\n"
+    )
+
+
 def test_a_model_that_was_staged_by_path_is_a_model(terminal: Terminal, tmp_path: Path) -> None:
     there = Bundle.open(terminal.cluster.bundle)
     shutil.copytree(there.asset_path("tiny-bert"), tmp_path / "mine")
