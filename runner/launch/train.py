@@ -171,11 +171,13 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     num_local = processes or 1
     _print_headline(run)
     finished = run.finished()
-    if finished and not dry_run:
+    is_over = bool(finished) and not dry_run  # then only what is wrong is worth a line
+    tell: Callable[[str], None] = (lambda _line: None) if is_over else print_line
+    device = _device(run, role, num_local, environ, tell)
+    run.check(world_size(role, num_local, environ), tell, device)
+    if is_over:
         print("\n".join(finished))
         return 0
-    device = _device(run, role, num_local, environ)
-    run.check(world_size(role, num_local, environ), print_line, device)
     _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
     if dry_run:
         print("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
@@ -453,13 +455,15 @@ def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
     return job.num_nodes * tasks_per_node(job)
 
 
-def _device(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> Device | None:
+def _device(
+    run: Run, role: str, num_local: int, environ: Mapping[str, str], tell: Callable[[str], None]
+) -> Device | None:
     """The device of a rank on this machine, in a job its first node; None: not known here.
 
     Raises:
         UsageError: accelerators are requested that the ranks cannot use, or a compiler is missing.
     """
-    ranks, own_torch = report_devices(run, role, num_local, environ, print)
+    ranks, own_torch = report_devices(run, role, num_local, environ, tell)
     if own_torch:
         check_tools(run.config)
     return devices.here(ranks, environ, own_torch=own_torch)
