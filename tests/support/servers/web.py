@@ -60,6 +60,10 @@ def serve() -> Iterator[Web]:
             self._send(web.files[self.path], asked)
 
         def _send(self, data: bytes, asked: str | None) -> None:
+            # Before the head is sent: the next request may come before the body is.
+            is_probe = (
+                asked is None and sum(path == self.path for path, _ in web.requests) <= web.probes
+            )
             etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
             headers = {"ETag": etag} if web.validator else {}
             if self.path in web.encodings:
@@ -78,9 +82,6 @@ def serve() -> Iterator[Web]:
             else:
                 headers["Connection"] = "close"
             self._head(206 if start else 200, headers)
-            is_probe = (
-                asked is None and sum(path == self.path for path, _ in web.requests) <= web.probes
-            )
             if web.cut and not is_probe:
                 body = body[: web.cut.pop(0)]
                 self.close_connection = True
