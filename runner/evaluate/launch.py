@@ -118,9 +118,8 @@ def _check_held_out(run: Run) -> None:
         UsageError: the run has trained on rows that it would be measured on.
     """
     before, now = _splits(earlier_settings(run.folder)), _splits(settings_of(run.config))
-    shares = any(data.validation and data.validation.part for data in run.inputs.datasets)
     changed = [key for key in before if key in now and before[key] != now[key]]
-    if shares and changed:
+    if _holds_out_a_share(run) and changed:
         key = changed[0]
         raise UsageError(
             f"{run.folder.root}: this run was trained with {key}: {in_yaml(before[key])}; now it "
@@ -140,9 +139,9 @@ def doubt(run: Run, checkpoint: Path | None) -> str:
     Returns:
         The warning; empty: the same data, or a split of its own.
     """
-    shares = any(data.validation and data.validation.part for data in run.inputs.datasets)
     bundle = earlier_facts(run.folder).get("bundle_id")
-    if checkpoint is None or not shares or bundle in (None, run.inputs.bundle_id):
+    same = bundle in (None, run.inputs.bundle_id)
+    if checkpoint is None or same or not _holds_out_a_share(run):
         return ""
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     now = data_key(recipes(run.config, run.inputs, length)["train"])
@@ -155,6 +154,10 @@ def doubt(run: Run, checkpoint: Path | None) -> str:
         "that were trained on\n  -> Evaluate with the bundle of the training, or name a split: "
         "--set dataset.validation=NAME"
     )
+
+
+def _holds_out_a_share(run: Run) -> bool:
+    return any(data.validation and data.validation.part for data in run.inputs.datasets)
 
 
 def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:

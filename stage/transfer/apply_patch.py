@@ -357,8 +357,7 @@ class _Apply:
         return tuple(changed)
 
     def _check_sound(self) -> None:
-        with suppress(OSError):  # the verification finds and names what cannot be read
-            wait_until_at_rest(self.root)  # else its receipt would not be kept
+        wait_until_at_rest(self.root)  # else its receipt would not be kept
         with self.reporter.bytes_bar("verify", self.lock.size) as progress:
             report = verify(self.root, "full", progress=progress, bundle_id=self.plan.target)
         with suppress(OSError):  # without a record the verdict is only not remembered

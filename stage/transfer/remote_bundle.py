@@ -177,8 +177,7 @@ def verify_remote(
         raise _not_verified(remote)
     program, *others = verifiers
     if remote.target.host is None:
-        with suppress(OSError):  # the verification finds and names what cannot be read
-            wait_until_at_rest(Path(remote.target.folder))
+        wait_until_at_rest(Path(remote.target.folder))
         found = verify(Path(remote.target.folder))
         with suppress(OSError):  # the verdict holds without
             record(state, found)
