@@ -247,11 +247,8 @@ def test_a_verifier_that_lies_is_said_to_be_none_of_ours(second: Path, folder: P
     assert stage("verify", second, "-q", code=0).stderr == ""
 
 
-def test_every_earlier_verifier_is_known() -> None:
-    old = Path(__file__).parents[2] / "compat/old/bundle" / layout.VERIFIER
-    assert layout.is_known_verifier(old.read_bytes()) and layout.is_known_verifier(
-        layout.verifier_text()
-    )
+def test_the_verifier_of_this_version_is_known() -> None:
+    assert layout.is_known_verifier(layout.verifier_text())
     assert not layout.is_known_verifier(b"")
 
 
