@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.docs import generate, links, messages, schemas
+from scripts.lib.docs import generate, links, schemas
 
 DOCS = links.ROOT / "docs"
 
@@ -25,13 +25,6 @@ def test_what_is_generated_is_as_the_code_gives_it() -> None:
     """`scripts/docs --write` writes it again."""
     assert [page.relative_to(links.ROOT) for page, _ in generate.stale()] == []
     assert generate.used() == set(generate.BLOCKS)
-
-
-def test_a_message_that_the_code_gets_is_in_the_list(tmp_path: Path) -> None:
-    said = {(item.folder, item.code, item.text) for item in messages.messages()}
-    assert ("stage/bundle", 2, "ROOT: not a bundle: it is a file.") in said
-    assert ("runner/config", 2, "FILE:LINE: `epochs` and `steps` are both given.") in said
-    assert {item.code for item in messages.messages()} == {1, 2, 3, 4, 5}
 
 
 def test_folders_hold_at_most_twelve_pages() -> None:

@@ -6,15 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scripts.lib.docs import commands, errors, formats, schemas
+from scripts.lib.docs import commands, formats, schemas
 from scripts.lib.docs.links import pages
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "commands of stage": commands.of_stage,
     "commands of runner": commands.of_runner,
     "decisions": formats.decisions,
-    "errors of runner": errors.of_runner,
-    "errors of stage": errors.of_stage,
     "exit codes": formats.exit_codes,
     "keys of manifests": formats.manifest_keys,
     "keys of run files": formats.run_file_keys,
