@@ -33,7 +33,6 @@ SLICES: dict[str, tuple[str, ...]] = {
     ),
     "fixtures": (
         "tests/site/test_exec_on_slurm.py",
-        "tests/stage/environment/image/test_squashfs.py",
         "tests/stage/environment/solve/test_conda_channel.py",
         "tests/stage/fetch/test_fetch_bundle.py",
         "tests/stage/fetch/test_fetch_refusals.py",

@@ -22,7 +22,7 @@ from stage.cli.base import (
     silent,
 )
 
-_SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create", "squash")}
+_SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create")}
 
 
 @click.group(cls=Group, sections=_SECTIONS, page="docs/environments.md")
@@ -178,25 +178,3 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None, quiet: boo
     with silent(if_=quiet):
         say(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
         create_environment(bundle, asset, prefix, route or "image", say)
-
-
-@env.command()
-@bundle_argument
-@click.argument("asset")
-@click.argument("prefix", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
-@quiet_option
-def squash(bundle: Path, asset: str, prefix: Path, file: Path, quiet: bool) -> None:
-    """Write the environment ASSET of BUNDLE to FILE, a squashfs image.
-
-    It is one file instead of tens of thousands, for sites that mount such files. It works only
-    where it is mounted at PREFIX. Needs mksquashfs, and no network.
-
-    \b
-    Example:
-      stage env squash bundle train-env /opt/train train.sqsh
-    """
-    from stage.environment.image.squashfs import squash as write_squashfs
-
-    with silent(if_=quiet):
-        write_squashfs(bundle, asset, prefix, file, say)

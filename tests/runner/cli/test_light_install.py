@@ -131,7 +131,6 @@ MISTAKES = {
     "stage env lock env.yml": "--profile",
     "stage env check bundle": "no environment",
     "stage env create bundle tiny-bert prefix": "no environment",
-    "stage env squash bundle": "Missing argument",
     "stage env probe --scrpt": "--script",
     "stage trace": "-- COMMAND",
     "stage trace -- no-such-command": "no such program",

@@ -62,6 +62,7 @@ def disks(shared: str, own: str, folder: Path) -> str:
         ("nfs4", "ext4", True, "is a disk of the node's own (ext4)"),
         ("ext4", "ext4", False, "is on a disk of this node already (ext4)"),
         ("fuse.squashfuse", "ext4", False, "is one mounted file (fuse.squashfuse)"),
+        ("squashfs", "ext4", False, "is one mounted file (squashfs)"),
         ("lustre", "nfs", False, "is a network disk too (nfs); set AIRLIFT_NODE_ROOT"),
     ],
 )
