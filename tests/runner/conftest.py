@@ -27,6 +27,7 @@ from tests.support.once import once
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
 from tests.support.training.twins import stage_twins
+from tests.support.warm import warm_python
 
 MODELS = {
     "bert": "tiny-bert",
@@ -60,6 +61,24 @@ def _numbers() -> dict[str, bytes]:
         pq.write_table(pa.table({"text": texts, "label": list(range(len(texts)))}), sink)
         files[f"data/{split}-00000-of-00001.parquet"] = sink.getvalue()
     return files
+
+
+class _Warm:
+    """The Python of commands whose ranks start warm; its server starts when one is needed."""
+
+    factory: pytest.TempPathFactory | None = None
+
+    @property
+    def python(self) -> str:
+        return sys.executable if self.factory is None else str(warm_python(self.factory))
+
+
+_warm = _Warm()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _warm.factory = tmp_path_factory
 
 
 @pytest.fixture(scope="session")
@@ -159,9 +178,11 @@ class Cluster:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, python: str = sys.executable, **environment: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*arguments),
+            [python, *self.command(*arguments)[1:]],
             cwd=self.folder,
             env=self.environment(**environment),
             stdout=subprocess.PIPE,
@@ -170,7 +191,8 @@ class Cluster:
         )
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **environment)
+        """A command from start to end. Its ranks start warm (tests.support.warm)."""
+        process = self.start(*arguments, python=_warm.python, **environment)
         out, err = process.communicate(timeout=300)
         check_document("runner", arguments, process.returncode, out)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -200,16 +222,10 @@ def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> str:
     Returns:
         The output of the ranks.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.training.in_ranks",
-        str(ranks),
-        str(cluster.bundle),
-        *map(str, runs),
-    ]
+    module = "tests.support.training.in_ranks"
+    command = [_warm.python, "-m", module, str(ranks), str(cluster.bundle), *map(str, runs)]
     root = Path(__file__).parents[2]
-    environment = cluster.environment(PYTHONPATH=str(root))
+    environment = cluster.environment(DS_ACCELERATOR="cpu")
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
     )
