@@ -16,6 +16,7 @@ from tests.support.environment.laptop import environment_laptop
 from tests.support.scheduling import in_order, make_scheduler
 from tests.support.servers.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
 from tests.support.staging import MANIFEST, Laptop
+from tests.support.warm import provide
 
 __all__ = ["conda_channel", "environment_laptop"]
 
@@ -26,6 +27,11 @@ def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    provide(tmp_path_factory)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -63,24 +63,6 @@ def _numbers() -> dict[str, bytes]:
     return files
 
 
-class _Warm:
-    """The Python of commands whose ranks start warm; its server starts when one is needed."""
-
-    factory: pytest.TempPathFactory | None = None
-
-    @property
-    def python(self) -> str:
-        return sys.executable if self.factory is None else str(warm_python(self.factory))
-
-
-_warm = _Warm()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _warm_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    _warm.factory = tmp_path_factory
-
-
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Staged from a Hub on loopback, as a user does. Treat it as read-only."""
@@ -192,7 +174,7 @@ class Cluster:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """A command from start to end. Its ranks start warm (tests.support.warm)."""
-        process = self.start(*arguments, python=_warm.python, **environment)
+        process = self.start(*arguments, python=warm_python(), **environment)
         out, err = process.communicate(timeout=300)
         check_document("runner", arguments, process.returncode, out)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -223,7 +205,7 @@ def in_ranks(cluster: Cluster, ranks: int, *runs: Path) -> str:
         The output of the ranks.
     """
     module = "tests.support.training.in_ranks"
-    command = [_warm.python, "-m", module, str(ranks), str(cluster.bundle), *map(str, runs)]
+    command = [warm_python(), "-m", module, str(ranks), str(cluster.bundle), *map(str, runs)]
     root = Path(__file__).parents[2]
     environment = cluster.environment(DS_ACCELERATOR="cpu")
     done = subprocess.run(

@@ -47,9 +47,17 @@ client({python!r}, {socket!r})
 """
 
 
-def warm_python(factory: pytest.TempPathFactory) -> Path:
-    """A Python that starts ranks warm, the same for all workers of a test run."""
-    return once(factory, "warm", _start_server) / "bin/python"
+_FACTORY: list[pytest.TempPathFactory] = []
+
+
+def provide(factory: pytest.TempPathFactory) -> None:
+    """Called once by each worker of a test run."""
+    _FACTORY.append(factory)
+
+
+def warm_python() -> str:
+    """A Python that starts ranks warm. The server starts when the first one is needed."""
+    return str(once(_FACTORY[-1], "warm", _start_server) / "bin/python")
 
 
 def _start_server(folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner.training.loading import Weighed
+from tests.support.warm import warm_python
 
 ROOT = Path(__file__).parents[3]
 RUN_FILE = "format: 1\ntask: causal-lm\nmodel: {asset: gpt2}\ndataset: {asset: wikitext}\n"
@@ -100,7 +101,7 @@ def test_no_more_than_what_is_kept_is_held(models: Models, ranks: int, engine: s
 def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("spread")
     (folder / "run.yaml").write_text(RUN_FILE)
-    command = [sys.executable, "-m", "tests.runner.training.spread_models", str(folder)]
+    command = [warm_python(), "-m", "tests.runner.training.spread_models", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -20,6 +20,7 @@ from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from tests.runner.training.saving.conftest import ranks
+from tests.support.warm import warm_python
 
 if TYPE_CHECKING:
     from runner.training.components.process_group import Ranks
@@ -49,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def in_two_ranks(folder: Path, *override: str) -> dict[str, Any]:
     (folder / "run.yaml").write_text(RUN_FILE)
     command = [
-        sys.executable,
+        warm_python(),
         "-m",
         "tests.support.training.small_engines",
         str(folder),

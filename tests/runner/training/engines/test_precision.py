@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.warm import warm_python
 
 ROOT = Path(__file__).parents[4]
 RUN_FILE = "format: 1\ntask: causal-lm\nmodel: {asset: gpt2}\ndataset: {asset: wikitext}\n"
@@ -30,7 +31,7 @@ READS = {
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_file = tmp_path_factory.mktemp("precision") / "run.yaml"
     run_file.write_text(RUN_FILE)
-    command = [sys.executable, "-m", "tests.runner.training.engines.observed", str(run_file)]
+    command = [warm_python(), "-m", "tests.runner.training.engines.observed", str(run_file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
