@@ -13,7 +13,6 @@ import click
 
 from runner.cli.options import array_option, processes_option, run_options
 from runner.errors import (
-    Choice,
     StageError,
     UsageError,
     human_count,
@@ -36,12 +35,6 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="The number of ranks to check for. Default: as `slurm:` asks for.",
 )
-@click.option(
-    "--on",
-    type=Choice(["node"]),
-    metavar="node",
-    help="Instead check a node: its devices, their speed, its limits. A job of one minute.",
-)
 @quiet_option
 @json_option
 def check(
@@ -50,7 +43,6 @@ def check(
     output: Path | None,
     overrides: tuple[str, ...],
     processes: int | None,
-    on: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -60,34 +52,19 @@ def check(
     Slurm. Prints all that is wrong at once.
 
     \b
-    Examples:
+    Example:
       runner check runs/my.yaml --bundle bundle
-      runner check runs/my.yaml --bundle bundle --on node
     """
     from runner import isolation, offline
     from runner.launch.train import Run
 
     offline.set_variables(os.environ)
     if as_json:
-        if on is not None:
-            raise UsageError("--json cannot be combined with --on.", "Leave one of them out.")
         sys.exit(_check_as_json(run, bundle, output, overrides, processes))
     with silent(if_=quiet):
         # Only prints what `train` will do.
         isolation.isolate(dict(os.environ), print_line, [*sys.path])
-        loaded = Run.load(run, bundle, output, overrides)
-        if on is not None:
-            _check_node(loaded)
-        else:
-            _check_run(loaded, processes)
-
-
-def _check_node(run: Run) -> None:
-    from runner.installed import check_installed
-    from runner.launch.node_check import check_node
-
-    check_installed(run.config, run.inputs, ["torch", "numpy"], "checking a node")
-    check_node(run.config, run.bundle, run.folder.root, run.overrides, os.environ, print_line)
+        _check_run(Run.load(run, bundle, output, overrides), processes)
 
 
 def _check_run(run: Run, processes: int | None) -> None:

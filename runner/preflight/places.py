@@ -33,7 +33,7 @@ def check_places(folders: Mapping[str, Path], mounts: str) -> list[Finding]:
                     "warning",
                     f"{what} {path} is on {where} ({kind}): the job's nodes have "
                     "their own, in which it is not.",
-                    "Use a folder on the shared disk; `runner check RUN --bundle B --on node` "
+                    "Use a folder on the shared disk; `runner rehearse RUN --bundle B --job` "
                     "shows what a node sees.",
                 )
             )

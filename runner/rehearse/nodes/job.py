@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import StageError, UsageError, human_count, join_errors
-from runner.launch.node_check import TIME, wait_for_job
 from runner.launch.submit import partition_name, request, try_script
 from runner.launch.train import Run
 from runner.preflight import rehearsed
@@ -20,11 +20,13 @@ from runner.preflight.findings import FAULTS, Finding
 from runner.ranks.heartbeat import read_failure
 from runner.rehearse.hidden import hidden_folder
 from runner.rehearse.nodes.part import BANDWIDTH, FOLDER, RECORD, launch
-from runner.rehearse.stages import Stages
-from runner.slurm.commands import ask
+from runner.rehearse.stages import Say, Stages
+from runner.slurm.commands import ask, clean, job_number
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.slurm.script import sbatch_script
+from runner.slurm.shell_variables import overriding
 
+TIME = "00:05:00"
 LAST_LINES = 5
 
 
@@ -91,8 +93,45 @@ def _submit(run: Run, folder: Path, arguments: Sequence[str], stages: Stages) ->
     wanted.log.parent.mkdir(parents=True)
     wanted.script.write_text(sbatch_script(wanted), encoding="utf-8")
     try_script(wanted.script)
-    number, code = wait_for_job(wanted.script, human_count(wanted.nodes, "node"), stages.say)
-    return int(number), code
+    return _wait_for_job(wanted.script, human_count(wanted.nodes, "node"), stages.say)
+
+
+def _wait_for_job(script: Path, nodes: str, say: Say) -> tuple[int, int]:
+    """Submits a job and waits for its end; Ctrl-C removes it from the queue.
+
+    Args:
+        script: on the disk.
+        nodes: how many it asks for, in words.
+        say: prints a line.
+
+    Returns:
+        Its number, and its exit code.
+
+    Raises:
+        UsageError: Slurm refuses it.
+    """
+    dropped = overriding(script.read_text(encoding="utf-8"), os.environ)
+    with subprocess.Popen(
+        ["sbatch", "--wait", "--parsable", str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in clean(os.environ).items() if name not in dropped},
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        number = next(filter(None, map(job_number, process.stdout)), "")
+        if not number:
+            raise UsageError(
+                f"Slurm refuses the job: {process.stderr.read().strip()}",
+                f"Correct `slurm:` in the run file ({script}).",
+            )
+        say(f"waiting for job {number}: {nodes}, five minutes at most; Ctrl-C cancels it")
+        try:
+            return int(number), process.wait()
+        except BaseException:  # Ctrl-C, or a signal that ends this process
+            ask("scancel", number)
+            raise
 
 
 def _nodes_of(number: int) -> tuple[list[str], str]:

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder, read_mounts
-from runner.errors import StageError, human_size
-from runner.gpu_check.facts import SHARED_MEMORY, driver_facts, node_facts
-from runner.gpu_check.on_node import run_item
-from runner.gpu_check.record import Item
+from runner.errors import UsageError, human_count, human_size
 from runner.inputs import EnvironmentInput
 from runner.installed import check_installed, to_train
-from runner.launch.node_check import check_here, describe
+from runner.launch.submit import ranks_on_node
 from runner.launch.train import Run
-from runner.plan.devices import accelerators_meant
+from runner.plan import devices
+from runner.plan.gpus import ask_driver
 from runner.preflight.access import (
     check_readable,
     check_writable,
@@ -28,6 +26,7 @@ from runner.preflight.access import (
     nearest_folder,
 )
 from runner.preflight.findings import Finding, Findings
+from runner.ranks.child import in_child
 from runner.ranks.environment import RankEnvironment
 from runner.ranks.network import (
     GLOO,
@@ -45,22 +44,22 @@ LEAST_LOCKED_MEMORY = 2**30
 """What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
 LEAST_FOR_CACHES = 2**30
 """One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
+SHARED_MEMORY = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")
 COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
 
 
 def look(
-    run: Run, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str], folder: Path
+    run: Run, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str]
 ) -> Findings:
-    """Looks at this node, before torch is imported; measures its devices in child processes.
+    """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:
         run: the run whose job this is.
         place: this rank's numbers.
         hosts: all nodes of the job.
         environ: the environment variables of a rank.
-        folder: for the record of the devices.
     """
     found = Findings()
     found.attempt(check_readable, files_to_read(run.inputs))
@@ -76,19 +75,45 @@ def look(
     found.others += check_locked_memory(INFINIBAND, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
     found.others += check_caches(local_folder(environ, read_mounts())[0])
     found.others += check_compiler(run.config)
-    for item in _devices(run.config, environ, folder):
-        found.lines.append(describe(item).strip())
-        if item.status == "failed":
-            error = StageError(item.note, exit_code=1)
-            found.errors.append(error)
+    with found.keeping():
+        found.lines += check_devices(run.config, environ)
     return found
 
 
-def _devices(config: RunConfig, environ: Mapping[str, str], folder: Path) -> list[Item]:
-    """The first minute of gpu-check; without a GPU, which nobody asked for, the node's facts."""
-    if not accelerators_meant(config.slurm, environ) and not driver_facts():
-        return [run_item("facts", lambda: node_facts(environ))]
-    return check_here(config, folder, environ, lambda _line: None)
+def check_devices(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+    """Checks that torch sees the GPUs that the run asks for, and that each of them computes.
+
+    Args:
+        config: the run file.
+        environ: the environment variables of a rank.
+
+    Returns:
+        Lines for the user; empty where there is no GPU and nobody asked for one.
+
+    Raises:
+        StageError: a GPU does not compute, or torch has no code for it.
+        UsageError: torch sees too few GPUs.
+    """
+    if not devices.accelerators_meant(config.slurm, environ) and not ask_driver():
+        return []
+    ranks = ranks_on_node(config.slurm)
+    own_torch = config.environment is None
+    lines = devices.notes(config.slurm, ranks, environ, own_torch=own_torch)
+    number, name = in_child(_run_kernels, (), "a kernel on each GPU", "See the message above.")
+    if (asked := config.slurm.gpus_per_node) > number:
+        raise UsageError(
+            f"slurm.gpus_per_node: {asked}, and torch sees {human_count(number, 'GPU')} here.",
+            "Look at `nvidia-smi` on the node; a torch that was built without CUDA sees none.",
+        )
+    if number:
+        lines.append(f"{human_count(number, 'GPU')} ({name}): each ran a kernel")
+    return lines
+
+
+def _run_kernels() -> tuple[int, str]:
+    from runner.rehearse.nodes.kernels import run_kernels
+
+    return run_kernels()
 
 
 def env_check(environment: EnvironmentInput) -> list[Finding]:

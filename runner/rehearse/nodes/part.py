@@ -112,7 +112,7 @@ def _look_at_node(
     try:
         if len(hosts) > 1:
             _try_ways(found, folder, host, hosts, environ)
-        seen = look(run, place, hosts, environ, folder / f"{host}.devices")
+        seen = look(run, place, hosts, environ)
         found.errors += seen.errors
         found.others += seen.others
         found.lines += seen.lines

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from runner.cli import main
 
@@ -38,9 +37,3 @@ def test_every_command_is_shown_with_just_its_options(name: str) -> None:
 def test_every_option_is_explained() -> None:
     explained = set(re.findall(r"^\| `(--[\w-]+)`", TEXT, re.MULTILINE))
     assert {option for command in COMMANDS.values() for option in options_of(command)} <= explained
-
-
-def test_a_choice_of_one_word_is_shown_as_that_word() -> None:
-    """Once the help of `--on` read `--on [node]`, as if the word could be omitted."""
-    shown = CliRunner().invoke(main, ["check", "--help"]).output
-    assert "--on node " in shown and "[node]" not in shown

@@ -128,7 +128,6 @@ CHECK = "check run.yaml --bundle bundle --set"
         ("check rum.yaml --bundle bundle", "Did you mean run.yaml?"),
         ("check run.yaml --bundle bundel", "Did you mean bundle?"),
         ("check run.yaml --bundel bundle", "--bundle"),
-        ("check run.yaml --bundle bundle --on nod", "Did you mean `node`?"),
         (f"{CHECK} task=masked_lm", "Did you mean `masked-lm`?"),
         (f"{CHECK} optimizer.name=adanw", "Did you mean `adamw`?"),
         (f"{CHECK} engine.name=depspeed", "Did you mean `deepspeed`?"),

@@ -152,8 +152,6 @@ MISTAKES = {
     f"{CHECK} --set engine.config=nofile.json": "no such file",
     f"{CHECK} --set engine.config=broken.json": "broken.json:1",
     f"{CHECK} --output bundle/out": "inside the bundle",
-    f"{CHECK} --on login": "login",
-    f"{CHECK} --on node": "[train]'",
     "runner check chat.yaml --bundle bundle": "chat",
     f"runner prepare {RUN_IT}": "preparing data needs numpy and transformers",
     f"runner train {RUN_IT}": "needs torch, transformers, safetensors, numpy and deepspeed",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from runner.config.run_config import RunConfig
+from runner.errors import StageError, UsageError
 from runner.preflight.findings import Finding
-from runner.rehearse.nodes import look
+from runner.rehearse.nodes import kernels, look
 from runner.rehearse.nodes.ports import try_ports
+from tests.runner.conftest import Cluster
 
 THERE = ["lo", "eth0", "eth10", "ib0"]
 
@@ -67,6 +72,49 @@ def test_too_little_locked_memory_for_infiniband_is_named(tmp_path: Path) -> Non
     (finding,) = look.check_locked_memory(devices, 2**23)
     assert "8.39 MB" in finding.message and "memlock unlimited" in finding.remedy
     assert look.check_locked_memory(devices, -1) == []  # no limit
+
+
+def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.load(cluster.write(slurm={"nodes": 1, "gpus_per_node": 4}))
+    with pytest.raises(UsageError, match=r"asks for 4 GPUs per node .* is for CPUs only"):
+        look.check_devices(config, {"SLURM_JOB_ID": "1"})
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA A800-SXM4-80GB, 81920, 8.0'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(UsageError, match=r"slurm.gpus_per_node: 4, and torch sees 0 GPUs here"):
+        look.check_devices(config, {})
+
+
+def test_a_node_of_cpus_has_no_devices_to_try(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    assert look.check_devices(RunConfig.load(cluster.write()), {"SLURM_JOB_ID": "1"}) == []
+
+
+def test_a_gpu_that_torch_has_no_code_for_is_named_with_its_builds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ones(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available.\nCompile with ...")
+
+    cuda = SimpleNamespace(
+        device_count=lambda: 2,
+        get_device_name=lambda _: "Tesla V100-SXM2-32GB",
+        get_arch_list=lambda: ["sm_80", "sm_90"],
+    )
+    torch = SimpleNamespace(cuda=cuda, ones=ones, __version__="2.13.0")
+    monkeypatch.setattr(kernels, "torch", torch)
+    with pytest.raises(StageError) as caught:
+        kernels.run_kernels()
+    assert caught.value.message == (
+        "GPU 0 (Tesla V100-SXM2-32GB): CUDA error: no kernel image is available. torch 2.13.0 is "
+        "compiled for sm_80 sm_90."
+    )
+    assert caught.value.exit_code == 1
 
 
 def test_what_env_check_prints_becomes_findings() -> None:
