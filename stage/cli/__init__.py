@@ -83,12 +83,11 @@ _ELSEWHERE = {
     "init": "stage.cli.transfer",
     "push": "stage.cli.transfer",
     "sign": "stage.cli.transfer",
-    "gc": "stage.cli.transfer",
 }
 
 
 _SECTIONS = {
-    "Laptop": ("init", "trace", "lock", "fetch", "gc", "sign"),
+    "Laptop": ("init", "trace", "lock", "fetch", "sign"),
     "Between": ("push",),
     "Cluster": ("verify", "show", "serve"),
     "Both": ("patch", "apply", "env"),

@@ -40,7 +40,10 @@ class Group(click.Group):
     """
 
     program = "stage"
-    free_space = "Free space there (`stage gc` removes unused files from the shared store)"
+    free_space = (
+        "Free space there (files of the shared store that no bundle has: "
+        "`find ~/.cache/airlift/store -type f -links 1 -delete`)"
+    )
     """The remedy for a full disk."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`stage init`, `sign`, `push` and `gc`: parses and prints, as `stage.cli` does.
+"""`stage init`, `sign` and `push`: parses and prints, as `stage.cli` does.
 
 `stage.cli` adds them to its group. Each command imports its modules inside itself.
 """
@@ -228,42 +228,3 @@ def _damaged_there(
     return DamageError(
         f"{outcome.target}: {findings}, written to {report}.", "\n     ".join(what_to_do)
     )
-
-
-@click.command()
-@click.option("--dry-run", is_flag=True, help="Only print what would be freed.")
-@quiet_option
-@json_option
-def gc(dry_run: bool, quiet: bool, as_json: bool) -> None:
-    """Remove files from the store that no bundle here uses any more.
-
-    The store is $AIRLIFT_STORE, by default a folder in your cache folder. Bundles are not touched.
-
-    \b
-    Example:
-      stage gc --dry-run
-    """
-    from stage.fetch.gc import collect
-    from stage.fetch.store import store_from
-    from stage.util.files import human_count, human_size
-
-    store = store_from(os.environ)
-    if store is None:
-        raise UsageError(
-            "There is no store (AIRLIFT_STORE=none).", "Name it: AIRLIFT_STORE=FOLDER stage gc"
-        )
-    done = collect(store, dry_run=dry_run)
-    if as_json:
-        print_json(done.to_json())
-    elif not quiet:
-        for sha256, size in sorted(done.dropped.items(), key=lambda item: -item[1]):
-            say(
-                f"  {human_size(size):>9}  {done.names.get(sha256, 'of no bundle that is known')}"
-                f"  sha256 {sha256[:12]}"
-            )
-        would = "would free" if dry_run else "freed"
-        dropped = (
-            f"{human_count(len(done.dropped), 'file')}, {human_size(sum(done.dropped.values()))}"
-        )
-        kept = f"{human_count(len(done.kept), 'file')}, {human_size(sum(done.kept.values()))}"
-        say(f"{store.root}: {would} {dropped}; {kept} in use")

@@ -2,8 +2,9 @@
 
 `take` puts a content of the store into a bundle without the network. `keep` shares a file of a
 bundle with later bundles. `sha256/ab/abcd...` is a content. `git-sha1/12/12ef...` is a link to a
-content, named by the only digest that a Hub publishes of a small file. `bundles/...` names the
-folders that used the store, for `stage.fetch.gc`.
+content, named by the only digest that a Hub publishes of a small file. Nothing here counts who
+uses a content: a hard link in a bundle is another name of it, and the docs say how to delete files
+that have only one.
 
 Files are shared by reflink where the file system has reflinks; then bundles stay independent.
 Otherwise they are hard links: bundle and store are one file. It is made read-only, and an edit in
@@ -26,19 +27,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
-from stage.bundle import bundle as layout
 from stage.errors import UsageError
 from stage.lock.model import LockedFile
 from stage.util.digests import FileDigests, hash_file
-from stage.util.files import human_count, human_size, sync_folder, write_atomically
+from stage.util.files import human_count, human_size, sync_folder
 from stage.util.paths import PARTIAL_SUFFIX
 from stage.util.progress import Reporter
 
 # Bytes. Smaller files save no space, and people edit them (config.json).
 SHARED_FROM = 2**20
-CONTENTS, BY_GIT, USERS = "sha256", "git-sha1", "bundles"
+CONTENTS, BY_GIT = "sha256", "git-sha1"
 _FICLONE = 0x40049409  # linux/fs.h: another file on the same blocks, copied on write
 
 Progress = Callable[[int], None]
@@ -72,8 +71,7 @@ class Kept(Enum):
     """What became of a file that was offered to the store."""
 
     NEW = "new"
-    ALREADY = "already"
-    TOO_SMALL = "too small"
+    AS_BEFORE = "as before"  # there already, or too small
     APART = "apart"  # on another disk, where it could only be copied
 
 
@@ -83,25 +81,11 @@ class Damaged:
 
     Attributes:
         found: its sha256.
-        bundles: folders whose lock names the content. They have the damage too if they share it by
-            hard link.
+        in_bundles: whether bundles share it by hard link, and so have the damage too.
     """
 
-    path: Path
     found: str
-    bundles: tuple[Path, ...]
-
-
-class User(NamedTuple):
-    """A bundle that uses the store: its folder, maybe gone or moved, and its paths by sha256."""
-
-    folder: Path
-    names: dict[str, str]
-
-
-def _read_note(note: Path) -> User:
-    folder, *lines = os.fsdecode(note.read_bytes()).split("\0")
-    return User(Path(folder), {line[:64]: line[65:] for line in lines})
+    in_bundles: bool
 
 
 @dataclass(frozen=True)
@@ -173,7 +157,11 @@ class SharedStore:
         if entry is None or brought is None:
             return None
         digests, right = brought
-        return digests if right else self._drop(entry, digests.sha256)
+        if right:
+            return digests
+        in_bundles = entry.lstat().st_nlink > 1
+        entry.unlink(missing_ok=True)
+        return Damaged(digests.sha256, in_bundles)
 
     def keep(self, path: Path, digests: FileDigests) -> Kept:
         """Shares a file of a bundle, whose digests were just computed, with later bundles.
@@ -182,14 +170,14 @@ class SharedStore:
             OSError: the store cannot be written.
         """
         if digests.size < SHARED_FROM:
-            return Kept.TOO_SMALL
+            return Kept.AS_BEFORE
         entry = self.entry(digests.sha256)
         is_new = not entry.exists()
         if is_new and not self._add(path, entry):
             return Kept.APART
         if digests.git_sha1 is not None and self._sha256_of_git(digests.git_sha1) != digests.sha256:
             self._note_git(digests.git_sha1, digests.sha256)
-        return Kept.NEW if is_new else Kept.ALREADY
+        return Kept.NEW if is_new else Kept.AS_BEFORE
 
     @staticmethod
     def _add(path: Path, entry: Path) -> bool:
@@ -211,53 +199,6 @@ class SharedStore:
         partial.unlink(missing_ok=True)
         partial.symlink_to(f"../../{CONTENTS}/{sha256[:2]}/{sha256}")
         partial.replace(link)
-
-    def note_user(self, bundle: Path, names: Mapping[str, str]) -> None:
-        """Notes that a folder uses the store, and the paths of contents there.
-
-        Args:
-            names: path in the bundle, by sha256. Earlier names are kept: the bundle had them once.
-
-        Raises:
-            OSError: the store cannot be written.
-        """
-        folder = str(bundle.resolve())
-        note = self.root / USERS / hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
-        before = _read_note(note).names if note.exists() else {}
-        if not note.exists() or {**before, **names} != before:
-            self.write_note(note, bundle.resolve(), {**before, **names})
-
-    @staticmethod
-    def write_note(note: Path, folder: Path, names: Mapping[str, str]) -> None:
-        """Replaces a note.
-
-        Raises:
-            OSError: the store cannot be written.
-        """
-        note.parent.mkdir(parents=True, exist_ok=True)
-        lines = [str(folder), *(f"{sha256} {path}" for sha256, path in sorted(names.items()))]
-        write_atomically(note, b"\0".join(map(os.fsencode, lines)))
-
-    def users(self) -> dict[Path, User]:
-        """The notes of `note_user`, by their paths."""
-        notes = self.root / USERS
-        found = sorted(notes.iterdir()) if notes.is_dir() else []
-        return {note: _read_note(note) for note in found if note.suffix != PARTIAL_SUFFIX}
-
-    def _drop(self, entry: Path, found: str) -> Damaged:
-        shared = entry.lstat().st_nlink > 1
-        entry.unlink(missing_ok=True)
-        named = f'"{entry.name}"'.encode()
-        locks = (
-            ((bundle, bundle / layout.LOCK) for bundle, _ in self.users().values())
-            if shared
-            else ()
-        )
-        return Damaged(
-            entry,
-            found,
-            tuple(b for b, lock in locks if lock.is_file() and named in lock.read_bytes()),
-        )
 
 
 def place_verified(
@@ -297,9 +238,11 @@ def place_verified(
 
 def describe_damage(what: str, damaged: Damaged) -> str:
     """The warning about a damaged content of the store."""
-    bundles = " and ".join(f"`stage verify {bundle}`" for bundle in damaged.bundles)
-    count = human_count(len(damaged.bundles), "bundle")
-    others = f" {count} may share the damage: {bundles}." if bundles else ""
+    others = (
+        " Bundles on this disk share that file and its damage: run `stage verify` on each."
+        if damaged.in_bundles
+        else ""
+    )
     return (
         f"{what}: the store's copy is damaged (its sha256 is {damaged.found}); it is dropped from "
         f"the store and the file is fetched again.{others}"
@@ -442,12 +385,6 @@ class Sharing:
             fates = {
                 path: self._store.keep(self._root / path, known) for path, known in digests.items()
             }
-            if names := {
-                digests[p].sha256: p
-                for p, fate in fates.items()
-                if fate in (Kept.NEW, Kept.ALREADY)
-            }:
-                self._store.note_user(self._root, names)
         except OSError as error:
             self._reporter.warn(
                 f"{error.filename or self._store.root}: {error.strerror}; not kept in the store"
@@ -456,8 +393,7 @@ class Sharing:
         if new := [digests[path].size for path, fate in fates.items() if fate is Kept.NEW]:
             self._reporter.note(
                 f"{human_count(len(new), 'file')} ({human_size(sum(new))}) shared with later "
-                f"bundles, on disk once: store {self._store.root} "
-                "(`stage gc` frees files that no bundle uses)"
+                f"bundles, on disk once: store {self._store.root}"
             )
         elif Kept.APART in fates.values():
             self._reporter.note(

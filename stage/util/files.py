@@ -164,8 +164,9 @@ def check_space(folder: Path, needed: int) -> None:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
             f"{human_size(needed - free)} are missing. Nothing was downloaded.",
-            f"Free {human_size(needed - free)} there (`stage gc` removes files that no bundle uses "
-            "from the shared store), or choose another folder with -o.",
+            f"Free {human_size(needed - free)} there (files of the shared store that no bundle "
+            "has: `find ~/.cache/airlift/store -type f -links 1 -delete`), or choose another "
+            "folder with -o.",
         )
 
 

@@ -126,7 +126,6 @@ MISTAKES = {
     "stage sign bundle --key nokey": "ssh-keygen",
     "stage serve nowhere": "no such folder",
     "stage serve bundle --port abc": "abc",
-    "stage gc --all-of-it": "--all-of-it",
     "stage env lok": "stage env lock",
     "stage env lock env.yml": "--profile",
     "stage env check bundle": "no environment",

@@ -207,8 +207,8 @@ def test_a_full_disk_is_told_with_its_path_the_step_and_what_is_whole(tmp_path: 
     checkpoint(tmp_path)
     said = str(disk_error(full, tmp_path / "bundle", folder, 57))
     assert f"{tmp_path / 'metrics.jsonl'}: No space left on device, after step 57" in said
-    assert "step-50 was written before and is whole" in said and "stage gc" not in said
-    assert "stage gc" not in CommandGroup.free_space
+    assert "step-50 was written before and is whole" in said and "airlift/store" not in said
+    assert "airlift/store" not in CommandGroup.free_space
 
 
 def test_a_save_that_fails_says_quota_inodes_or_space(tmp_path: Path) -> None:

@@ -322,7 +322,6 @@ def test_json_is_one_document_and_nothing_else(laptop: Path, options: list[str])
         ("show b --json", 2, "no such folder"),
         ("lock nofile.yaml --json", 2, "no such file"),
         ("fetch m.yaml --json", 2, "--output"),
-        ("gc --json --dryrun", 2, "--dry-run"),
         ("env check b --json", 2, "b"),
     ],
 )
