@@ -181,11 +181,6 @@ def lock(
     show_default=True,
     help="At the end, load the files in a process without network; fail if one does not load.",
 )
-@click.option(
-    "--max-rate",
-    metavar="RATE",
-    help="At most so many bytes per second, all downloads together: 20MB/s.",
-)
 @_pinning
 def fetch(
     manifest: Path,
@@ -195,7 +190,6 @@ def fetch(
     jobs: int,
     allow_pickle: bool,
     offline_check: bool,
-    max_rate: str | None,
     endpoint: str | None,
     updates: tuple[str, ...],
     quiet: bool,
@@ -215,7 +209,6 @@ def fetch(
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.download.rate_limit import parse_rate
     from stage.fetch.fetch import fetch_manifest
     from stage.fetch.store import store_from
     from stage.util.progress import Reporter
@@ -226,7 +219,6 @@ def fetch(
             bundle,
             endpoint=endpoint,
             jobs=jobs,
-            max_rate=parse_rate(max_rate) if max_rate is not None else None,
             locked=locked,
             updates=updates,
             dry_run=dry_run,

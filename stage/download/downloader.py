@@ -16,7 +16,6 @@ import urllib3
 
 from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
-from stage.download.rate_limit import RateLimit
 from stage.download.request import Download
 from stage.download.responses import (
     NOT_CONNECTED,
@@ -45,15 +44,8 @@ MAX_UNPACKED = 64 * 2**20  # bytes that are accepted whatever the ratio
 class Downloader:
     """Downloads files; several threads may call it at the same time."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        reporter: Reporter,
-        policy: RetryPolicy,
-        limit: RateLimit | None = None,
-    ) -> None:
+    def __init__(self, connections: Connections, reporter: Reporter, policy: RetryPolicy) -> None:
         self._connections, self._reporter, self._policy = connections, reporter, policy
-        self._limit = limit or RateLimit(None)
         self.stop = threading.Event()
         self.taken_over = 0  # bytes of complete files that an earlier run had fetched
         self._counting = threading.Lock()
@@ -184,7 +176,7 @@ class Downloader:
             check_span(download, response, partial.size)
             received = 0
             encoded = is_unpacked(download, response)
-            for chunk in response.stream(self._limit.chunk(PIECE), decode_content=encoded):
+            for chunk in response.stream(PIECE, decode_content=encoded):
                 self._append(chunk, download, partial)
                 received += len(chunk)
                 if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
@@ -209,7 +201,7 @@ class Downloader:
                 raise
 
     def _append(self, piece: bytes, download: Download, partial: Partial) -> None:
-        """Appends the next bytes, then waits as the rate limit demands.
+        """Appends the next bytes.
 
         Raises:
             AttemptFailed: more bytes than announced.
@@ -220,8 +212,6 @@ class Downloader:
         if download.size is not None and partial.size + len(piece) > download.size:
             raise AttemptFailed(f"more than the {download.size} bytes announced")
         partial.append(piece)
-        if delay := self._limit.delay(len(piece)):
-            self.stop.wait(delay)
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Requests the bytes from `offset` and follows redirects.

@@ -32,7 +32,6 @@ class FetchPackage(ModuleType):
         dry_run: bool = False,
         endpoint: str | None = None,
         jobs: int = 4,
-        max_rate: str | None = None,
         allow_pickle: bool = False,
         offline_check: bool = True,
         quiet: bool = False,
@@ -49,7 +48,6 @@ class FetchPackage(ModuleType):
             dry_run: print the plan with sizes; download and write nothing.
             endpoint: URL of the Hub or of a mirror; None: $HF_ENDPOINT, else the public Hub.
             jobs: downloads at the same time.
-            max_rate: bytes per second for all downloads together, such as `20MB`; None: no limit.
             allow_pickle: accept models that have only pickles; they are converted to safetensors.
             offline_check: load the configs and tokenizers without a network before finishing.
             quiet: print warnings only. Notes, warnings and progress go to stderr.
@@ -61,7 +59,6 @@ class FetchPackage(ModuleType):
         import os
         from pathlib import Path
 
-        from stage.download.rate_limit import parse_rate
         from stage.fetch.fetch import fetch_manifest
         from stage.fetch.store import store_from
         from stage.hub.library import check_hub_library
@@ -79,7 +76,6 @@ class FetchPackage(ModuleType):
                 updates=update,
                 dry_run=dry_run,
                 reporter=reporter,
-                max_rate=parse_rate(max_rate) if max_rate is not None else None,
                 allow_pickle=allow_pickle,
                 offline_check=offline_check,
                 store=store_from(os.environ),

@@ -127,7 +127,6 @@ def fetch_manifest(
     updates: Iterable[str],
     dry_run: bool,
     reporter: Reporter,
-    max_rate: float | None = None,
     allow_pickle: bool = False,
     offline_check: bool = True,
     store: SharedStore | None = None,
@@ -151,7 +150,6 @@ def fetch_manifest(
             endpoint,
             reporter,
             at_once=jobs,
-            max_rate=max_rate,
             allow_pickle=allow_pickle,
             keep_locks=not dry_run,
         )

@@ -44,7 +44,6 @@ class Sources:
     Args:
         endpoint: URL of the Hub; None: $HF_ENDPOINT, else the public Hub.
         at_once: downloads at the same time.
-        max_rate: bytes per second for all downloads together; None: no limit.
         allow_pickle: take models that have only pickles, to be converted to safetensors
         (`stage.convert.pickled_weights`).
         keep_locks: write the lock of a newly locked environment beside it (not in a dry run).
@@ -56,19 +55,17 @@ class Sources:
         reporter: Reporter,
         *,
         at_once: int = 4,
-        max_rate: float | None = None,
         allow_pickle: bool = False,
         keep_locks: bool = True,
     ) -> None:
         from stage.download.downloader import Downloader
         from stage.download.http import Connections, tls_context
-        from stage.download.rate_limit import RateLimit
         from stage.download.xet import XetStore
         from stage.hub.client import Hub, timeout_s
 
         policy, trust = RetryPolicy(), tls_context()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=trust)
-        self._downloader = Downloader(connections, reporter, policy, RateLimit(max_rate))
+        self._downloader = Downloader(connections, reporter, policy)
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
         self._reporter, self._xet = reporter, XetStore(timeout_s())
         self._private: PrivateAddresses | None = None

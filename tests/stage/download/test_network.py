@@ -1,11 +1,10 @@
-"""Between a laptop and the Hub: a shared link, a proxy, a proxy that opens TLS with its own CA."""
+"""Between a laptop and the Hub: a proxy, a proxy that opens TLS with its own CA."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from stage.download.http import Connections, tls_context
-from stage.download.rate_limit import RateLimit, parse_rate
 from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
@@ -22,41 +20,6 @@ from tests.support.servers.hubs import INDEPENDENT, IndependentHub
 from tests.support.servers.proxy import Proxy
 from tests.support.servers.web import serve
 from tests.support.staging import MANIFEST, Laptop
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("20MB/s", 20e6), ("500 kB/s", 5e5), ("1.5MiB", 1.5 * 2**20), ("1gb/s", 1e9), ("7B/s", 7)],
-)
-def test_a_rate_is_bytes_a_second(text: str, rate: float) -> None:
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "20", "0MB/s", "fast", "-1MB/s", "20Mbit/s", "1MB/h"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a rate"):
-        parse_rate(text)
-
-
-def test_all_connections_share_the_rate_and_idle_time_is_not_saved() -> None:
-    now = 100.0
-    limit = RateLimit(1000, lambda: now)
-    assert [limit.delay(500), limit.delay(500)] == [
-        0.5,
-        1.0,
-    ]  # the second connection waits behind the first
-    now = 200.0
-    assert limit.delay(100) == pytest.approx(0.1)
-
-
-def test_a_fetch_keeps_to_its_rate(laptop: Laptop) -> None:
-    began = time.monotonic()
-    laptop.fetched("bundle", "--max-rate", "4MB/s", "--jobs", "4")
-    size = sum(
-        path.stat().st_size for path in (laptop.bundle / "data").rglob("*") if path.is_file()
-    )
-    assert time.monotonic() - began > 0.9 * size / 4e6  # a floor: a busy machine is only slower
-    assert laptop.stage("fetch", "tiny.yaml", "-o", "b", "--max-rate", "2").returncode == 2
 
 
 def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
