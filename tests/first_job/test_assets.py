@@ -203,7 +203,6 @@ CLOSED: dict[str, Found] = {
     "R3": Found(("cannot be read", "it is not damaged"), "chmod a+r"),
     "R5": Found(("no file can be made in", "Permission denied"), "--output"),
 }
-AVOIDED = ("R4", "R6")
 
 
 @pytest.fixture

@@ -150,9 +150,6 @@ def test_tokens_in_place_of_sequences_are_refused(variants: Path, tmp_path: Path
     assert_found(said, Found(("each step would take 1,048,576", "not tokens"), "or less"))
 
 
-AVOIDED = ("B4",)
-
-
 def test_steps_of_a_scheduler_in_ds_config_are_not_used(variants: Path, tmp_path: Path) -> None:
     scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 260}}
     (tmp_path / "ds.json").write_text(json.dumps({"scheduler": scheduler}))

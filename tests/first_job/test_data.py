@@ -76,7 +76,6 @@ SOUND = {
     "D3": ({"a.jsonl": b'{"text": "x", "label": 1}\n{"text": "y"}\n'}, "json"),
     "D4": ({"a.csv.gz": gzip.compress(b"text,label\nx,1\n")}, "csv"),
 }
-AVOIDED = ("D3", "D4", "D9")
 
 
 def fetched(folder: Path, files: dict[str, bytes], convert: str) -> Said:

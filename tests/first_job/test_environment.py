@@ -189,8 +189,6 @@ def test_tools_of_the_login_node_are_a_warning_for_a_job(staged: Path, tmp_path:
 
 # ---- avoided
 
-AVOIDED = ("E8", "E12", "E13", "X5", "X13", "X14")
-
 
 def test_packages_of_long_ago_are_not_imported(staged: Path, tmp_path: Path) -> None:
     """As with `pip install --user`: PYTHONPATH is left out in the same place, and works here."""

@@ -1,64 +1,20 @@
-"""Every failure of docs/first-job-failures.md is injected here, or it is said why it is not."""
+"""Every failure of docs/first-job-failures.md is injected by a test, or it is said why it is not.
+
+tests/golden/first-jobs.json has them all, with the command that finds each, its exit code and the
+words of the cause. What a test demanded once is demanded for ever, unless a commit says why not.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.first_job import (
-    test_assets,
-    test_batch_and_memory,
-    test_data,
-    test_environment,
-    test_slurm,
-    test_storage,
-    test_tokenizer,
-)
-from tests.first_job.shell import test_left_in_shell, test_written_for_a_shell
-from tests.runner import test_disks
-from tests.runner.exec import test_exec, test_last_words
-from tests.runner.launch import test_surroundings
-from tests.runner.ranks import test_node_test
-from tests.runner.rehearse import test_nodes, test_rehearsal
-from tests.runner.training.engines import test_native_engines
-from tests.stage.local import test_files
+from tests.golden.compare import must_equal
+from tests.golden.first_jobs import ENTRY, collect, read, record
+from tests.golden.record import path_of
 
 PAGE = Path(__file__).parents[2] / "docs/first-job-failures.md"
-ENTRY = re.compile(r"[A-Z]\d+")
-FOUND: frozenset[str] = frozenset().union(
-    test_tokenizer.ROWS,
-    *(test_assets.IN_A_FOLDER, test_assets.ON_A_HUB, test_assets.GATED, test_assets.GONE),
-    *(test_assets.VARIANTS, test_assets.CLOSED),
-    *(test_data.FILES, test_data.LABELS, test_data.FEW, test_data.ON_A_HUB, test_data.CARRIED),
-    *(test_environment.LOCKED, test_environment.NODES, test_environment.ON_LOGIN),
-    *(test_environment.LAUNCHED, test_environment.TOOLS),
-    *(test_slurm.REFUSED, test_slurm.LIMITED, test_slurm.NEVER_MET, test_slurm.UNEVEN),
-    filter(ENTRY.fullmatch, test_slurm.LATER),
-    *(test_storage.DISKS, test_storage.QUOTA, test_storage.NODES, test_storage.RESUMED),
-    *(test_slurm.TOO_FEW, test_node_test.FOUND, test_rehearsal.FOUND),
-    filter(ENTRY.fullmatch, test_batch_and_memory.ROWS),
-    (*test_nodes.LOCKED_MEMORY, test_nodes.LITTLE_SPACE),
-    (test_native_engines.UNUSED,),
-    *(test_left_in_shell.REFUSED, test_written_for_a_shell.UTF_16),
-    filter(ENTRY.fullmatch, test_written_for_a_shell.SCRIPTS),
-    filter(ENTRY.fullmatch, (*test_surroundings.SHELLS, *test_surroundings.IMPORTS)),
-)
-# In a script of one's own, behind `runner exec`: one line of ours after the traceback.
-ADVISED = frozenset(
-    filter(ENTRY.fullmatch, (*test_last_words.ADVISED, *test_last_words.WAITING, *test_exec.ALONE))
-)
-AVOIDED: frozenset[str] = frozenset().union(
-    test_exec.OFFLINE_LOGGERS,
-    test_batch_and_memory.AVOIDED,
-    test_tokenizer.AVOIDED,
-    test_assets.AVOIDED,
-    test_data.AVOIDED,
-    test_environment.AVOIDED,
-    test_slurm.AVOIDED,
-    test_storage.AVOIDED,
-    test_left_in_shell.AVOIDED,
-    *(test_disks.AVOIDED, test_files.AVOIDED),
-)
+FROZEN = read(path_of("first-jobs").read_text(encoding="utf-8"))
 GPU = "needs a GPU, or a driver"
 ELSEWHERE = "injected in tests/runner or tests/site"
 LAUNCHERS = "another launcher than ours; `runner train` has no part that could fail so"
@@ -78,22 +34,29 @@ def entries() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def test_every_fault_that_was_injected_once_is_injected_still() -> None:
+    before, now = ({(row.entry, row.command) for row in rows} for rows in (FROZEN, collect()))
+    lost = [f"{entry} (`{command}`)" for entry, command in sorted(before - now)]
+    assert not lost, f"no test injects any more: {', '.join(lost)}"
+
+
+def test_command_exit_code_and_cause_are_those_that_were_demanded_once(tmp_path: Path) -> None:
+    must_equal("first-jobs", record(tmp_path))
+
+
 def test_every_entry_of_the_page_is_injected_or_said_not_to_be() -> None:
-    injected = FOUND | AVOIDED | ADVISED
+    injected = {row.entry for row in FROZEN if ENTRY.fullmatch(row.entry)}
     assert injected | NOT_INJECTED.keys() == entries().keys()
     assert not injected & NOT_INJECTED.keys()
-
-
-def test_as_many_as_promised_are_injected_and_found_before_a_rank_starts() -> None:
-    assert len(FOUND | AVOIDED | ADVISED) >= 130
-    assert len(FOUND) >= 92
 
 
 def test_what_is_found_here_is_not_called_not_found_yet() -> None:
     texts = entries()
     wrong = [
-        e
-        for e in sorted(FOUND)
-        if texts[e].partition("*Found by:*")[2].strip(" *").startswith("not found")
+        row.entry
+        for row in FROZEN
+        if row.how == "found"
+        and row.entry in texts
+        and texts[row.entry].partition("*Found by:*")[2].strip(" *").startswith("not found")
     ]
     assert not wrong

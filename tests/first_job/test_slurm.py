@@ -212,9 +212,6 @@ def test_a_time_without_quotes_is_what_it_says(staged: Path, tmp_path: Path) -> 
     assert_found(said, Found(("`slurm.time` must be text", "`12`"), 'time: "12"'))
 
 
-AVOIDED = ("J22", "J8", "J9", "J14", "J15", "L5", "N2")
-
-
 def test_variables_of_a_job_around_us_are_not_passed_on() -> None:
     """srun calls SLURM_MEM_PER_NODE beside --mem-per-cpu mutually exclusive, and GPUs likewise."""
     outer = {"SLURM_MEM_PER_NODE": "4096", "SLURM_GPUS": "4", "SLURM_CONF": "/etc/s", "HOME": "/h"}

@@ -215,9 +215,6 @@ def test_a_full_disk_is_not_tried_again(
     assert error is not None and error.errno == errno.ENOSPC and (engine.tries, said) == (1, [])
 
 
-AVOIDED = ("K5", "K6", "K7", "S3")
-
-
 def test_a_save_that_was_cut_off_is_no_checkpoint(
     tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,8 +311,5 @@ def test_what_does_not_fit_is_found_on_the_login_node(
     )
 
 
-AVOIDED = ("T10",)
-
-
 def test_a_tokenizer_without_a_padding_token_is_no_fault(variants: Path, tmp_path: Path) -> None:
     assert_silent(check(tmp_path, variants, model={"asset": "gpt2"}, **CAUSAL))

@@ -14,7 +14,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 # Name -> (module with `record`, file that it writes)
-GOLDENS: dict[str, tuple[str, str]] = {}
+GOLDENS: dict[str, tuple[str, str]] = {
+    "first-jobs": ("tests.golden.first_jobs", "first-jobs.json"),
+}
 
 
 def record(name: str, folder: Path) -> str:

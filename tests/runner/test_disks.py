@@ -100,9 +100,6 @@ def test_ranks_of_any_launcher_have_their_caches_there(tmp_path: Path) -> None:
     assert all(str(value).startswith(f"{tmp_path}/{OWN}-") for value in found.values()), found
 
 
-AVOIDED = ("E17",)
-
-
 def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for one while it is imported: "getpwuid(): uid not found"."""
     assert user_variables({"USER": "ada"}) == {}

@@ -18,7 +18,6 @@ IN_JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST"
 SINFO = 'case "$*" in *%l*) echo "gpu*|infinite" ;; *) echo "gpu*|8|64000|gpu:4" ;; esac'
 OVER = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 
-AVOIDED = ("J23", "N11")
 REFUSED = {"L14": Found(("this is rank 0 of 8",), "unset RANK WORLD_SIZE LOCAL_RANK")}
 
 

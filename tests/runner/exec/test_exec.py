@@ -330,9 +330,6 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
     assert environment({"WANDB_MODE": "disabled"}, *where)["WANDB_MODE"] == "disabled"
 
 
-ALONE = ("L9",)
-
-
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     assert "srun started 8 tasks" in exec_module.note_on_tasks(["python", "x.py"], eight)
@@ -343,9 +340,6 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
         (["python", "x.py"], {}),
     ):
         assert exec_module.note_on_tasks(command, environ) == ""
-
-
-OFFLINE_LOGGERS = ("O8", "O9")
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:

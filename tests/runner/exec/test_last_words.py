@@ -91,9 +91,6 @@ def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
     assert "torchrun" in advice(outer)
 
 
-WAITING = ("O11",)
-
-
 def test_a_connection_that_would_wait_forever_is_named_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,9 +49,6 @@ def test_a_container_with_little_shared_memory_is_warned_of(
     assert "67.1 MB" in finding.message and "--ipc=host" in finding.remedy
 
 
-LITTLE_SPACE = "S5"  # an entry of docs/first-job-failures.md
-
-
 def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,9 +57,6 @@ def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(2**40, 2**40, 2**26))
     (finding,) = look.check_caches(tmp_path / "of-a-job")
     assert f"{tmp_path} has 67.1 MB free" in finding.message and "TMPDIR" in finding.remedy
-
-
-LOCKED_MEMORY = ("N10",)  # an entry of docs/first-job-failures.md
 
 
 def test_too_little_locked_memory_for_infiniband_is_named(tmp_path: Path) -> None:

@@ -142,9 +142,6 @@ def test_a_run_is_rehearsed_from_its_first_step_to_a_model_that_loads(cluster: C
     assert nothing_stays(cluster)
 
 
-FOUND = ("T14",)  # an entry of docs/first-job-failures.md
-
-
 @pytest.mark.slow
 def test_a_tokenizer_that_cannot_encode_ends_it_before_a_rank_starts(cluster: Cluster) -> None:
     said = refusal(cluster, "--set", "model.asset=mute", code=1)

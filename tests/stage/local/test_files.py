@@ -139,9 +139,6 @@ def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
     assert taken(folder) == {"a.txt", "sub/b.txt"}
 
 
-AVOIDED = ("A11",)
-
-
 def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
     left = (
         ".git/config",

@@ -114,9 +114,6 @@ def test_without_a_compiler_nothing_is_compiled(
         )
 
 
-UNUSED = "L11"  # an entry of docs/first-job-failures.md
-
-
 def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: Ranks) -> None:
     """torch names no weight, and not before the second step."""
     import torch
