@@ -16,6 +16,7 @@ FOLDER = Path(__file__).resolve().parent
 # Name -> (module with `record`, file that it writes)
 GOLDENS: dict[str, tuple[str, str]] = {
     "first-jobs": ("tests.golden.first_jobs", "first-jobs.json"),
+    "plan": ("tests.golden.plan", "plan.json"),
 }
 
 
