@@ -17,6 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 GOLDENS: dict[str, tuple[str, str]] = {
     "first-jobs": ("tests.golden.first_jobs", "first-jobs.json"),
     "plan": ("tests.golden.plan", "plan.json"),
+    "ranks": ("tests.golden.ranks", "ranks.json"),
 }
 
 
