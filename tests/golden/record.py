@@ -18,6 +18,7 @@ GOLDENS: dict[str, tuple[str, str]] = {
     "first-jobs": ("tests.golden.first_jobs", "first-jobs.json"),
     "plan": ("tests.golden.plan", "plan.json"),
     "ranks": ("tests.golden.ranks", "ranks.json"),
+    "outcome": ("tests.golden.outcome", "outcome.json"),
 }
 
 
