@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import os
 
 from tests.golden.record import path_of
 
@@ -26,12 +28,24 @@ def must_equal(name: str, actual: str, expected: str | None = None) -> None:
 
 
 def difference(recorded: str, actual: str) -> str:
-    lines = [
-        line if len(line) <= WIDTH else line[:WIDTH] + "..."
-        for line in difflib.unified_diff(
-            recorded.splitlines(), actual.splitlines(), "recorded", "now", n=0, lineterm=""
-        )
-        if not line.startswith("@@")
-    ]
+    before, after = recorded.splitlines(), actual.splitlines()
+    lines = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
+        if tag != "equal":
+            for old, new in itertools.zip_longest(before[a:b], after[c:d]):
+                at = len(os.path.commonprefix([old, new])) if old and new else 0
+                lines += [f"-{_cut(old, at)}"] if old is not None else []
+                lines += [f"+{_cut(new, at)}"] if new is not None else []
     more = len(lines) - LINES
-    return "\n".join(lines[:LINES] + ([f"... and {more} more lines"] if more > 0 else []))
+    shown = lines[:LINES] + ([f"... and {more} more lines"] if more > 0 else [])
+    return "\n".join(["--- recorded", "+++ now", *shown])
+
+
+def _cut(line: str, at: int) -> str:
+    """The beginning of a long line, and what is around its first difference."""
+    if len(line) <= WIDTH:
+        return line
+    if at < WIDTH // 2:
+        return f"{line[:WIDTH]}..."
+    start = at - WIDTH // 6
+    return f"{line[: WIDTH // 4]} ... {line[start : start + WIDTH * 3 // 4]}..."
