@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import os
 
 from tests.golden.record import path_of
 
@@ -33,7 +32,8 @@ def difference(recorded: str, actual: str) -> str:
     for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
         if tag != "equal":
             for old, new in itertools.zip_longest(before[a:b], after[c:d]):
-                at = len(os.path.commonprefix([old, new])) if old and new else 0
+                pairs = enumerate(zip(old or "", new or "", strict=False))
+                at = next((place for place, (one, other) in pairs if one != other), 0)
                 lines += [f"-{_cut(old, at)}"] if old is not None else []
                 lines += [f"+{_cut(new, at)}"] if new is not None else []
     more = len(lines) - LINES
