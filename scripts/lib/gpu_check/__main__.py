@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import StageError, __version__
-from runner.gpu_check.on_node import items as node_items
-from runner.gpu_check.on_node import measured, run_item
-from runner.gpu_check.record import JSON, MARKDOWN, Item, Record
 from scripts.lib.gpu_check.materials import LARGE, SMALL, Workload, make_bundle
+from scripts.lib.gpu_check.node import items as node_items
+from scripts.lib.gpu_check.node import measured, run_item
+from scripts.lib.gpu_check.record import JSON, MARKDOWN, Item, Record
 from scripts.lib.gpu_check.several import Runs
 from scripts.lib.gpu_check.suite import run_suite
 from scripts.lib.gpu_check.training import COMPARED, Training

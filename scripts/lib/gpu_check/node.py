@@ -1,16 +1,18 @@
-"""The first minute of a GPU check, on the node that this process runs on."""
+"""The first items: facts of this machine, and how fast its devices compute and copy."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from typing import Any
 
 from runner.errors import StageError
-from runner.gpu_check import facts
-from runner.gpu_check.record import Item
-from runner.ranks.child import in_child
+from scripts.lib.gpu_check import facts
+from scripts.lib.gpu_check.record import Item
 
 # Device -> arguments: matrices of 8192 and copies of 1 GiB fill a data centre's GPU.
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -19,11 +21,15 @@ COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 
 def measured(what: str, *arguments: int) -> dict[str, Any]:
     """Runs a function of `ceilings` in a child process: a device that fails ends only the child."""
-    return in_child(_measure, (what, *arguments), f"measuring {what}", "See the message above.")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(_measure, what, *arguments).result()
+        except BrokenProcessPool:
+            raise StageError(f"measuring {what} ended its process.", "See above.", 1) from None
 
 
 def _measure(what: str, *arguments: int) -> dict[str, Any]:
-    from runner.gpu_check.ceilings import measure
+    from scripts.lib.gpu_check.ceilings import measure
 
     return measure(what, *arguments)
 

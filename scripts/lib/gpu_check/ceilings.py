@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from runner.errors import StageError
+from runner.rehearse.nodes.kernels import run_kernels
 
 GIB = 2**30
 LONGEST_S = 1.0
@@ -49,17 +49,7 @@ def check_kernels() -> dict[str, Any]:
     Raises:
         StageError: torch has no kernels for a device, or the device does not work.
     """
-    for number in range(torch.cuda.device_count()):
-        try:
-            torch.ones(8, device=f"cuda:{number}").sum().item()
-        except RuntimeError as error:
-            name = torch.cuda.get_device_name(number)
-            raise StageError(
-                f"device {number} ({name}): {str(error).splitlines()[0]} torch "
-                f"{torch.__version__} is compiled for {' '.join(torch.cuda.get_arch_list())}.",
-                "Stage an environment for this device: see the profiles in docs/environments.md.",
-            ) from None
-    return {"devices that compute": torch.cuda.device_count()}
+    return {"devices that compute": run_kernels()[0]}
 
 
 def matmul(size: int) -> dict[str, float]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.errors import StageError, UsageError
-from runner.gpu_check import facts
-from runner.gpu_check.on_node import run_item
-from runner.gpu_check.record import JSON, MARKDOWN, Item, Record, read
 from runner.ranks.processes import is_alive
+from scripts.lib.gpu_check import facts
 from scripts.lib.gpu_check.limited import run_limited
+from scripts.lib.gpu_check.node import run_item
+from scripts.lib.gpu_check.record import JSON, MARKDOWN, Item, Record, read
 
 MACHINE = {"device": "NVIDIA H100", "torch": "2.13.0"}
 
