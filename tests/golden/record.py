@@ -19,6 +19,7 @@ GOLDENS: dict[str, tuple[str, str]] = {
     "plan": ("tests.golden.plan", "plan.json"),
     "ranks": ("tests.golden.ranks", "ranks.json"),
     "outcome": ("tests.golden.outcome", "outcome.json"),
+    "verdicts": ("tests.golden.verdicts", "verdicts.jsonl"),
 }
 
 

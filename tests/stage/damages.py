@@ -1,25 +1,27 @@
 """Ways to damage a bundle, each at random, and the paths that a verification must report.
 
 A damage is a function of a bundle's folder and a source of chance. It returns paths: a finding must
-name at least one of them. Some edits keep a part of the records consistent.
+name at least one of them. Some edits keep a part of the records consistent. Nothing here is code of
+the product: `tests/golden` has verdicts on the same damages from before and after a change of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.util.digests import sha256_of_bytes
 from tests.stage.bundles import BIG
 
 Damage = Callable[[Path, random.Random], set[str]]
+BAGIT, BAG_INFO, REQUEST, LOCK = "bagit.txt", "bag-info.txt", "stage.yaml", "stage.lock"
+MANIFEST, TAG_MANIFEST, BLOCKS = "manifest-sha256.txt", "tagmanifest-sha256.txt", "blocks"
 
 
 def files(root: Path) -> list[str]:
@@ -207,21 +209,19 @@ def pipe_in_place_of_a_file(root: Path, chance: random.Random) -> set[str]:
 def edit_the_lock(root: Path, chance: random.Random) -> set[str]:
     """Changes the lock only."""
     _write_lock(root, _edited_lock(root, chance)[0])
-    return {layout.LOCK}
+    return {LOCK}
 
 
 def edit_the_lock_and_the_index(root: Path, chance: random.Random) -> set[str]:
     """Changes the lock and its line in the tag manifest; `bag-info.txt` or the payload differs."""
     document, blamed = _edited_lock(root, chance)
     _write_lock(root, document)
-    _reseal(root, layout.LOCK)
-    return {layout.LOCK, layout.BAG_INFO, layout.MANIFEST, *blamed}
+    _reseal(root, LOCK)
+    return {LOCK, BAG_INFO, MANIFEST, *blamed}
 
 
 def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> set[str]:
     """All records agree with one another but not with the payload; the finding is the payload."""
-    from stage.lock.read import read_lock
-
     document = _read_lock(root)
     asset = chance.choice([asset for asset in document["assets"].values() if asset["files"]])
     file = chance.choice(asset["files"])
@@ -231,11 +231,14 @@ def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> 
     else:
         file["size"] += 1
     _write_lock(root, document)
-    lock = read_lock((root / layout.LOCK).read_bytes(), "edited")
-    (root / layout.MANIFEST).write_bytes(layout.payload_manifest(lock))
-    facts = [("Bagging-Date", "2026-01-02")]
-    (root / layout.BAG_INFO).write_bytes(layout.bag_info_text(lock, facts))
-    _reseal(root, layout.LOCK, layout.MANIFEST, layout.BAG_INFO)
+    rows = [row for each in document["assets"].values() for row in each["files"]]
+    digests = {row["path"]: row["sha256"] for row in rows}
+    (root / MANIFEST).write_bytes(_manifest_text(digests))
+    oxum = f"{sum(row['size'] for row in rows)}.{len(rows)}"
+    text = (root / BAG_INFO).read_text()
+    text = re.sub("sha256:.*", f"sha256:{_sha256((root / LOCK).read_bytes())}", text)
+    (root / BAG_INFO).write_text(re.sub("Oxum: .*", f"Oxum: {oxum}", text))
+    _reseal(root, LOCK, MANIFEST, BAG_INFO)
     return {file["path"]}
 
 
@@ -243,45 +246,45 @@ def edit_a_file_and_the_payload_manifest(root: Path, chance: random.Random) -> s
     """An edit by a user who knows BagIt: payload and both manifests agree; the lock does not."""
     small = [path for path in payload(root) if 0 < (root / path).stat().st_size < 10**6]
     path = _flip(root, chance.choice(small), chance)
-    lines = parse_manifest((root / layout.MANIFEST).read_bytes())
-    lines[path] = sha256_of_bytes((root / path).read_bytes())
-    (root / layout.MANIFEST).write_bytes(manifest_text(lines))
-    _reseal(root, layout.MANIFEST)
-    return {path, layout.MANIFEST}
+    lines = _read_manifest(root / MANIFEST)
+    lines[path] = _sha256((root / path).read_bytes())
+    (root / MANIFEST).write_bytes(_manifest_text(lines))
+    _reseal(root, MANIFEST)
+    return {path, MANIFEST}
 
 
 def edit_the_payload_manifest_and_the_index(root: Path, chance: random.Random) -> set[str]:
-    lines = parse_manifest((root / layout.MANIFEST).read_bytes())
+    lines = _read_manifest(root / MANIFEST)
     path = chance.choice(sorted(lines))
     if chance.random() < 0.5:
         del lines[path]
     else:
         lines[path] = chance.randbytes(32).hex()
-    (root / layout.MANIFEST).write_bytes(manifest_text(lines))
-    _reseal(root, layout.MANIFEST)
-    return {layout.MANIFEST}
+    (root / MANIFEST).write_bytes(_manifest_text(lines))
+    _reseal(root, MANIFEST)
+    return {MANIFEST}
 
 
 def edit_bag_info_and_the_index(root: Path, chance: random.Random) -> set[str]:
-    text = (root / layout.BAG_INFO).read_bytes()
+    text = (root / BAG_INFO).read_bytes()
     old = chance.choice([b"Payload-Oxum: ", b"sha256:"])
-    (root / layout.BAG_INFO).write_bytes(text.replace(old, old + b"1"))
-    _reseal(root, layout.BAG_INFO)
-    return {layout.BAG_INFO}
+    (root / BAG_INFO).write_bytes(text.replace(old, old + b"1"))
+    _reseal(root, BAG_INFO)
+    return {BAG_INFO}
 
 
 def edit_bagit_and_the_index(root: Path, chance: random.Random) -> set[str]:
-    text = (root / layout.BAGIT).read_bytes()
-    (root / layout.BAGIT).write_bytes(
+    text = (root / BAGIT).read_bytes()
+    (root / BAGIT).write_bytes(
         chance.choice([text.replace(b"1.0", b"0.97"), b"", text + b"X: y\n"])
     )
-    _reseal(root, layout.BAGIT)
-    return {layout.BAGIT}
+    _reseal(root, BAGIT)
+    return {BAGIT}
 
 
 def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
     """Removes, doubles, changes, adds or moves a line, or changes its line ends."""
-    path = root / layout.TAG_MANIFEST
+    path = root / TAG_MANIFEST
     lines = path.read_bytes().splitlines(keepends=True)
     index = chance.randrange(len(lines))
     name = lines[index][66:].strip().decode()
@@ -307,13 +310,13 @@ def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
             lines[index] = lines[index].replace(b"  ", b" *", 1)
         case "payload":
             small = min(payload(root), key=lambda path: ((root / path).stat().st_size, path))
-            lines.insert(0, f"{sha256_of_bytes((root / small).read_bytes())}  {small}\n".encode())
+            lines.insert(0, f"{_sha256((root / small).read_bytes())}  {small}\n".encode())
     path.write_bytes(b"".join(lines))
-    return {layout.TAG_MANIFEST} | ({name} if kind == "digest" else set())
+    return {TAG_MANIFEST} | ({name} if kind == "digest" else set())
 
 
 def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:
-    path = chance.choice(sorted((root / layout.BLOCKS).iterdir()))
+    path = chance.choice(sorted((root / BLOCKS).iterdir()))
     lines = path.read_text().splitlines(keepends=True)
     chance.shuffle(lines)
     path.write_text("".join(lines[1:]))
@@ -322,29 +325,25 @@ def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:
 
 def drop_a_block_files_line_and_edit_it(root: Path, chance: random.Random) -> set[str]:
     damaged = edit_a_block_file(root, chance)
-    path = root / layout.TAG_MANIFEST
-    lines = [
-        line for line in path.read_text().splitlines(keepends=True) if layout.BLOCKS not in line
-    ]
+    path = root / TAG_MANIFEST
+    lines = [line for line in path.read_text().splitlines(keepends=True) if BLOCKS not in line]
     path.write_text("".join(lines))
-    return {layout.TAG_MANIFEST, *damaged}
+    return {TAG_MANIFEST, *damaged}
 
 
 def edit_the_request(root: Path, chance: random.Random) -> set[str]:
-    (root / layout.REQUEST).write_bytes(
-        (root / layout.REQUEST).read_bytes().replace(b"acme", b"acne")
-    )
-    return {layout.REQUEST}
+    (root / REQUEST).write_bytes((root / REQUEST).read_bytes().replace(b"acme", b"acne"))
+    return {REQUEST}
 
 
 def _read_lock(root: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((root / layout.LOCK).read_bytes())
+    document: dict[str, Any] = json.loads((root / LOCK).read_bytes())
     return document
 
 
 def _write_lock(root: Path, document: dict[str, Any]) -> None:
     text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    (root / layout.LOCK).write_text(text, encoding="utf-8")
+    (root / LOCK).write_text(text, encoding="utf-8")
 
 
 def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set[str]]:
@@ -380,12 +379,25 @@ def _edited_lock(root: Path, chance: random.Random) -> tuple[dict[str, Any], set
     return document, {file["path"], name}
 
 
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _manifest_text(digests: Mapping[str, str]) -> bytes:
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+
+
+def _read_manifest(path: Path) -> dict[str, str]:
+    lines = (line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {name: digest for digest, name in lines}
+
+
 def _reseal(root: Path, *names: str) -> None:
     """Makes the tag manifest agree with the current tag files."""
-    path = root / layout.TAG_MANIFEST
-    digests = parse_manifest(path.read_bytes())
-    digests |= {name: sha256_of_bytes((root / name).read_bytes()) for name in names}
-    path.write_bytes(manifest_text(digests))
+    path = root / TAG_MANIFEST
+    digests = _read_manifest(path)
+    digests |= {name: _sha256((root / name).read_bytes()) for name in names}
+    path.write_bytes(_manifest_text(digests))
 
 
 NEED_BLOCKS = (

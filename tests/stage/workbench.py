@@ -51,6 +51,8 @@ class Workbench:
                 original = self._sound / Path(path).relative_to(self.root.name)
                 if stat.S_ISDIR(self._states[path][0]):
                     (parent / path).mkdir()
+                elif original.stat().st_size < 2**20:
+                    shutil.copyfile(original, parent / path)
                 else:
                     subprocess.run(["cp", "--sparse=always", original, parent / path], check=True)
         self._states = self._look()
