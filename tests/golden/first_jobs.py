@@ -287,6 +287,7 @@ def _tests_of(module: ModuleType, table: str) -> tuple[list[str], dict[str, list
                 and isinstance(part.value, ast.Name)
                 and part.value.id == table
                 and isinstance(part.slice, ast.Constant)
+                and isinstance(part.slice.value, str)
             ):
                 single.setdefault(part.slice.value, []).append(node.name)
     return every, single

@@ -48,6 +48,7 @@ from runner.evaluate import launch as evaluating
 from runner.launch import hang_detector, local, train
 from runner.launch.local import run_local
 from runner.launch.srun import run_batch
+from runner.ranks import environment as ranks_environment
 from runner.run_folder.layout import RunFolder
 from tests.golden.record import path_of
 
@@ -189,9 +190,7 @@ def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
     with (
         mock.patch.object(evaluating, "prepare_in_sandbox", lambda _run: None),
         mock.patch.object(evaluating, "environment_for_ranks", lambda *_: None),
-        mock.patch.object(
-            evaluating.ranks_environment, "runner_command", lambda *_words, prefix: argv
-        ),
+        mock.patch.object(ranks_environment, "runner_command", lambda *_words, prefix: argv),
     ):
         evaluating._launch(chosen, folder / "output", "local", len(given["codes"]), os.environ)
     return 0
@@ -217,6 +216,15 @@ JUDGES: dict[str, Callable[[Path, Mapping[str, Any]], int | str]] = {
 # ---- a row
 
 
+def _wait_less() -> None:
+    """A requeued job waits a minute for its end, and Slurm is asked again after seconds."""
+    real = time.sleep
+    mock.patch.object(time, "sleep", lambda seconds: real(min(seconds, 0.02))).start()
+    local.KILL_AFTER_S = 1.0
+    for name in ("LOOK_EVERY_S", "STACKS_WAIT_S", "COLLECTIVES_WAIT_S"):
+        setattr(hang_detector, name, 0.05)
+
+
 def _in_fork(row: Row, folder: Path) -> NoReturn:
     """Judges a row: prints to `said`, and ends with the exit code; an outcome goes to a file."""
     code = 99
@@ -227,11 +235,7 @@ def _in_fork(row: Row, folder: Path) -> NoReturn:
         sys.stdout = sys.stderr = os.fdopen(said, "w", buffering=1)
         os.environ.clear()
         os.environ.update(PATH=f"{folder}/bin:/usr/bin:/bin", TMPDIR=str(folder), USER="ada")
-        real = time.sleep
-        time.sleep = lambda seconds: real(min(seconds, 0.02))  # a requeued job waits a minute
-        local.KILL_AFTER_S = 1.0
-        for name in ("LOOK_EVERY_S", "STACKS_WAIT_S", "COLLECTIVES_WAIT_S"):
-            setattr(hang_detector, name, 0.05)
+        _wait_less()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         try:

@@ -119,7 +119,11 @@ def _node(host: str) -> Iterator[None]:
 
 def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
     """Each place with the variables that it was given, and the commands that it starts."""
-    settings = {**RUN, "steps": 2, "slurm": {"container": ["in-container", "image.sif"]}}
+    settings: dict[str, Any] = {
+        **RUN,
+        "steps": 2,
+        "slurm": {"container": ["in-container", "image.sif"]},
+    }
     (folder / "tiny.yaml").write_text(
         "".join(f"{k}: {json.dumps(v)}\n" for k, v in settings.items())
     )
