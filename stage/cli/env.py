@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from stage.cli.base import (
-    Choice,
     Group,
     bundle_argument,
     json_option,
@@ -155,15 +154,8 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
 @bundle_argument
 @click.argument("asset")
 @click.argument("prefix", type=click.Path(path_type=Path))
-@click.option(
-    "--route",
-    type=Choice(["image", "packages", "conda", "venv"]),
-    help="image (default): unpack the image that the laptop made. packages: install them again "
-    "here, to the same tree. conda: this cluster's conda or micromamba. venv: the wheels alone, on "
-    "a Python of this cluster.",
-)
 @quiet_option
-def create(bundle: Path, asset: str, prefix: Path, route: str | None, quiet: bool) -> None:
+def create(bundle: Path, asset: str, prefix: Path, quiet: bool) -> None:
     """Create the environment ASSET of BUNDLE at PREFIX, offline.
 
     It is there whole, or not at all. Where airlift is not installed, use the bundle's script.
@@ -176,5 +168,4 @@ def create(bundle: Path, asset: str, prefix: Path, route: str | None, quiet: boo
     from stage.environment.image.create import create as create_environment
 
     with silent(if_=quiet):
-        say(f"route: {route or 'image (the default: it needs nothing of this machine)'}")
-        create_environment(bundle, asset, prefix, route or "image", say)
+        create_environment(bundle, asset, prefix)

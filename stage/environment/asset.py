@@ -1,7 +1,7 @@
 """An environment as an asset: a manifest's `environment:` entry and its lock -> the files to fetch.
 
-Packages and tools travel as they are published, each with its URL and sha256 in the lock. When they
-are here, `stage.environment.image.assemble` makes all other files in the asset's folder.
+Packages travel as they are published, each with its URL and sha256 in the lock. When they are here,
+`stage.environment.image.assemble` makes all other files in the asset's folder.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from stage.download.downloader import Downloader
 from stage.environment.image.assemble import Assembly, assemble, check_holds_airlift
+from stage.environment.image.image import check_tools
 from stage.environment.image.try_imports import check_imports
 from stage.environment.solve.advice import Target
 from stage.environment.solve.indexes import AuthenticatedUrl, PrivateAddresses
 from stage.environment.solve.lock import is_stale, lock_environment
 from stage.environment.solve.sdists import build_wheel
-from stage.environment.solve.tools import lock_tools
 from stage.environment.spec.conda_lock import made_by_stage
 from stage.environment.spec.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
 from stage.environment.spec.profile import MACHINES, Profile
@@ -54,13 +54,14 @@ def resolve_environment(
 ) -> LockedAsset:
     """Reads the lock beside the environment file; makes it if there is none that matches.
 
-    Asks the servers for the size of each package, and finds the tools that travel with it.
+    Asks the servers for the size of each package.
 
     Args:
         write: whether a new lock is written beside the environment file.
 
     Raises:
-        UsageError: no profile, no solution, or a lock without the requirements of airlift.
+        UsageError: no profile, no solution, a lock without the requirements of airlift, or a tool
+            that makes the environment is not installed here.
         PolicyError: as for `read_packages`.
         IncompleteError: an index or a channel cannot be reached.
     """
@@ -69,6 +70,7 @@ def resolve_environment(
     profile = Profile.load(profile_path) if profile_path else None
     locked = read_packages(text, str(lock), profile.platform if profile else None)
     check_holds_airlift(locked, str(lock))
+    check_tools()
     entries = (PackageEntry(p.name, p.version, p.manager, p.path) for p in locked.packages)
     virtual_packages = profile.virtual_packages() if profile else {}
     asset = LockedAsset(
@@ -79,15 +81,13 @@ def resolve_environment(
         files=(),
         environment=LockedEnvironment(locked.platform, virtual_packages, tuple(entries)),
     )
-    fetched = [(package.path, package.url, package.sha256) for package in locked.packages]
-    for tool in lock_tools(locked.platform, reporter):
-        fetched.append((f"tools/{tool.file}", tool.url, tool.sha256))
     spec = manifest.path.parent / request.environment
-    asked = {url: (f"{name}: {_shown(url)}", private.of(url, spec)) for _, url, _ in fetched}
+    urls = [package.url for package in locked.packages]
+    asked = {url: (f"{name}: {_shown(url)}", private.of(url, spec)) for url in urls}
     sizes = _sizes(asked, downloader)
     files = [
-        LockedFile(f"{asset.folder}/{path}", sizes[url], sha256, None, url)
-        for path, url, sha256 in fetched
+        LockedFile(f"{asset.folder}/{p.path}", sizes[p.url], p.sha256, None, p.url)
+        for p in locked.packages
     ]
     digest = sha256_of_bytes(text)
     files.append(LockedFile(f"{asset.folder}/{LOCK_NAME}", len(text), digest, None, lock.name))
@@ -177,7 +177,7 @@ def fetch_package(
     target: Path,
     progress: Callable[[int], None],
 ) -> FileDigests:
-    """Fetches a package, a tool or the lock.
+    """Fetches a package or the lock.
 
     Raises:
         DamageError: its bytes are not the locked ones.

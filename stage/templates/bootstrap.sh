@@ -244,7 +244,7 @@ main() {
   trap finish EXIT
   only=
   case ${1:-} in
-    --check | --place) # --place: all but the image, for `stage env create` by another route
+    --check)
       only=$1
       shift
       ;;
@@ -267,15 +267,13 @@ main() {
   check_machine
   if [ "$only" != --check ]; then clear_leftovers; fi # they take room
   check_room
-  if [ "$only" != --place ]; then
-    check_bundle
-    check_image
-  fi
+  check_bundle
+  check_image
   if [ "$only" = --check ]; then
     if [ -f "$here/env-check.sh" ]; then sh "$here/env-check.sh" "$prefix" || stop_as $?; fi
     say "$asset: $prefix can be made."
+    stop_as 0
   fi
-  if [ -n "$only" ]; then stop_as 0; fi
   unpack
   say "$asset: $prefix is made; tree $tree"
   say "use it: . '$prefix/activate'"

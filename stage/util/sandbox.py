@@ -18,7 +18,6 @@ import signal
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 
 from stage.errors import IncompleteError, says_no_memory
@@ -26,18 +25,15 @@ from stage.errors import IncompleteError, says_no_memory
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
-def isolated(module: str, *arguments: str, libraries: Iterable[str | Path] = ()) -> list[str]:
+def isolated(module: str, *arguments: str) -> list[str]:
     """The command that runs a module by this interpreter, in isolated mode (python(1), `-I`).
 
     It imports from the folders of this process, but never from the current folder, and from
     Python's own library first.
-
-    Args:
-        libraries: folders to import from before those that this process has.
     """
     # `-I` ignores the user's PYTHONUTF8 and PYTHONDONTWRITEBYTECODE.
     options = ["-X", "utf8"] * (sys.flags.utf8_mode == 1) + ["-B"] * sys.dont_write_bytecode
-    folders = import_folders(libraries)
+    folders = _import_folders()
     start = (
         f"import sys; sys.path[:] = {folders!a}; "
         f"import runpy; runpy.run_module({module!a}, None, '__main__', True)"
@@ -45,7 +41,7 @@ def isolated(module: str, *arguments: str, libraries: Iterable[str | Path] = ())
     return [sys.executable, "-I", *options, "-c", start, *arguments]
 
 
-def import_folders(libraries: Iterable[str | Path] = ()) -> list[str]:
+def _import_folders() -> list[str]:
     """The folders from which `isolated` imports, in order."""
     here = _current_folder()
     paths = sysconfig.get_paths()
@@ -55,7 +51,7 @@ def import_folders(libraries: Iterable[str | Path] = ()) -> list[str]:
         *(p for p in sys.path if p.endswith("/lib-dynload")),
     }
     found = [path for path in sys.path if path in own]
-    found += [*map(str, libraries), _ROOT]
+    found += [_ROOT]
     found += [
         path for path in sys.path if Path(path).is_absolute() and os.path.realpath(path) != here
     ]

@@ -21,7 +21,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="scripts/bench",
         description="Measures Airlift beside other tools, on this machine. stage: fetches from a "
         "Hub on loopback, verifies, serves (beside nginx where it is installed). runner: trains "
-        "and prepares on CPUs. env: creates an environment by each route, imports from it.",
+        "and prepares on CPUs. env: creates an environment, imports from it.",
         epilog="The other tools get a virtual environment in the folder (16 GB of disk). Results "
         "go to the folder. Linux only.",
     )

@@ -30,7 +30,7 @@ INTRODUCTION = """\
 
     scripts/bench stage                  # all parts: about 12 minutes, 16 GB of disk, two cores
     scripts/bench stage fetch            # one part
-    scripts/bench env                    # environments, each route and slow folders; 6 GB of disk
+    scripts/bench env                    # environments, and slow folders; 6 GB of disk
     scripts/bench runner                 # training and preparing on CPUs: about 15 minutes
     scripts/bench stage --record         # and write this page
 

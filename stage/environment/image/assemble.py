@@ -112,7 +112,6 @@ def assemble(
         conda={folder / package.path: package.url for package in locked.conda},
         wheels=[*wheels.values(), *([own] if own else [])],
         platform=locked.platform,
-        may_move_aside=True,
     )
     facts = image.describe_tree(
         out / "root",

@@ -8,6 +8,7 @@ compress members of 8 MiB. `gzip -d` reads them as one file.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 
 from stage.environment.image import case_folding, relocate
 from stage.errors import IncompleteError, UsageError
+from stage.installation import install_command
 from stage.util.files import human_count
 from stage.util.sandbox import isolated
 
@@ -74,22 +76,32 @@ class EnvironmentFacts:
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
+def check_tools() -> None:
+    """Checks, before any download, that what lays out and packs an environment is installed.
+
+    Raises:
+        UsageError: a library of the extra `env` is not.
+    """
+    tools = {"rattler": "py-rattler", "installer": "installer", "deflate": "deflate"}
+    for module, name in tools.items():
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(
+                f"{name} is not installed here, and making an environment needs it.",
+                install_command("env"),
+            )
+
+
 def lay_out(
     root: Path,
     *,
     conda: Mapping[Path, str],
     wheels: list[Path],
     platform: str,
-    libraries: list[Path] | None = None,
-    may_move_aside: bool = False,
 ) -> dict[str, Any]:
     """Links packages into `root`, a new folder, with the child process `link`.
 
     Args:
         conda: file -> URL.
-        may_move_aside: on a disk that ignores case, names that collide get other names
-            (`case_folding`); False: they are refused.
-        libraries: folders to import py-rattler and installer from; None: they are installed here.
 
     Returns:
         The result of `Linking.run`.
@@ -105,11 +117,10 @@ def lay_out(
         "placeholder": PLACEHOLDER,
         "platform": platform,
         "conda": {str(path): url for path, url in sorted(conda.items())},
-        "may_move_aside": may_move_aside,
         "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
     }
     done = subprocess.run(
-        isolated("stage.environment.image.link", libraries=libraries or []),
+        isolated("stage.environment.image.link"),
         input=json.dumps(request).encode(),
         capture_output=True,
     )
@@ -122,7 +133,7 @@ def lay_out(
     answer: dict[str, Any] = json.loads(done.stdout)
     if refused := answer.get("refused"):
         problem = f"The packages cannot be one environment: {refused}."
-        raise UsageError(problem, str(answer["remedy"]))
+        raise UsageError(problem, "Leave one of them out and lock again.")
     return answer
 
 

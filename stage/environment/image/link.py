@@ -3,8 +3,7 @@
 It is a child process (`python -m stage.environment.image.link`): a JSON request on stdin, a JSON
 answer on stdout. py-rattler may crash an interpreter that ends in the usual way
 (pyo3-async-runtimes#40), so it ends by `os._exit`. No program of the target is run, so a macOS
-laptop links a linux-64 environment. On the cluster the same code runs from the wheels in the asset
-(`stage.environment.image.create`), and gives the same folder.
+laptop links a linux-64 environment.
 
 py-rattler links conda packages, then `installer` the wheels; then everything that depends on this
 machine is removed (dates, paths, bytecode).
@@ -42,11 +41,7 @@ _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requ
 
 
 class Refused(Exception):
-    """The packages cannot be in one folder; with the remedy."""
-
-    def __init__(self, problem: str, remedy: str = "Leave one of them out and lock again.") -> None:
-        super().__init__(problem)
-        self.remedy = remedy
+    """The packages cannot be in one folder."""
 
 
 @dataclass
@@ -60,7 +55,6 @@ class Linking:
         platform: conda's name, `linux-64`.
         conda: file of each conda package -> its URL, which the environment records.
         wheels: files, in the order of installation.
-        may_move_aside: names that collide on a disk that ignores case may get other names there.
         notes: messages for the user.
         conda_files: names in the environment of the files that conda packages brought.
         aside: name in the environment -> its other path in the folder, on a disk that ignores case.
@@ -73,7 +67,6 @@ class Linking:
     platform: str
     conda: Mapping[str, str]
     wheels: list[str]
-    may_move_aside: bool = False
     notes: list[str] = field(default_factory=list)
     conda_files: set[str] = field(default_factory=set)
     site_packages: str = ""
@@ -84,8 +77,7 @@ class Linking:
         """Links and installs all packages.
 
         Raises:
-            Refused: two packages have the same file, a link leads out of the environment, or names
-                collide on this disk and may not be moved aside.
+            Refused: two packages have the same file, or a link leads out of the environment.
         """
         self._find_collisions()
         records = asyncio.run(self._link_conda())
@@ -121,10 +113,6 @@ class Linking:
         if not (pairs := collisions(names)):
             return
         first, second = pairs[0]
-        if not self.may_move_aside:
-            raise Refused(
-                f"this disk ignores case: {first} and {second} would be one", "Choose another disk."
-            )
         self.aside = case_folding.paths_aside(names)
         self.notes.append(
             f"this disk ignores case, so {first} and {second} would be one file: "
@@ -427,7 +415,7 @@ def main() -> NoReturn:
         try:
             answer = linking.run()
         except Refused as error:
-            answer = {"refused": str(error), "remedy": error.remedy}
+            answer = {"refused": str(error)}
         sys.stdout.write(json.dumps(answer))
         sys.stdout.flush()
         code = 0

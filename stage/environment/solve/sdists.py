@@ -16,9 +16,10 @@ from pathlib import Path
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from stage.environment.solve.advice import Target, compiled_advice
-from stage.environment.solve.tools import index_options
+from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.uv import find_uv, uv_environment
 from stage.environment.spec.packages import Package
+from stage.environment.spec.pip_section import PipSection
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.util.progress import Reporter
 
@@ -55,7 +56,7 @@ def build_wheel(
         pins = Path(folder, "build-constraints.txt")
         pins.write_text("".join(f"{pin}\n" for pin in BUILD_TOOLS), encoding="utf-8")
         command = [find_uv(), "build", "--wheel", "--no-config", "--python", sys.executable]
-        command += [*index_options(), "--build-constraints", str(pins)]
+        command += [*_index_options(), "--build-constraints", str(pins)]
         command += ["--out-dir", f"{folder}/out", str(sdist.absolute())]
         done = subprocess.run(
             command, env={**uv_environment(os.environ), **SETTINGS}, capture_output=True, cwd=folder
@@ -75,6 +76,12 @@ def build_wheel(
         built = out / wheel.name
         built.write_bytes(wheel.read_bytes())
     return built
+
+
+def _index_options() -> list[str]:
+    """uv's options for the index that the user has configured for uv or pip."""
+    lines = choose_indexes(PipSection(), os.environ).lines
+    return [part for line in lines for part in line.split(" ", 1)]
 
 
 def _the_one(wheels: list[Path], package: Package, sdist: Path, target: Target) -> Path:

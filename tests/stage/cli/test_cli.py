@@ -169,7 +169,6 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
         ("lock gone.yaml", "Did you mean prompts.txt?"),
         ("lock run.yaml", "this is a run file, which `runner` reads"),
         ("env lock environmet.yml --profile p.yml", "Did you mean environment.yml?"),
-        ("env create bundle a p --route imgae", "Did you mean `image`?"),
         ("patch sound --since old.lok -o p", "Did you mean old.lock?"),
         ("verify sound --signers singers", "Did you mean signers?"),
     ],

@@ -1,7 +1,7 @@
 """Small real environments for tests: a lock, and the bundle that is made from it.
 
 Nothing is downloaded. The conda packages come from `tests.support.environment.channel`. The wheels
-and the tools are made from this installation.
+are made from this installation.
 """
 
 from __future__ import annotations
@@ -44,14 +44,8 @@ assets:
 PROFILE = 'format: 1\nname: test\nplatform: linux-64\nglibc: "2.28"\n'
 
 
-def wheel_of_installed(name: str, folder: Path, tag: str | None = None) -> Path:
-    """Makes a wheel from a distribution that is installed here, with its scripts.
-
-    Args:
-        name: of the distribution.
-        folder: gets the wheel.
-        tag: replaces the tag that it was installed with.
-    """
+def wheel_of_installed(name: str, folder: Path) -> Path:
+    """Makes a wheel in `folder` from a distribution that is installed here, with its scripts."""
     distribution = metadata.distribution(name)
     scripts = Path(sysconfig.get_path("scripts"))
     project = distribution.metadata["Name"].replace("-", "_")
@@ -73,7 +67,7 @@ def wheel_of_installed(name: str, folder: Path, tag: str | None = None) -> Path:
         if "Tag: " in line
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{stem}-{tag or tags[0]}.whl"
+    wheel = folder / f"{stem}-{tags[0]}.whl"
     write_wheel(wheel, files, f"{info}/RECORD")
     return wheel
 
@@ -94,14 +88,6 @@ def sdist(folder: Path, tag: str) -> Path:
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
     return path
-
-
-def tools(folder: Path) -> dict[str, str]:
-    """Makes an index of tools in a folder; returns the variables that make uv use only it."""
-    wheel_of_installed("py-rattler", folder)
-    wheel_of_installed("installer", folder)
-    wheel_of_installed("uv", folder, "py3-none-musllinux_1_1_x86_64")  # a false tag; it runs here
-    return {"UV_FIND_LINKS": str(folder), "UV_NO_INDEX": "1"}
 
 
 def stand_ins(channel: Path) -> list[str]:
@@ -181,11 +167,10 @@ def build_wheel(folder, settings=None, metadata=None):
 
 @dataclass(frozen=True)
 class EnvironmentLaptop:
-    """A folder with a manifest of a small environment, its lock, and an index of tools."""
+    """A folder with a manifest of a small environment, and its lock."""
 
     folder: Path
     channel: Path
-    settings: dict[str, str]
 
     @property
     def bundle(self) -> Path:
@@ -204,14 +189,19 @@ class EnvironmentLaptop:
         return subprocess.run(
             [sys.executable, "-m", "stage", *map(str, arguments)],
             cwd=self.folder,
-            env={**os.environ, **self.settings, "HF_ENDPOINT": "http://127.0.0.1:9", **settings},
+            env={
+                **os.environ,
+                "UV_NO_INDEX": "1",
+                "HF_ENDPOINT": "http://127.0.0.1:9",
+                **settings,
+            },
             capture_output=True,
             text=True,
             timeout=300,
         )
 
 
-def new_laptop(folder: Path, channel: Path, settings: dict[str, str]) -> EnvironmentLaptop:
+def new_laptop(folder: Path, channel: Path) -> EnvironmentLaptop:
     """A laptop without a lock yet."""
     folder.mkdir()
     (folder / "small.yaml").write_text(MANIFEST)
@@ -219,7 +209,7 @@ def new_laptop(folder: Path, channel: Path, settings: dict[str, str]) -> Environ
     (folder / "environment.yml").write_text(
         f"channels: [{channel.as_uri()}]\ndependencies: [python]\n"
     )
-    return EnvironmentLaptop(folder, channel, settings)
+    return EnvironmentLaptop(folder, channel)
 
 
 @pytest.fixture(scope="session")
@@ -227,15 +217,12 @@ def environment_laptop(conda_channel: Path) -> EnvironmentLaptop:
     """A laptop with the fetched small environment, made once per test run. Read-only for tests."""
     folder = conda_channel.with_name("environments")
     folder.mkdir(exist_ok=True)
-    channel, settings = (
-        folder / "conda-channel",
-        {"UV_FIND_LINKS": str(folder / "tools"), "UV_NO_INDEX": "1"},
-    )
+    channel = folder / "conda-channel"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "fetched").exists():
             shutil.copytree(conda_channel, channel)
-            laptop = new_laptop(folder / "laptop", channel, tools(folder / "tools"))
+            laptop = new_laptop(folder / "laptop", channel)
             laptop.lock(
                 [*CONDA, *stand_ins(channel)],
                 [wheel_of_installed("click", folder), sdist(folder, "py3-none-any")],
@@ -243,7 +230,7 @@ def environment_laptop(conda_channel: Path) -> EnvironmentLaptop:
             done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
             assert done.returncode == 0, done.stderr
             (folder / "fetched").touch()
-    return EnvironmentLaptop(folder / "laptop", channel, settings)
+    return EnvironmentLaptop(folder / "laptop", channel)
 
 
 def alone(kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Measures how long an environment takes: to create it by each route, and to import torch from it.
+"""Measures how long an environment takes: to create it, and to import torch from it.
 
 The materials are those of `scripts.lib.demo.environment_materials`: a bundle with Python, torch for
 CPUs, transformers and airlift's requirements. Creation is measured on this machine's disk. Imports
@@ -29,22 +29,20 @@ from scripts.lib.demo.environment_materials import (
     make_channel,
     pip_requirements,
 )
-from stage.environment.image.create import CONDAS
 
 CACHE = ROOT / "output" / "scripts-demo-cache"
 ASSET = "bench-env"
 LEFT_OUT = ("deepspeed", "datasets", "peft", "tensorboard")
-PIP, NODE = "pip install --no-index", "node's own disk"
+CREATE, PIP = "stage env create", "pip install --no-index"
+NODE = "node's own disk"
 DELAYS_US = (500, 2000)
 IMPORT = "import torch; from transformers import AutoTokenizer, BertForMaskedLM"
 CREATE_NOTE = (
     "The same environment from the same bundle: Python, torch for CPUs, transformers and airlift's "
     "requirements. `stage env create` also compares each file that it reads with the bundle's "
-    "lock, and, by `image` and `packages`, each file that it wrote with the tree digest. All "
-    "routes compile the modules, except `venv` and `conda`: their tools leave that to the first "
-    "import. `pip` makes a venv of the installed Python and installs the bundle's wheels with "
-    "their hashes; it compiles, and compares nothing afterwards. `venv` and `pip` install no "
-    "Python."
+    "lock, and each file that it wrote with the tree digest. `pip` makes a venv of the installed "
+    "Python and installs the bundle's wheels with their hashes; it compares nothing afterwards, "
+    "and installs no Python. Both compile the modules."
 )
 IMPORT_NOTE = (
     f"`{IMPORT}`, by the environment's python, from a warm page cache. Each rank of a job does "
@@ -106,38 +104,29 @@ def _creating(folder: Path, bundle: Path, asset: Path) -> Workload:
     out, counts = folder / "out", folder / "counts"
     counts.mkdir()
     prefix = str(out / "env")
-    create = (sys.executable, "-m", "stage", "env", "create", str(bundle), ASSET, prefix, "--route")
-    # The venv route finds its Python on PATH, where an environment module would put it.
-    path = f"{Path(sys.base_prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    routes = ["image", "packages", "venv"]
-    conda = next((name for name in CONDAS if shutil.which(name)), None)
-    routes += ["conda"] if conda else []
-    candidates = [
-        _counted(f"stage env create --route {route}", counts, prefix, (*create, route), path)
-        for route in routes
-    ]
+    create = (sys.executable, "-m", "stage", "env", "create", str(bundle), ASSET, prefix)
     python = str(Path(sys.base_prefix) / "bin" / "python3")
     install = ("-r", str(asset / "requirements.lock"), "--find-links", str(asset / "wheels"))
     by_pip = ("sh", "-c", _VENV_AND_PIP, python, prefix, *install)
-    candidates.append(_counted(PIP, counts, prefix, by_pip, path))
+    candidates = [
+        _counted(CREATE, counts, prefix, create),
+        _counted(PIP, counts, prefix, by_pip),
+    ]
     return Workload(
         name="env-create",
         title="Making an environment of a bundle",
         note=CREATE_NOTE,
         size=int(_facts(asset)["size"]),
         files=int(_facts(asset)["files"]),
-        base="stage env create --route image",
+        base=CREATE,
         candidates=candidates,
         targets=_no_targets,
         writes=out,
-        skipped=[] if conda else [f"stage env create --route conda: no {', '.join(CONDAS)} here"],
         afterwards=lambda: _counts(counts),
     )
 
 
-def _counted(
-    name: str, counts: Path, prefix: str, command: tuple[str, ...], path: str
-) -> Candidate:
+def _counted(name: str, counts: Path, prefix: str, command: tuple[str, ...]) -> Candidate:
     """A candidate whose files are counted after its end, outside its time."""
     count = (
         'find "$0" -type f -o -type l | wc -l >"$1"; find "$0" -name "*.pyc" | wc -l >>"$1"; '
@@ -145,7 +134,7 @@ def _counted(
     )
     counting = ("sh", "-c", count, prefix, str(counts / name.replace("/", "-")))
     steps = (Step(command, name), Step(counting, None))
-    return Candidate(steps, {"PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(counts)})
+    return Candidate(steps, {"PYTHONPATH": str(ROOT), "HOME": str(counts)})
 
 
 def _counts(counts: Path) -> str:

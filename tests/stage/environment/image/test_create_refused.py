@@ -144,26 +144,19 @@ def tampered(bundle: Path, copy: Path, path: Path, dice: random.Random) -> None:
     target.write_bytes(content)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_random_byte_of_a_package_or_the_image_is_refused_by_name(
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_byte_of_the_image_is_refused_by_name(
     environment_laptop: EnvironmentLaptop, tmp_path: Path, seed: int
 ) -> None:
-    dice = random.Random(seed)
-    bundle, asset = environment_laptop.bundle, environment_laptop.asset
-    files = sorted(
-        [*asset.glob("channel/*/*/*.conda"), *asset.glob("wheels/*"), *asset.glob("tools/[ip]*")]
-    )
-    path = asset / "image.tar.gz" if seed % 4 == 0 else dice.choice(files)
-    tampered(bundle, tmp_path / "bundle", path, dice)
+    image = environment_laptop.asset / "image.tar.gz"
+    tampered(environment_laptop.bundle, tmp_path / "bundle", image, random.Random(seed))
     (tmp_path / "cluster").mkdir()
-    route = "image" if path.name == "image.tar.gz" else "packages"
-    with pytest.raises(DamageError, match=path.name.replace("+", r"\+")) as refused:
-        create(tmp_path / "bundle", "small-env", tmp_path / "cluster/env", route, print)
+    with pytest.raises(DamageError, match=r"image\.tar\.gz is not the file that was") as refused:
+        create(tmp_path / "bundle", "small-env", tmp_path / "cluster/env")
     assert refused.value.exit_code == 1
-    if route == "image":
-        done = bootstrap(tmp_path / "bundle/data/envs/small-env", tmp_path / "cluster/env")
-        assert done.returncode == 1
-        assert "image.tar.gz is damaged" in done.stderr
+    done = bootstrap(tmp_path / "bundle/data/envs/small-env", tmp_path / "cluster/env")
+    assert done.returncode == 1
+    assert "image.tar.gz is damaged" in done.stderr
     assert list((tmp_path / "cluster").iterdir()) == []
 
 

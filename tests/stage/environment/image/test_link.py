@@ -262,9 +262,7 @@ def _environment(
 ) -> tuple[str, bytes, dict[str, Any]]:
     """Its tree digest, its image, what was said of it."""
     conda, wheels = twins
-    answer = image.lay_out(
-        folder / "root", conda=conda, wheels=wheels, platform="linux-64", may_move_aside=True
-    )
+    answer = image.lay_out(folder / "root", conda=conda, wheels=wheels, platform="linux-64")
     facts = image.describe_tree(
         folder / "root",
         platform="linux-64",
@@ -314,15 +312,9 @@ def test_on_a_cluster_a_disk_that_ignores_case_is_refused_by_name(
     twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
 ) -> None:
     """Where the folder is the environment, no file can be moved aside."""
-    conda, wheels = twins
     (tmp_path / "here").mkdir()
     tree, _, _ = _environment(tmp_path / "here", twins)
     with caseless_disk(tmp_path / "disk") as disk:
-        with pytest.raises(
-            UsageError, match=r"this disk ignores case: \S+ and \S+ would be one"
-        ) as caught:
-            image.lay_out(disk / "root", conda=conda, wheels=wheels, platform="linux-64")
-        assert caught.value.remedy == "Choose another disk." and not (disk / "root").exists()
         part, prefix = disk / "part", disk / "env"
         part.mkdir()
         tar = ["tar", "-xzf", tmp_path / "here/image.tar.gz", "-C", part, "--exclude=share/file"]
@@ -350,6 +342,18 @@ def test_bootstrap_says_so_before_it_unpacks(
         done = subprocess.run(command, capture_output=True, text=True)
         assert list(disk.iterdir()) == []
     assert done.returncode == 1 and "is on a disk that ignores case" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("rattler", "py-rattler"), ("installer", "installer")]
+)
+def test_a_tool_that_is_not_installed_is_named_before_anything_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"{name} is not installed here") as told:
+        image.check_tools()
+    assert "env" in told.value.remedy
 
 
 def test_names_without_twins_stay_where_they_are() -> None:

@@ -16,7 +16,7 @@ from scripts.lib.conda.channel import write_package
 from stage.environment.solve.conda import write_lookalike
 from tests.stage.environment.solve.conftest import A800, COMMAND, Desk
 from tests.support.environment.channel import greeter
-from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop
+from tests.support.environment.laptop import MANIFEST
 from tests.support.environment.pypi import wheel
 
 
@@ -239,17 +239,14 @@ def test_conda_lock_installs_what_we_locked(desk: Desk) -> None:
 
 
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
-    desk: Desk, environment_laptop: EnvironmentLaptop
+    desk: Desk,
 ) -> None:
     def stage(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "stage", *arguments], cwd=desk.folder,
             capture_output=True, text=True, timeout=120,
-            env=desk.environment(UV_DEFAULT_INDEX=desk.index.url), check=False,
+            env=desk.environment(), check=False,
         )  # fmt: skip
-
-    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
-        desk.index.add((tool.name, tool.read_bytes()))
 
     (desk.folder / "small.yaml").write_text(MANIFEST)
     (desk.folder / "cluster.yml").write_text(A800)

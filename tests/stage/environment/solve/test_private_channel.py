@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from stage.environment.solve import rattler
 from stage.environment.solve.conda import write_lookalike
 from tests.stage.environment.solve.conftest import A800, Desk
-from tests.support.environment.laptop import MANIFEST, EnvironmentLaptop
+from tests.support.environment.laptop import MANIFEST
 
 
 @pytest.fixture
@@ -72,7 +71,6 @@ def test_of_a_private_channel_too_what_was_locked_stays(desk: Desk, private_chan
 def test_passwords_are_asked_with_and_never_kept(
     desk: Desk,
     private_channel: str,
-    environment_laptop: EnvironmentLaptop,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
@@ -81,13 +79,8 @@ def test_passwords_are_asked_with_and_never_kept(
     from stage.manifest.manifest import Manifest
     from stage.util.progress import Reporter
 
-    for tool in Path(environment_laptop.settings["UV_FIND_LINKS"]).glob("*.whl"):
-        desk.index.add((tool.name, tool.read_bytes()))
     desk.index.password = "member:w%20rd-s3cret"
     secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
-    secrets["UV_DEFAULT_INDEX"] = desk.index.url.replace(
-        "://", f"://member:{secrets['WORD']}@"
-    )  # for the tools
     host, _, channel = private_channel.rpartition("/")
     text = (desk.folder / "environment.yml").read_text()
     text = text.replace(desk.channel.as_uri(), f'"{host}/t/${{CHANNEL_TOKEN}}/{channel}"')

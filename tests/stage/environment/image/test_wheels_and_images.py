@@ -1,4 +1,4 @@
-"""The other routes to the same packages on the cluster, and the wheels built on the laptop."""
+"""Wheels that are built on the laptop; environments that are fetched again, or refused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-import stage
 from scripts.lib.conda import channel as conda_channel
 from stage.bundle.working_folder import WORKSHOP, WorkFolder
 from stage.environment.image import image
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.advice import Target
-from stage.environment.solve.conda import write_lookalike
 from stage.environment.solve.sdists import build_wheel
 from stage.environment.spec.packages import Package, read_packages
 from stage.errors import IncompleteError, StageError, UsageError
@@ -29,7 +27,6 @@ from tests.support.environment.laptop import (
     EnvironmentLaptop,
     bootstrap,
     new_laptop,
-    run,
     sdist,
     tree_of,
 )
@@ -101,9 +98,7 @@ def test_a_patch_with_a_changed_image_makes_the_new_environment(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
     """A package was removed: a patch carries the new files, and the cluster gets the new bundle."""
-    laptop = new_laptop(
-        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
-    )
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
     locked = read_packages(
         (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
     )
@@ -140,9 +135,7 @@ def test_packages_that_do_not_go_together_are_refused_where_the_environment_is_m
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
     """By its own Python, from the very files that travel; `--no-offline-check` takes them."""
-    laptop = new_laptop(
-        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
-    )
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
     locked = read_packages(
         (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
     )
@@ -180,9 +173,7 @@ def test_links_left_by_an_interrupted_making_are_in_nobodys_way(tmp_path: Path) 
 def test_a_file_that_the_manifest_names_wrongly_is_told_at_its_line(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
-    laptop = new_laptop(
-        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
-    )
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
     manifest = laptop.folder / "small.yaml"
     manifest.write_text(manifest.read_text().replace("cluster.yml", "claster.yml"))
     done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
@@ -195,9 +186,7 @@ def test_a_file_that_the_manifest_names_wrongly_is_told_at_its_line(
 def test_without_a_profile_it_is_said_that_the_lock_may_be_stale(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
-    laptop = new_laptop(
-        tmp_path / "laptop", environment_laptop.channel, environment_laptop.settings
-    )
+    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
     manifest = laptop.folder / "small.yaml"
     manifest.write_text(
         "".join(line for line in manifest.read_text().splitlines(True) if "profile" not in line)
@@ -221,60 +210,6 @@ def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: Environmen
     assert done.returncode == 2
     assert "conda-lock.yml changed since small.lock was written" in done.stderr
     assert "--update small-env" in done.stderr
-
-
-def test_by_conda_from_the_channels_in_the_asset(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    lookalike = write_lookalike(tmp_path)
-    conda = tmp_path / "bin/conda"
-    conda.write_text(
-        f'#!/bin/sh\nPYTHONPATH={Path(stage.__file__).parents[1]} exec {lookalike} "$@"\n'
-    )
-    conda.chmod(0o755)
-    path = f"{tmp_path}/bin:/usr/bin:/bin"
-    prefix = tmp_path / "env"
-    done = environment_laptop.stage(
-        "env", "create", "bundle", "small-env", prefix, "--route", "conda", PATH=path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "no tree digest is promised" in done.stdout
-    assert run(prefix, "greet") == "hello from the environment 1.1"
-    assert run(prefix, "stage", "--version").startswith("stage, version")
-    assert {path.name for path in tmp_path.iterdir()} == {"bin", "env", lookalike.name}
-
-
-def test_a_venv_on_a_python_of_the_cluster(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    path = f"{Path(os.path.realpath(sys.executable)).parent}:/usr/bin:/bin"
-    prefix = tmp_path / "env"
-    done = environment_laptop.stage(
-        "env", "create", "bundle", "small-env", prefix, "--route", "venv", PATH=path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "not in it: " in done.stdout and "greeter" in done.stdout
-    assert "missing, because conda would provide it:" in done.stdout
-    assert run(prefix, "python", "-c", "import click; print(click.__file__)").startswith(
-        str(prefix)
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["env"]
-
-
-@pytest.mark.parametrize(
-    ("route", "words"), [("conda", "or conda is on PATH"), ("venv", "is on PATH, and the wheels")]
-)
-def test_a_route_without_its_tool_says_what_to_load(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path, route: str, words: str
-) -> None:
-    prefix = tmp_path / "env"
-    done = environment_laptop.stage(
-        "env", "create", "bundle", "small-env", prefix, "--route", route, PATH="/nowhere"
-    )
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "--route image" in done.stderr
 
 
 @pytest.mark.slow
