@@ -28,16 +28,15 @@ from stage.util.processes import Ended
     help="The port; 0: any that is free.",
 )
 def serve(bundle: Path, host: str, port: int) -> None:
-    """Serve BUNDLE as a read-only Hub and package index, until Ctrl-C.
+    """Serve BUNDLE as a read-only Hub, until Ctrl-C.
 
-    For unmodified clients: huggingface_hub, transformers, datasets, pip, uv, conda.
+    For unmodified clients: huggingface_hub, transformers, datasets.
 
     \b
     Example:
       stage serve bundle --port 8080
     """
     from stage.bundle.bundle import Bundle
-    from stage.serve import packages
     from stage.serve.catalogue import Catalogue
     from stage.serve.server import BundleServer
     from stage.verify.advice import remedy_for_damage
@@ -53,10 +52,6 @@ def serve(bundle: Path, host: str, port: int) -> None:
         say(f"  export HF_ENDPOINT={server.address}")
         for name in catalogue.own_names:
             say(f"  {name}: what this bundle calls it; it has no name on the Hub")
-        if packages.has_index(catalogue):
-            say(f"  pip install --index-url {server.address}/simple/ NAME")
-        for channel in packages.channels(catalogue):
-            say(f"  conda install --override-channels -c {server.address}{channel} NAME")
         if host not in ("127.0.0.1", "localhost", "::1"):
             say("  anyone who reaches this address can read the bundle, gated models too", err=True)
         sys.stdout.flush()

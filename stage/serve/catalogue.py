@@ -110,13 +110,9 @@ class Catalogue:
 
     Attributes:
         repositories: (`models`, `datasets` or `spaces`; id or alias) -> repository.
-        packages: payload path -> file of an environment.
-        root: the bundle's folder.
     """
 
     repositories: Mapping[tuple[str, str], ServedRepository]
-    packages: Mapping[str, LockedFile]
-    root: Path
 
     @cached_property
     def by_bare_name(self) -> Mapping[tuple[str, str], tuple[ServedRepository, ...]]:
@@ -170,10 +166,7 @@ class Catalogue:
                 name for asset in assets for name in (*asset.aliases, f"{OWN}/{asset.name}")
             ):
                 repositories.setdefault((key[0], alias), repositories[key])
-        environments = [a for a in bundle.lock.assets.values() if a.kind == "environment"]
-        return Catalogue(
-            repositories, {f.path: f for a in environments for f in a.files}, bundle.root
-        )
+        return Catalogue(repositories)
 
 
 def _kinds(asset: LockedAsset) -> tuple[str, ...]:

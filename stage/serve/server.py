@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 from stage.errors import UsageError
-from stage.serve import hub, packages
+from stage.serve import hub
 from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
 
@@ -162,12 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _answer(request: Request, catalogue: Catalogue) -> Answer:
-    return (
-        hub.answer(request, catalogue)
-        or packages.answer(request, catalogue)
-        or error_answer(
-            404, "This server has a bundle: /api/, /<repository>/resolve/, /simple/ and /conda/."
-        )
+    return hub.answer(request, catalogue) or error_answer(
+        404, "This server has a bundle: /api/ and /<repository>/resolve/."
     )
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +21,11 @@ from hypothesis import strategies as st
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
-from stage.lock.model import LockedAsset, LockedFile, Source
-from stage.lock.write import Lockfile
-from stage.serve import hub, packages
+from stage.serve import hub
 from stage.serve.answers import FileBody, Request
 from stage.serve.card import card_of
 from stage.serve.catalogue import Catalogue
 from stage.serve.names import entry
-from stage.serve.server import BundleServer
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
 
@@ -275,88 +269,23 @@ def test_a_port_that_is_taken_says_how_to_get_another(bundle: Path, served: str)
     assert done.returncode == 2 and "--port 0" in done.stderr
 
 
-PLACES = ["/", "/api/models/", f"/{MODEL}/resolve/main/", "/packages/", "/conda/"]
-
-
-@given(st.text("abz/.%\\0 -_", max_size=40), st.sampled_from(PLACES))
-def test_no_address_leads_out_of_the_bundle(environment: Catalogue, path: str, start: str) -> None:
-    question = Request("GET", start + path)
-    for answer in (hub.answer(question, environment), packages.answer(question, environment)):
-        if answer is not None and isinstance(answer.body, FileBody):
-            assert (
-                answer.body.path.is_relative_to(environment.root / "data")
-                and ".." not in answer.body.path.parts
-            )
+PLACES = ["/", "/api/models/", f"/{MODEL}/resolve/main/", "/datasets/"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
-    """An environment with one wheel and a channel with one subfolder."""
-    root = tmp_path_factory.mktemp("packages")
-    folder = "data/envs/train"
-    wheel = root / folder / "wheels" / "Tiny_Thing-1.0-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True)
-    info = "tiny_thing-1.0.dist-info"
-    contents = {
-        "tiny_thing.py": "answer = 42\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: Tiny.Thing\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
-    }
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in contents.items():
-            archive.writestr(name, text)
-    repodata = root / folder / "channel" / "conda-forge" / "noarch" / "repodata.json"
-    repodata.parent.mkdir(parents=True)
-    repodata.write_text('{"packages": {}}')
-    files = tuple(_locked(path, root) for path in (wheel, repodata))
-    asset = LockedAsset(
-        "train", "environment", {"environment": "e.yml"}, Source("path", "e.yml"), files
-    )
-    return Catalogue.of(Bundle(root, Lockfile("x", {"train": asset}), "0" * 64))
+def catalogue(bundle: Path) -> Catalogue:
+    return Catalogue.of(Bundle.open(bundle))
 
 
-def _locked(path: Path, root: Path) -> LockedFile:
-    data = path.read_bytes()
-    name = path.relative_to(root).as_posix()
-    return LockedFile(name, len(data), hashlib.sha256(data).hexdigest(), None, name)
-
-
-def test_pip_installs_from_it_and_it_has_a_channel(environment: Catalogue, tmp_path: Path) -> None:
-    said: list[str] = []
-    with BundleServer(environment, "127.0.0.1", 0, said.append) as server:
-        threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
-        ).start()
-        index = f"{server.address}/simple/"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--target",
-            str(tmp_path / "here"),
-            "--no-cache-dir",
-        ]
-        command += ["--index-url", index, "tiny-thing"]
-        command.append("--disable-pip-version-check")
-        plain = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-        environ = {**plain, "PIP_CONFIG_FILE": os.devnull}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "here" / "tiny_thing.py").read_text() == "answer = 42\n"
-        assert json.loads(
-            ask(f"{server.address}/conda/train/conda-forge/noarch/repodata.json")[2]
-        ) == {"packages": {}}
-        assert ask(f"{index}absent/")[0] == 404
-        page = ask(index, Accept="application/vnd.pypi.simple.v1+json")[2]
-        assert json.loads(page)["projects"] == [{"name": "tiny-thing"}]
-        server.shutdown()
-    assert said == ["asked for, not here: package absent: in no environment here"]
-    assert packages.channels(environment) == ["/conda/train/conda-forge"] and packages.has_index(
-        environment
-    )
+@given(st.text("abz/.%\\0 -_", max_size=40), st.sampled_from(PLACES))
+def test_no_address_leads_out_of_the_bundle(
+    catalogue: Catalogue, bundle: Path, path: str, start: str
+) -> None:
+    answer = hub.answer(Request("GET", start + path), catalogue)
+    if answer is not None and isinstance(answer.body, FileBody):
+        assert (
+            answer.body.path.is_relative_to(bundle / "data") and ".." not in answer.body.path.parts
+        )
 
 
 def test_a_card_names_just_what_travelled() -> None:
