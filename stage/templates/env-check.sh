@@ -276,13 +276,13 @@ check_temporary() {
 
 # mpi4py from PyPI brings no MPI: it loads the site's libmpi when imported.
 check_mpi() {
-    grep -qi '^mpi4py==' "$environment/requirements.lock" 2>/dev/null || return 0
-    for package in "$environment"/channel/*/*/openmpi-* "$environment"/channel/*/*/mpich-*; do
-        if [ -e "$package" ]; then
-            ok "MPI is in the environment: ${package##*/}"
-            return 0
-        fi
-    done
+    lock=$environment/conda-lock.yml # each package's address is a line that ends in its file's name
+    grep -q -e '/mpi4py-[^/]*\.whl$' -e '/mpi4py-[^/]*\.tar\.gz$' "$lock" 2>/dev/null || return 0
+    package=$(sed -n -e 's|.*/\(openmpi-[^/]*\)$|\1|p' -e 's|.*/\(mpich-[^/]*\)$|\1|p' "$lock" | sed -n 1p)
+    if [ -n "$package" ]; then
+        ok "MPI is in the environment: $package"
+        return 0
+    fi
     program=$(command -v mpirun 2>/dev/null)
     for folder in $(printf '%s' "${LD_LIBRARY_PATH:-}" | tr ':' ' ') "${program%/bin/mpirun}/lib" /usr/lib64 \
         "/usr/lib/$(uname -m)-linux-gnu"; do

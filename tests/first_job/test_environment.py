@@ -98,7 +98,8 @@ def test_an_environment_for_an_old_system_needs_no_installer(node: Node) -> None
 
 def test_mpi4py_without_mpi_is_told(node: Node) -> None:
     (node.folder / "asset").mkdir()
-    (node.folder / "asset/requirements.lock").write_text("mpi4py==4.1.0 --hash=sha256:00\n")
+    wheel = "mpi4py-4.1.0-cp311-cp311-manylinux_2_17_x86_64.whl"
+    (node.folder / "asset/conda-lock.yml").write_text(f"  url: https://pypi.example/{wheel}\n")
     nowhere = {"LD_LIBRARY_PATH": str(node.folder / "mpi" / "lib")}
     code, output = env_check(node, environment=nowhere)
     assert code == 0 and ("module load an MPI" in output or "finds MPI: /usr" in output)

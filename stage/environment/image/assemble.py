@@ -1,11 +1,9 @@
 """Writes the files of an environment's asset that are not downloaded, from its lock and packages.
 
     wheels/                     built from sdists (`stage.environment.solve.sdists`), and airlift's
-    requirements.lock           for pip and uv: name==version --hash
-    channel/.../repodata.json   for conda and micromamba, to install from file://
     image.tar.gz                the environment, with a placeholder for its prefix
     env.json                    its description
-    bootstrap.sh relocate.py    create the environment; they need nothing installed
+    bootstrap.sh                creates the environment; it needs nothing installed
     env-check.sh env-probe.sh   check whether a node can run it; they need nothing installed
     node-local.sh               copies it to a node's local disk before the ranks start
 
@@ -14,20 +12,18 @@ The bytes depend only on the lock and on airlift's version.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from stage.environment.compat.needs import Needs
-from stage.environment.image import image, relocate
+from stage.environment.image import image
 from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
-from stage.environment.spec.packages import CONDA_ENDINGS, LOCK_NAME, LockedPackages, Package
+from stage.environment.spec.packages import LOCK_NAME, LockedPackages, Package
 from stage.environment.spec.profile import MACHINES
 from stage.errors import DamageError, UsageError
 from stage.installation import DISTRIBUTION
@@ -35,7 +31,7 @@ from stage.util.digests import hash_file, sha256_of_bytes
 
 SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")
 IMAGE, ENV = "image.tar.gz", "env.json"
-BOOTSTRAP, REQUIREMENTS = "bootstrap.sh", "requirements.lock"
+BOOTSTRAP = "bootstrap.sh"
 BUILT, ASSEMBLED = "wheel", "environment"
 """Values of `made_by`: a wheel of an sdist or of airlift; any other file."""
 
@@ -102,6 +98,7 @@ def assemble(
 
     Raises:
         UsageError: the packages cannot be one environment.
+        DamageError: a conda package is another one than its file's name says.
         IncompleteError: py-rattler or installer failed.
     """
     has_airlift = any(canonicalize_name(p.name) == DISTRIBUTION for p in locked.pip)
@@ -113,6 +110,7 @@ def assemble(
         wheels=[*wheels.values(), *([own] if own else [])],
         platform=locked.platform,
     )
+    _check_names(locked, answer["indexes"])
     facts = image.describe_tree(
         out / "root",
         platform=locked.platform,
@@ -129,8 +127,6 @@ def assemble(
     (out / ENV).write_bytes(facts.to_json())
     text = bootstrap(asset, facts, hash_file(out / IMAGE).sha256, answer["twins"])
     (out / BOOTSTRAP).write_text(text, encoding="utf-8")
-    (out / "relocate.py").write_bytes(Path(relocate.__file__).read_bytes())
-    (out / REQUIREMENTS).write_text(_requirements(wheels, own), encoding="utf-8")
     made = [
         Made(f"wheels/{path.name}", path, next(p.url for p in locked.pip if p.path == sdist), BUILT)
         for sdist, path in sorted(built.items())
@@ -139,10 +135,8 @@ def assemble(
         made.append(Made(f"wheels/{own.name}", own, DISTRIBUTION, BUILT))
     for name in SCRIPTS:
         (out / name).write_bytes((image.TEMPLATES / name).read_bytes())
-    for name in (IMAGE, ENV, BOOTSTRAP, "relocate.py", REQUIREMENTS, *SCRIPTS):
+    for name in (IMAGE, ENV, BOOTSTRAP, *SCRIPTS):
         made.append(Made(name, out / name, LOCK_NAME, ASSEMBLED))
-    for path in write_channels(folder, locked, answer["indexes"], out):
-        made.append(Made(path, out / path, LOCK_NAME, ASSEMBLED))
     return Assembly(tuple(made), facts, tuple(answer["notes"]))
 
 
@@ -179,64 +173,19 @@ def _needs(
     return Needs.of(packages, MACHINES[locked.platform], depends)
 
 
-def _requirements(wheels: Mapping[Package, Path], own: Path | None) -> str:
-    lines = [
-        f"{package.name}=={package.version} --hash=sha256:{hash_file(path).sha256}\n"
-        for package, path in wheels.items()
-    ]
-    if own is not None:
-        version = parse_wheel_filename(own.name)[1]
-        lines.append(f"{DISTRIBUTION}=={version} --hash=sha256:{hash_file(own).sha256}\n")
-    return "".join(sorted(lines))
-
-
-def write_channels(
-    folder: Path, locked: LockedPackages, indexes: Mapping[str, Mapping[str, Any]], out: Path
-) -> list[str]:
-    """Writes each channel's `repodata.json`, for the platform and for `noarch` (conda needs both).
+def _check_names(locked: LockedPackages, indexes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Checks that each conda package is the one that its file's name says.
 
     Args:
         indexes: file name -> the package's `index.json`.
 
-    Returns:
-        Their paths in the asset's folder.
+    Raises:
+        DamageError: one is another package or version.
     """
-    channels: dict[str, dict[str, list[Package]]] = defaultdict(
-        lambda: {locked.platform: [], "noarch": []}
-    )
     for package in locked.conda:
-        _, channel, subdir, _ = package.path.split("/")
-        channels[channel][subdir].append(package)
-    written: list[str] = []
-    for channel, subdirs in sorted(channels.items()):
-        for subdir, packages in subdirs.items():
-            path = f"channel/{channel}/{subdir}/repodata.json"
-            target = out / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_repodata(subdir, packages, folder, indexes), encoding="utf-8")
-            written.append(path)
-    return written
-
-
-def _repodata(
-    subdir: str, packages: Iterable[Package], folder: Path, indexes: Mapping[str, Mapping[str, Any]]
-) -> str:
-    entries: dict[str, dict[str, Any]] = {ending: {} for ending in CONDA_ENDINGS}
-    for package in packages:
         name = package.path.rpartition("/")[2]
         index = indexes[name]
         if (index["name"], index["version"]) != (package.name, package.version):
             raise DamageError(
                 f"{name}: inside it is {index['name']} {index['version']}.", "Lock again."
             )
-        file = {"sha256": package.sha256, "size": (folder / package.path).stat().st_size}
-        ending = ".conda" if name.endswith(".conda") else ".tar.bz2"
-        entries[ending][name] = {**index, "subdir": subdir, **file}
-    document = {
-        "info": {"subdir": subdir},
-        "packages": entries[".tar.bz2"],
-        "packages.conda": entries[".conda"],
-        "removed": [],
-        "repodata_version": 1,
-    }
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

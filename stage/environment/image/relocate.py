@@ -1,7 +1,7 @@
 """Relocates an unpacked environment (placeholder -> prefix), and proves that it is unchanged.
 
 Runs on the cluster, by the environment's python, from its `.airlift` folder (`bootstrap.sh` calls
-it) or in `stage env create`. Standard library only: airlift cannot be trusted before this is done.
+it). Standard library only: airlift cannot be trusted before this is done.
 
     python -I -S relocate.py ROOT PREFIX TREE
 

@@ -291,7 +291,10 @@ def test_mpi4py_without_mpi_is_said(node: Node) -> None:
     asset = node.folder / "asset"
     asset.mkdir()
     assert "MPI" not in check(node)[1]
-    (asset / "requirements.lock").write_text("mpi4py==4.1.0 --hash=sha256:00\n")
+    lock = asset / "conda-lock.yml"
+    lock.write_text("  url: https://conda.example/linux-64/mpi4py-4.1.0-py311h0_0.conda\n")
+    assert "MPI" not in check(node)[1]
+    lock.write_text("  url: https://pypi.example/12/mpi4py-4.1.0-cp311-manylinux_2_17_x86_64.whl\n")
     nowhere = {"LD_LIBRARY_PATH": str(node.folder / "mpi" / "lib")}
     code, output = check(node, environment=nowhere)
     if "mpi4py finds MPI: /usr" not in output:  # this machine's own
@@ -302,8 +305,8 @@ def test_mpi4py_without_mpi_is_said(node: Node) -> None:
         f"mpi4py finds MPI: {node.folder}/mpi/lib/libmpi.so.40"
         in check(node, environment=nowhere)[1]
     )
-    (asset / "channel" / "conda-forge" / "linux-64").mkdir(parents=True)
-    (asset / "channel" / "conda-forge" / "linux-64" / "openmpi-5.0.6-0.conda").touch()
+    with lock.open("a") as more:
+        more.write("  url: https://conda.example/linux-64/openmpi-5.0.6-0.conda\n")
     assert "MPI is in the environment: openmpi-5.0.6-0.conda" in check(node)[1]
 
 
