@@ -14,7 +14,7 @@ import pytest
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop
 from tests.support.scheduling import in_order, make_scheduler
-from tests.support.servers.hubs import HUBS, INDEPENDENT, OwnHub, TestHub
+from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, Laptop
 from tests.support.warm import provide
 
@@ -40,14 +40,14 @@ def no_shared_store() -> None:
     os.environ["AIRLIFT_STORE"] = "none"
 
 
-@pytest.fixture(params=[name for name in HUBS if name != "independent" or INDEPENDENT.exists()])
-def hub_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
-    """Starts Hubs of one implementation (options: `cdn_ttl`, `page_size`); tests run with each."""
+@pytest.fixture
+def hub_factory(tmp_path: Path) -> Iterator[Callable[..., TestHub]]:
+    """Starts Hubs with options of `LoopbackHub`."""
     with ExitStack() as stack:
 
         def start(**options: Any) -> TestHub:
             count = len(list(tmp_path.glob("hub-*")))
-            return HUBS[request.param](tmp_path / f"hub-{count}", stack, **options)
+            return TestHub(tmp_path / f"hub-{count}", stack, **options)
 
         yield start
 
@@ -69,7 +69,7 @@ def undisturbed_id(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The bundle id of `laptop`'s manifest, without faults, from `stage` in its own process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with ExitStack() as stack:
-        laptop = _new_laptop(OwnHub(folder / "hub", stack), folder / "laptop")
+        laptop = _new_laptop(TestHub(folder / "hub", stack), folder / "laptop")
         laptop.own_process = True
         return laptop.fetched()
 

@@ -16,7 +16,7 @@ import pytest
 from scripts.lib.package import for_package_page
 from stage.version import __version__
 from tests.support.light import make_requirements
-from tests.support.servers.hubs import OwnHub
+from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, Laptop
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         made = Laptop(tmp_path_factory.mktemp("laptop"), hub)
         made.publish(100_000)
         made.write(MANIFEST)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.pictures import road, terminal
-from tests.support.servers.hubs import OwnHub
+from tests.support.servers.hubs import TestHub
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -142,7 +142,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     for name in ("manifests", "runs", "envs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.lock"))
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         model = small_bert(tmp_path_factory.mktemp("model"))
         hub.commit("models", "google-bert/bert-large-uncased", model)
         hub.commit("datasets", "Salesforce/wikitext", wikitext())

@@ -29,7 +29,7 @@ from scripts.lib.demo.environment_materials import (
     pip_requirements,
 )
 from tests.site.conftest import USER, Site, running_site
-from tests.support.servers.hubs import OwnHub
+from tests.support.servers.hubs import TestHub
 from tests.test_quickstart import README, code, small_bert, wikitext
 
 ROOT = README.parent
@@ -77,7 +77,7 @@ def laptop(
     )
     ssh.chmod(0o755)
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         model = small_bert(tmp_path_factory.mktemp("model"))
         hub.commit("models", "google-bert/bert-large-uncased", model)
         hub.commit("datasets", "Salesforce/wikitext", wikitext())

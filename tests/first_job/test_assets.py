@@ -30,7 +30,7 @@ from tests.first_job.harness import (
     write_run,
 )
 from tests.stage.verify.test_load_test import shard, sound
-from tests.support.servers.hubs import STRANGER_TOKEN, OwnHub
+from tests.support.servers.hubs import STRANGER_TOKEN, TestHub
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
@@ -107,15 +107,15 @@ ON_A_HUB: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...], Fou
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHub]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     """A Hub on loopback."""
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         hub.commit("models", "acme/code", {"mine.py": b"class Model: pass\n"})
         yield hub
 
 
-def fetched(folder: Path, hub: OwnHub, asset: dict[str, Any], *options: str, **more: str) -> Said:
+def fetched(folder: Path, hub: TestHub, asset: dict[str, Any], *options: str, **more: str) -> Said:
     (folder / "tiny.yaml").write_text(
         json.dumps({"format": 1, "name": "tiny", "assets": {"m": asset}})
     )
@@ -125,7 +125,7 @@ def fetched(folder: Path, hub: OwnHub, asset: dict[str, Any], *options: str, **m
 
 @pytest.mark.parametrize("entry", ON_A_HUB)
 def test_a_faulty_repository_does_not_leave_the_laptop(
-    hub: OwnHub, tmp_path: Path, entry: str
+    hub: TestHub, tmp_path: Path, entry: str
 ) -> None:
     files, keys, options, found = ON_A_HUB[entry]
     hub.commit("models", f"acme/{entry.lower()}", files)
@@ -137,7 +137,7 @@ GATED = {"R1": ("", "HF_TOKEN"), "R2": (STRANGER_TOKEN, "https://huggingface.co/
 
 
 @pytest.mark.parametrize("entry", GATED)
-def test_a_gated_model_is_told_before_a_download(hub: OwnHub, tmp_path: Path, entry: str) -> None:
+def test_a_gated_model_is_told_before_a_download(hub: TestHub, tmp_path: Path, entry: str) -> None:
     token, remedy = GATED[entry]
     hub.commit("models", "acme/gated", sound())
     hub.configure("models", "acme/gated", gated="manual", members=("tester",))

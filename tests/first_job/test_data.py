@@ -25,7 +25,7 @@ from tests.first_job.harness import (
     fetch,
     run_stage,
 )
-from tests.support.servers.hubs import OwnHub
+from tests.support.servers.hubs import TestHub
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
 
@@ -151,10 +151,10 @@ ONE_CLASS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHub]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     """A Hub on loopback with the datasets above."""
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         for name, files in REPOSITORIES.items():
             hub.commit("datasets", f"acme/{name}", files)
         yield hub
@@ -162,7 +162,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHub]:
 
 @pytest.fixture(scope="module")
 def staged(
-    hub: OwnHub, tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundle: Path
+    hub: TestHub, tmp_path_factory: pytest.TempPathFactory, bundle: Path, twins_bundle: Path
 ) -> Path:
     """A bundle with these datasets, a model of images and a model of texts."""
     folder = tmp_path_factory.mktemp("staged")
@@ -267,7 +267,7 @@ ON_A_HUB = {
 
 @pytest.mark.parametrize("entry", ON_A_HUB)
 def test_a_faulty_repository_does_not_leave_the_laptop(
-    hub: OwnHub, tmp_path: Path, entry: str
+    hub: TestHub, tmp_path: Path, entry: str
 ) -> None:
     files, found = ON_A_HUB[entry]
     hub.commit("datasets", f"acme/{entry.lower()}", files)

@@ -1,4 +1,4 @@
-"""The real huggingface_hub client works with our Hub and with the independent one."""
+"""The real huggingface_hub client works with the Hub of the tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_branch_tag_slash_and_sha_lead_to_their_commits(hub: TestHub) -> None:
     assert {t.name: t.target_commit for t in refs.tags} == {"v1": first}
 
 
-def test_the_two_hubs_agree_on_commit_shas(hub: TestHub) -> None:
+def test_commit_shas_are_those_of_git(hub: TestHub) -> None:
     first = hub.commit(
         "models", "acme/tiny", {"config.json": b"{}", "model.safetensors": b"weights"}
     )

@@ -26,6 +26,7 @@ import json
 import re
 import secrets
 import signal
+import ssl
 import sys
 import tempfile
 import threading
@@ -55,6 +56,7 @@ class LoopbackHub:
         cdn_ttl: seconds that a CDN address is good for.
         page_size: entries of one page of a tree listing.
         users: token -> user name.
+        certificate: a PEM file and its key; both ports speak https with it.
     """
 
     def __init__(
@@ -65,11 +67,16 @@ class LoopbackHub:
         cdn_ttl: float = 3600.0,
         page_size: int = 1000,
         users: dict[str, str] | None = None,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.repositories = Repositories(root, users)
         self.faults, self.log = Faults(), RequestLog()
         self.cdn_ttl, self.page_size = cdn_ttl, page_size
         self._key = secrets.token_bytes(16)
+        tls = None
+        if certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(*certificate)
         self._listeners = [
             Listener(
                 ("127.0.0.1", number),
@@ -77,11 +84,13 @@ class LoopbackHub:
                 side,
                 self.faults,
                 self.log,
+                tls,
             )
             for side, handler, number in (("hub", HubAnswerer, port), ("cdn", CdnAnswerer, 0))
         ]
         self.endpoint, self.cdn_endpoint = (
-            f"http://127.0.0.1:{listener.server_address[1]}" for listener in self._listeners
+            f"{'https' if tls else 'http'}://127.0.0.1:{listener.server_address[1]}"
+            for listener in self._listeners
         )
 
     def __enter__(self) -> LoopbackHub:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -37,7 +38,7 @@ class HubError(Exception):
 
 
 class Listener(ThreadingHTTPServer):
-    """One port. `side` is "hub" or "cdn"."""
+    """One port. `side` is "hub" or "cdn". With a TLS context it speaks https."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -49,10 +50,15 @@ class Listener(ThreadingHTTPServer):
         side: str,
         faults: Faults,
         log: RequestLog,
+        tls: ssl.SSLContext | None = None,
     ):
         self.side, self.faults, self.log = side, faults, log
         self.stopping = threading.Event()
         super().__init__(address, handler)
+        if tls:  # the handshake is left to the thread of the connection: a client may be slow
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: tests make clients that disconnect."""
@@ -168,7 +174,11 @@ class Answerer(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if isinstance(source, io.BytesIO) or self.fault.touches_the_body:
+        if (
+            isinstance(source, io.BytesIO)
+            or isinstance(self.connection, ssl.SSLSocket)  # the kernel does not encrypt
+            or self.fault.touches_the_body
+        ):
             self._stream(source, start, length)
         else:
             self._send_by_kernel(source.fileno(), start, length)

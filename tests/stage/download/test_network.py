@@ -16,7 +16,7 @@ from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
 from stage.util.progress import Reporter
-from tests.support.servers.hubs import INDEPENDENT, IndependentHub
+from tests.support.servers.hubs import TestHub
 from tests.support.servers.proxy import Proxy
 from tests.support.servers.web import serve
 from tests.support.staging import MANIFEST, Laptop
@@ -76,11 +76,9 @@ def laptop(laptop: Laptop) -> Laptop:
 @pytest.fixture
 def tls_laptop(authority: Path, tmp_path: Path) -> Iterator[Laptop]:
     """A laptop whose Hub has a TLS certificate that only the site's CA signed."""
-    if not INDEPENDENT.exists():
-        pytest.skip("the Hub that speaks TLS is not beside this checkout")
     with ExitStack() as stack:
-        options = {"cert": str(authority / "hub.pem"), "key": str(authority / "hub.key")}
-        hub = IndependentHub(tmp_path / "hub", stack, **options)
+        certificate = (authority / "hub.pem", authority / "hub.key")
+        hub = TestHub(tmp_path / "hub", stack, certificate=certificate)
         (tmp_path / "laptop").mkdir()
         laptop = Laptop(tmp_path / "laptop", hub, own_process=True)
         laptop.publish()

@@ -24,7 +24,6 @@ from tests.support.servers.hubs import TestHub
 from tests.support.servers.web import Web, serve
 from tests.support.staging import safetensors
 
-pytestmark = pytest.mark.parametrize("hub_factory", ["own"], indirect=True)
 LIMIT = 1_000_000
 WEIGHTS = safetensors(3_000_000)
 

@@ -34,9 +34,6 @@ BASE = {
     "config.json": b'{"model_type": "bert"}',
     "model.safetensors": safetensors(1000),
 }
-on_our_hub = pytest.mark.parametrize(
-    "hub_factory", ["own"], indirect=True
-)  # the Hub makes no difference
 
 
 def adapter(base: object = "acme/tiny-base", **more: Any) -> dict[str, bytes]:
@@ -126,7 +123,6 @@ def test_an_asset_of_the_manifest_is_not_fetched_twice(
     assert set(locked()) == {"lora", "own"}
 
 
-@on_our_hub
 def test_two_adapters_share_a_base_and_take_it_along_when_they_go(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -149,7 +145,6 @@ def test_two_adapters_share_a_base_and_take_it_along_when_they_go(
     assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
 
 
-@on_our_hub
 @pytest.mark.parametrize("own", [True, False])
 def test_a_base_that_adapters_know_by_several_names_comes_once(
     hub: TestHub, stage: Callable[..., Result], own: bool
@@ -174,7 +169,6 @@ def test_a_base_that_adapters_know_by_several_names_comes_once(
     stage("verify", "b", "--deep")
 
 
-@on_our_hub
 def test_a_name_that_is_taken_is_not_taken_again(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -192,7 +186,6 @@ def test_a_name_that_is_taken_is_not_taken_again(
     assert revisions == {"acme-tiny-base": "main", "lora2-base": "refs/pr/1"}
 
 
-@on_our_hub
 def test_a_base_that_is_not_to_be_had_stops_the_fetch_and_can_be_done_without(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -216,7 +209,6 @@ def test_a_base_that_is_not_to_be_had_stops_the_fetch_and_can_be_done_without(
     assert "`tiny-base`: mit" in stage("lock", "m.yaml", code=3).output
 
 
-@on_our_hub
 def test_a_base_on_its_authors_disk_is_said(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit("models", "acme/lora", adapter("/home/me/llama"))
     manifest(lora=LORA)
@@ -288,7 +280,6 @@ print(json.dumps(model(torch.arange(5)[None]).logits[0, -1, :8].tolist()))
 """
 
 
-@on_our_hub
 @pytest.mark.slow
 def test_an_adapter_loads_by_name_from_a_served_bundle(
     hub: TestHub, stage: Callable[..., Result], tmp_path: Path

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.servers.hubs import MEMBER_TOKEN, OwnHub, TestHub
+from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import (
     DATASET,
     LANDING,
@@ -91,7 +91,7 @@ def test_a_redirect_to_another_host_loses_the_token(
 ) -> None:
     """A Hub may redirect to any host for a file."""
     with ExitStack() as stack:
-        elsewhere: TestHub = OwnHub(tmp_path / "elsewhere", stack)
+        elsewhere: TestHub = TestHub(tmp_path / "elsewhere", stack)
         elsewhere.commit("models", MODEL, model_files())
         location = f"{elsewhere.endpoint}/{MODEL}/resolve/main/vocab.txt"
         laptop.hub.faults.add(

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers.hubs import INDEPENDENT, OwnHub, TestHub
+from tests.support.servers.hubs import TestHub
 from tests.support.staging import LANDING, MANIFEST, Laptop, payload
 
 WEIGHTS = 12_000_000
 SLOW_MBPS = 15.0
-OURS = ["own"]
-# The tests below resume once with each Hub; ten kills take long.
-OTHERS = [pytest.param("independent", marks=pytest.mark.slow)] if INDEPENDENT.exists() else []
 
 
 @pytest.fixture
@@ -79,7 +76,6 @@ def check_nothing_fetched_twice(
             assert request.range == f"bytes={size}-", f"{size} bytes of {landing} were here"
 
 
-@pytest.mark.parametrize("hub_factory", [*OURS, *OTHERS], indirect=True)
 def test_killed_at_ten_random_moments_it_resumes_and_fetches_nothing_twice(
     slow_laptop: Laptop, tmp_path: Path
 ) -> None:
@@ -143,7 +139,7 @@ def test_its_end_does_not_wait_for_a_server_that_says_nothing(
     tmp_path: Path, number: int, code: int
 ) -> None:
     with ExitStack() as stack:
-        laptop = Laptop(tmp_path, OwnHub(tmp_path / "hub", stack))  # close() ends a stall
+        laptop = Laptop(tmp_path, TestHub(tmp_path / "hub", stack))  # close() ends a stall
         laptop.publish()
         laptop.write(MANIFEST)
         laptop.hub.faults.add(

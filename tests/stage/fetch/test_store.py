@@ -18,7 +18,7 @@ from stage.errors import UsageError
 from stage.fetch.store import store_from
 from stage.util.digests import hash_file
 from stage.verify.verify import verify
-from tests.support.servers.hubs import OwnHub
+from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, MODEL, Laptop, model_files
 
 WEIGHTS = "data/models/tiny-bert/model.safetensors"
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def sharing(folder: Path, tmp_path: Path) -> Iterator[Laptop]:
     """A laptop with a store in the user's cache folder, as without settings."""
     with ExitStack() as stack:
-        laptop = Laptop(folder, OwnHub(tmp_path / "hub", stack), {"AIRLIFT_STORE": ""})
+        laptop = Laptop(folder, TestHub(tmp_path / "hub", stack), {"AIRLIFT_STORE": ""})
         laptop.publish()
         laptop.write(MANIFEST)
         yield laptop
@@ -262,7 +262,7 @@ def test_what_is_shared_needs_no_room_on_the_disk(tmp_path: Path) -> None:
     with ExitStack() as stack:
         laptop = Laptop(
             tmp_path,
-            OwnHub(tmp_path / "hub", stack),
+            TestHub(tmp_path / "hub", stack),
             {"AIRLIFT_STORE": str(tmp_path / "disk/store")},
         )
         laptop.publish(20_000_000)
@@ -296,7 +296,9 @@ def test_with_reflinks_bundles_share_the_disk_but_not_each_others_damage(tmp_pat
     with ExitStack() as stack:
         disk = stack.enter_context(btrfs(tmp_path))
         laptop = Laptop(
-            disk / "laptop", OwnHub(tmp_path / "hub", stack), {"AIRLIFT_STORE": str(disk / "store")}
+            disk / "laptop",
+            TestHub(tmp_path / "hub", stack),
+            {"AIRLIFT_STORE": str(disk / "store")},
         )
         laptop.folder.mkdir()
         laptop.publish(40_000_000)

@@ -11,15 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
-import pytest
 import yaml
 
 from stage.bundle.bundle import Bundle
 
 ID = "acme/raw"
-on_our_hub = pytest.mark.parametrize(
-    "hub_factory", ["own"], indirect=True
-)  # one Hub is enough for these
 
 
 def git_sha1(data: bytes) -> str:

@@ -13,7 +13,7 @@ from click.testing import Result
 
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
-from tests.stage.hub.raw_dataset import ID, arrow, card, manifest, on_our_hub, rows
+from tests.stage.hub.raw_dataset import ID, arrow, card, manifest, rows
 from tests.support.servers.hubs import TestHub
 
 
@@ -39,7 +39,6 @@ MISFITS = [
 ]
 
 
-@on_our_hub
 @pytest.mark.parametrize("how", ["csv", "jsonl", "arrow"])
 def test_class_names_of_a_card_are_what_datasets_makes_of_them(
     hub: TestHub, stage: Callable[..., Result], how: str
@@ -73,7 +72,6 @@ def test_class_names_of_a_card_are_what_datasets_makes_of_them(
     assert ours.features["label"].names == list(FEELINGS) and rows("train")[1]["feeling"] == 2
 
 
-@on_our_hub
 def test_class_names_that_rows_do_not_fit_are_reported_and_change_nothing(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -92,7 +90,6 @@ def test_class_names_that_rows_do_not_fit_are_reported_and_change_nothing(
     assert rows("train") == [row]
 
 
-@on_our_hub
 def test_folders_name_the_classes_of_images_whatever_the_card_says(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:

@@ -20,7 +20,7 @@ from click.testing import Result
 
 from stage.bundle.bundle import Bundle
 from stage.util.digests import sha256_of_bytes
-from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, on_our_hub, rows
+from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, rows
 from tests.support.servers.hubs import TestHub
 
 LINES = {
@@ -151,7 +151,6 @@ def test_an_original_that_is_not_as_announced_is_refused(
     )
 
 
-@on_our_hub
 def test_rows_are_those_the_card_declares(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit(
         "datasets", ID, {**LINES, "train-2.jsonl": b'{"t": "b", "n": 2}\n{"t": "b", "n": 2}\n'}
@@ -236,7 +235,6 @@ FORMATS: dict[str, tuple[dict[str, bytes], dict[str, list[dict[str, Any]]]]] = {
 }
 
 
-@on_our_hub
 def test_a_separator_that_no_card_names_is_named_by_the_manifest(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -250,7 +248,6 @@ def test_a_separator_that_no_card_names_is_named_by_the_manifest(
     assert "is not made from CSV files" in stage("lock", "m.yaml", "--update", code=2).output
 
 
-@on_our_hub
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: str) -> None:
     files, expected = FORMATS[name]
@@ -307,7 +304,6 @@ def test_parquet_goes_before_the_originals(hub: TestHub, stage: Callable[..., Re
     assert rows("train") == [{"t": "converted"}]
 
 
-@on_our_hub
 @pytest.mark.parametrize("script", [{"raw.py": b"import datasets"}, {}])
 def test_the_only_config_the_hub_converted_is_meant_whatever_its_name(
     hub: TestHub, stage: Callable[..., Result], script: dict[str, bytes]
@@ -380,7 +376,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], int, str]] = {
 }
 
 
-@on_our_hub
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
     hub: TestHub, stage: Callable[..., Result], name: str
@@ -392,7 +387,6 @@ def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
     assert said in output and "m.yaml:1" in output and not Path("m.lock").exists()
 
 
-@on_our_hub
 def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -417,7 +411,6 @@ def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
     assert "NOTICE%.md" in {left.path for left in asset.left_out}
 
 
-@on_our_hub
 def test_rows_that_do_not_fit_together_are_named_by_file(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -427,7 +420,6 @@ def test_rows_that_do_not_fit_together_are_named_by_file(
     assert "train-2.jsonl" in said and not Path("b/tagmanifest-sha256.txt").exists()
 
 
-@on_our_hub
 @pytest.mark.parametrize("field", ["split", "config"])
 def test_a_lock_cannot_lead_what_is_made_out_of_the_bundle(
     hub: TestHub, stage: Callable[..., Result], field: str

@@ -22,10 +22,6 @@ from stage.util.sandbox import child
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import safetensors
 
-on_our_hub = pytest.mark.parametrize(
-    "hub_factory", ["own"], indirect=True
-)  # one Hub is enough for these
-
 CONFIGURATION = b"""
 from transformers import PretrainedConfig
 
@@ -123,7 +119,6 @@ def loaded(folder: Path, modules: Path) -> str:
     return done.stdout.strip()
 
 
-@on_our_hub
 def test_own_code_is_refused_by_name_then_travels_pinned_and_loads(
     hub: TestHub, stage: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -203,7 +198,6 @@ def test_code_of_another_repository_comes_along_and_loads(
     stage("fetch", "m.yaml", "-o", "c", code=2)
 
 
-@on_our_hub
 def test_code_can_be_left_where_transformers_knows_the_model(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -231,7 +225,6 @@ def test_code_can_be_left_where_transformers_knows_the_model(
     ]
 
 
-@on_our_hub
 def test_a_licence_policy_holds_for_code_too(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit(
         "models", "other/tiny-code", {**CODE, "README.md": b"---\nlicense: cc-by-nc-4.0\n---\n"}
@@ -245,7 +238,6 @@ def test_a_licence_policy_holds_for_code_too(hub: TestHub, stage: Callable[..., 
     assert "`tiny`: code of other/tiny-code: cc-by-nc-4.0" in stage("lock", "m.yaml", code=3).output
 
 
-@on_our_hub
 def test_tokenizers_and_modules_with_code(hub: TestHub, stage: Callable[..., Result]) -> None:
     tokenizer = {"auto_map": {"AutoTokenizer": ["tok.Slow", None]}, "tokenizer_class": "Slow"}
     files = {
@@ -282,7 +274,6 @@ def test_tokenizers_and_modules_with_code(hub: TestHub, stage: Callable[..., Res
     assert "modules.json names the class custom_st.Transformer" in said and "more" not in said
 
 
-@on_our_hub
 @pytest.mark.parametrize("path", ["evil.py", "pytorch_model.bin"])
 def test_a_lock_cannot_bring_what_the_manifest_does_not_let_in(
     hub: TestHub, stage: Callable[..., Result], path: str
@@ -332,7 +323,6 @@ FAULTS: dict[str, tuple[dict[str, bytes], dict[str, bytes], str]] = {
 }
 
 
-@on_our_hub
 @pytest.mark.parametrize("name", FAULTS)
 def test_code_that_cannot_be_fetched_is_reported(
     hub: TestHub, stage: Callable[..., Result], name: str

@@ -146,7 +146,7 @@ CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("snapshot from the cache", lambda: snapshot(local_files_only=True)),
     ("ls", lambda: names(files.ls(MODEL, detail=False))),
     ("ls of a folder", lambda: names(files.ls(f"{MODEL}/onnx", detail=False))),
-    ("glob", lambda: names(files.glob(f"{MODEL}/**.json"))),
+    ("glob", lambda: names(files.glob(f"{MODEL}/**/*.json"))),
     ("glob of a commit", lambda: names(files.glob(f"{MODEL}@{COMMIT}/*.txt"))),
     ("find", lambda: names(files.find(MODEL))),
     ("info of a file", lambda: info("config.json")),

@@ -11,7 +11,7 @@ import pytest
 
 from stage.bundle.bundle import Bundle
 from tests.support.clients import answer_of, packages_folder, run_client
-from tests.support.servers.hubs import HUBS, INDEPENDENT, TestHub
+from tests.support.servers.hubs import TestHub
 from tests.support.serving import fetched, serving_here
 from tests.support.staging import Laptop
 
@@ -46,14 +46,10 @@ print(json.dumps(metric.compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0
 """
 
 
-@pytest.fixture(scope="module", params=HUBS)
-def source(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TestHub]:
-    if request.param == "independent" and not INDEPENDENT.is_file():
-        pytest.skip("the independent Hub is not beside the checkout")
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     with ExitStack() as stack:
-        hub = HUBS[request.param](tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         hub.commit("spaces", SPACE, FILES)
         yield hub
 
@@ -120,7 +116,7 @@ def test_a_metric_that_would_not_load_on_the_cluster_is_refused_on_the_laptop(
     tmp_path: Path, files: dict[str, bytes], words: str
 ) -> None:
     with ExitStack() as stack:
-        hub = HUBS["own"](tmp_path / "hub", stack)
+        hub = TestHub(tmp_path / "hub", stack)
         hub.commit("spaces", SPACE, files)
         laptop = laptop_for(tmp_path, hub, f"{ASSET}    allow_code: true\n")
         assert words in laptop.refused(2)

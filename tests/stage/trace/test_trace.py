@@ -17,7 +17,7 @@ from stage.bundle.bundle import Bundle
 from stage.trace.record import Address, Exchange, gather
 from tests.stage.serve.test_metrics import FILES, SPACE
 from tests.support.clients import answer_of, packages_folder, run_client
-from tests.support.servers.hubs import OwnHub, TestHub
+from tests.support.servers.hubs import TestHub
 from tests.support.servers.web import Web
 from tests.support.servers.web import serve as serve_web
 from tests.support.serving import serving_here
@@ -42,7 +42,7 @@ FOUND = [5, {"train": 4000, "validation": 2000}, 0.5]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     with ExitStack() as stack:
-        hub = OwnHub(tmp_path_factory.mktemp("hub"), stack)
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         hub.commit("models", "acme/tiny-bert", model_files(20_000))
         hub.configure("models", "tiny-bert", moved_to="acme/tiny-bert")
         hub.commit("models", "acme/other", model_files(10_000), tag="v1.0")
