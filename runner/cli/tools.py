@@ -20,7 +20,6 @@ from runner.config.tasks import TASKS
 from runner.errors import (
     Choice,
     UsageError,
-    as_shown,
     json_option,
     print_json,
     print_line,
@@ -39,17 +38,8 @@ from runner.errors import (
     metavar="FILE",
     help="The run file to write; never one that is there. Default: TASK.yaml.",
 )
-@click.option(
-    "--from",
-    "arguments",
-    type=click.Path(path_type=Path),
-    metavar="ARGS.json",
-    help="TrainingArguments of transformers' Trainer as JSON, with its FSDP or DeepSpeed settings.",
-)
 @quiet_option
-def init(
-    task: str, bundle: Path | None, output: Path | None, arguments: Path | None, quiet: bool
-) -> None:
+def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> None:
     """Write a run file for TASK, with what is in the bundle.
 
     TASK: masked-lm, causal-lm, instruction, text-classification, token-classification or
@@ -58,7 +48,6 @@ def init(
     \b
     Example:
       runner init masked-lm --bundle bundle -o runs/my.yaml
-      runner init causal-lm --bundle bundle --from args.json
     """
     from runner.examples import new_run_file
 
@@ -67,7 +56,7 @@ def init(
         raise UsageError(
             f"{path}: is there already, and is not overwritten.", "Give another name with -o."
         )
-    text, said, left = new_run_file(task, path, bundle, arguments)
+    text, said = new_run_file(task, path, bundle)
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -75,8 +64,6 @@ def init(
         raise UsageError(
             f"{path}: is there already, and is not overwritten.", "Give another name with -o."
         ) from None
-    for line in left:
-        click.echo(as_shown(line), err=True)
     with silent(if_=quiet):
         for line in said:
             print_line(line)

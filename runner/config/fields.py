@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from runner.config.theirs.names import NAMES_ELSEWHERE
+from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError, check_keys, nearest_name, read_value, suggest
 
 T = TypeVar("T")

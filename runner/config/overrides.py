@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.config.theirs.names import NAMES_ELSEWHERE
+from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError, read_value
 
 

@@ -42,7 +42,6 @@ from runner.config.overrides import override
 from runner.config.samples.masking import check_masking, keys_not_masked
 from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
 from runner.config.tasks import CodeConfig, check_task, is_task
-from runner.config.theirs import accelerate
 from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
@@ -212,11 +211,8 @@ class RunConfig:
             data, lines = override(data, in_file, overrides)
             if type(data.get("format")) is int:  # else `read` finds the mistake
                 lines.check_format(data["format"], FORMAT)
-            taken = accelerate.expand(data, Path(path), lines)
             found = read(RunConfig, data, (), lines)
-            config = replace(
-                found.value, path=Path(path), given=found.given, notes=taken, lines=lines
-            )
+            config = replace(found.value, path=Path(path), given=found.given, lines=lines)
             if config.name == "auto":
                 config = replace(config, name=Path(path).stem)
             if config.steps is not None and "epochs" not in found.given:

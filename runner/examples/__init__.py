@@ -16,7 +16,6 @@ from runner.config.model_types import MODEL_TYPES
 from runner.config.tasks import TASKS
 from runner.errors import UsageError, as_shown, read_value
 from runner.examples.columns import KEYS, choose
-from runner.examples.from_trainer import adapt, flow
 from runner.inputs import Bundle, SplitInput
 from runner.plan.shapes import ModelShape
 
@@ -50,20 +49,16 @@ class _Data:
     rows: int | None
 
 
-def new_run_file(
-    task: str, path: Path, bundle: Path | None, arguments: Path | None = None
-) -> tuple[str, list[str], list[str]]:
-    """Returns the text of a new run file, lines that explain it, and arguments that are left out.
+def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
+    """Returns the text of a new run file, and lines that explain it.
 
     Args:
         task: a key of `EXAMPLES`.
         path: the file that will be written.
         bundle: whose assets are used; None: those of the example.
-        arguments: TrainingArguments as JSON, whose settings replace those of the example.
 
     Raises:
-        UsageError: the bundle has no model or no dataset for the task, or the arguments cannot be
-            read.
+        UsageError: the bundle has no model or no dataset for the task.
         DamageError: the bundle's lock is damaged.
     """
     example = Path(__file__).with_name(EXAMPLES[task])
@@ -72,14 +67,10 @@ def new_run_file(
     keys = "docs/reference/run-file.md"
     head = f"# Next: runner check {path} --bundle {where}   (all keys: {keys})\n"
     blocks["name"] = f"name: {_name(path)}\n"
-    said, left = list[str](), list[str]()
-    if arguments is not None:
-        comments, said, left = adapt(blocks, arguments, path)
-        head += comments
     blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
     if bundle is None:
-        said.append(f"its assets are those of the example runs/{example.name}: no bundle is here")
-        return head + "".join(blocks.values()), said, left
+        said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
+        return head + "".join(blocks.values()), said
     opened = Bundle.open(bundle)
     model, data = _model(task, opened), _data(task, opened)
     if f"asset: {model.name}" not in blocks["model"]:
@@ -93,13 +84,12 @@ def new_run_file(
         for key, value in data.keys.items()
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
-    if arguments is None:
-        _shrink_batch(blocks, data.rows)
-    said += [f"model {model.name}: {_why(model.others)}", *_describe(data)]
+    _shrink_batch(blocks, data.rows)
+    said = [f"model {model.name}: {_why(model.others)}", *_describe(data)]
     if environment := _environment(opened):
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
         said.append(f"environment {environment}: the ranks run in it")
-    return head + "".join(blocks.values()), said, left
+    return head + "".join(blocks.values()), said
 
 
 def _blocks(text: str) -> dict[str, str]:
@@ -138,7 +128,7 @@ def _as_examples(slurm: Mapping[str, Any]) -> str:
     values: dict[str, Any] = {**slurm}
     values.setdefault("modules", ["nvidia/cuda/12.2"])
     for key, value in values.items():
-        written = json.dumps(value) if key == "time" else flow(value)
+        written = value if key == "partition" else json.dumps(value)
         unset = "# " if key in ("partition", "modules") else ""
         lines.append(f"  {unset}{key}: {written}   # an example")
     return "\n".join([*lines, ""])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runner.config.fields import key_of
+from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS, CodeConfig, check_task
-from runner.config.theirs.names import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError
 
 REPOSITORY = Path(__file__).parents[3]
