@@ -115,47 +115,11 @@ class EnvironmentInput:
 
 
 @dataclass(frozen=True)
-class CodeInput:
-    """The code of a task of one's own.
-
-    Attributes:
-        asset: its name.
-        path: its folder.
-        digests: file name -> sha256, of each Python file.
-        task: `module.Class`, as in the run file.
-        allowed: whether the run file allows it to run.
-    """
-
-    asset: str
-    path: Path
-    digests: Mapping[str, str]
-    task: str
-    allowed: bool
-
-    @property
-    def module(self) -> str:
-        """The module, as it is imported."""
-        return self.task.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The class."""
-        return self.task.rpartition(".")[2]
-
-    @property
-    def file(self) -> str:
-        """The file of the module, in the asset."""
-        stem = self.module.replace(".", "/")
-        return f"{stem}.py" if f"{stem}.py" in self.digests else f"{stem}/__init__.py"
-
-
-@dataclass(frozen=True)
 class Inputs:
-    """The resolved inputs of a run; `environment` and `code` are None if it has none."""
+    """The resolved inputs of a run; `environment` is None if it has none."""
 
     bundle: Path
     bundle_id: str
     model: ModelInput
     datasets: tuple[DatasetInput, ...]
     environment: EnvironmentInput | None = None
-    code: CodeInput | None = None

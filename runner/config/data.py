@@ -14,7 +14,6 @@ from typing import Literal
 from runner.config.fields import Where, dotted, setting
 from runner.config.samples.chats import check_naming
 from runner.config.samples.held_out import check_share, share_of
-from runner.config.tasks import is_own
 from runner.errors import Lines, UsageError, suggest
 
 Auto = Literal["auto"]
@@ -88,8 +87,6 @@ class DatasetConfig:
 
     def columns(self, task: str) -> dict[str, str]:
         """Returns key of the run file -> its column; a `format` has one key per column."""
-        if is_own(task):
-            return {}  # it reads what it likes
         if task in LANGUAGE:
             return {"text": self.text}
         if task == "image-classification":
@@ -188,8 +185,6 @@ def _check_keys_of_task(
         is_default = getattr(source, key) == _DEFAULTS[key]
         if task not in tasks and dotted((*where, key)) in given and not is_default:
             others = f"Its keys here: {', '.join(k for k, of in KEYS.items() if task in of)}."
-            if is_own(task):
-                others = f"Remove it: `sample` of {task} gets all columns."
             with lines.mistakes:
                 raise UsageError(
                     f"{lines.place(*where, key)}: `{key}` is not for task {task}, "

@@ -41,7 +41,6 @@ from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
 from runner.config.samples.masking import check_masking, keys_not_masked
 from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
-from runner.config.tasks import CodeConfig, check_task, is_task
 from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
 
 FORMAT = 1
@@ -125,18 +124,14 @@ class RunConfig:
 
     format: int = setting()
     name: str = setting("auto", "the run file's name")
-    task: (
-        Literal[
-            "masked-lm",
-            "causal-lm",
-            "instruction",
-            "text-classification",
-            "token-classification",
-            "image-classification",
-        ]
-        | str
-    ) = setting()
-    code: CodeConfig | None = setting(None)
+    task: Literal[
+        "masked-lm",
+        "causal-lm",
+        "instruction",
+        "text-classification",
+        "token-classification",
+        "image-classification",
+    ] = setting(like="task: masked-lm. A loss of your own: runner exec (docs/howto/own-script.md)")
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
@@ -361,8 +356,6 @@ def _check_one_source(config: RunConfig, lines: Lines) -> None:
 
 
 def _check_data(config: RunConfig, lines: Lines) -> None:
-    if not is_task(config.task):
-        return  # `check_task` says so
     if config.task == "image-classification" and config.sequence_length != "auto":
         with lines.mistakes:
             raise UsageError(
@@ -374,10 +367,6 @@ def _check_data(config: RunConfig, lines: Lines) -> None:
 # The keys whose values a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("name",), _check_names),
-    (
-        ("task", "code", "label_smoothing"),
-        lambda c, lines: check_task(c.task, c.code, c.label_smoothing, lines),
-    ),
     (("bundle",), _check_bundle_id),
     (("checkpoint",), lambda c, lines: check_interval(c.checkpoint, lines)),
     (("epochs", "steps"), _check_length),

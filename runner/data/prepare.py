@@ -20,15 +20,13 @@ from runner.data.images import ImageFacts, ImageStore
 from runner.data.labelled import store as labelled
 from runner.data.labelled.classes import listed
 from runner.data.labelled.store import LabelledFacts, LabelledStore
-from runner.data.own import store as own
-from runner.data.own.store import OwnFacts, OwnStore
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, StoreFacts, TokenStore, facts_text
 from runner.errors import UsageError, human_count, human_size
 from runner.ranks.processes import is_alive
 
-AnyStore: TypeAlias = TokenStore | ImageStore | LabelledStore | OwnStore
-AnyFacts: TypeAlias = StoreFacts | ImageFacts | LabelledFacts | OwnFacts
+AnyStore: TypeAlias = TokenStore | ImageStore | LabelledStore
+AnyFacts: TypeAlias = StoreFacts | ImageFacts | LabelledFacts
 ABANDONED_S = 24 * 3600  # a preparation writes every few seconds
 
 
@@ -154,8 +152,6 @@ def write(recipe: Recipe, folder: Path) -> AnyFacts:
         UsageError: as for `prepare`.
     """
     kind = data_of(recipe.task)
-    if kind == "own":
-        return own.write(recipe, folder)
     if kind == "images":
         return images.write(recipe, folder)
     return labelled.write(recipe, folder) if kind == "labelled" else tokens.write(recipe, folder)
@@ -182,8 +178,6 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 def _open(recipe: Recipe, folder: Path) -> AnyStore:
     kind = data_of(recipe.task)
-    if kind == "own":
-        return OwnStore.open(folder)
     if kind == "images":
         return ImageStore.open(folder)
     return LabelledStore.open(folder) if kind == "labelled" else TokenStore.open(folder)
@@ -195,8 +189,6 @@ def _describe(store: AnyStore) -> str:
         return _describe_images(store.facts, size)
     if isinstance(store, LabelledStore):
         return labelled.describe(store.facts, size)
-    if isinstance(store, OwnStore):
-        return own.describe(store.facts, size)
     return _describe_tokens(store.facts, size)
 
 

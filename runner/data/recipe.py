@@ -12,14 +12,13 @@ from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.errors import UsageError
-from runner.inputs import CodeInput, Inputs, ModelInput, SplitInput
+from runner.inputs import Inputs, ModelInput, SplitInput
 
 STORE_FORMAT = 3
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
 IMAGE_STORE_FORMAT = 4
 LABELLED_STORE_FORMAT = 2  # 1 made a class of empty labels
-OWN_STORE_FORMAT = 1
 INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
@@ -42,7 +41,6 @@ class Recipe:
         limit: the most rows to read; None: all.
         model: its tokenizer is used, or the size of its images.
         documents: `joined`, `separate` or `alone`; `joined` and `separate` for texts and chats.
-        code: of a task of one's own.
     """
 
     task: str
@@ -52,7 +50,6 @@ class Recipe:
     limit: int | None
     model: ModelInput
     documents: str = "joined"
-    code: CodeInput | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as data. The key is its digest."""
@@ -72,9 +69,6 @@ class Recipe:
         }
         if self.split.part is not None:
             recipe["part"] = asdict(self.split.part)
-        if self.code is not None:
-            recipe |= {"format": OWN_STORE_FORMAT, "code": dict(self.code.digests)}
-            recipe["columns"] = dict(self.split.columns)
         if self.task == "image-classification":
             # Only the size of the model's images decides the content.
             return recipe | {
@@ -124,7 +118,6 @@ def recipes(
                 limit=data.settings.limit.get(role),
                 model=inputs.model,
                 documents=str(documents),
-                code=inputs.code,
             )
             for data, split in splits
             if split is not None
@@ -155,13 +148,12 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
                 f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out."
             )
         return Choice(key, "alone", "images are not packed")
-    if data_of(task) in ("labelled", "own"):
+    if data_of(task) == "labelled":
         if wanted not in ("auto", "alone"):
             raise UsageError(
                 f"{config.path}: {key}: {wanted}: samples of {task} are not packed.", "Omit it."
             )
-        why = "each sample has its own class, or classes"
-        return Choice(key, "alone", "as the task makes them" if data_of(task) == "own" else why)
+        return Choice(key, "alone", "each sample has its own class, or classes")
     if wanted == "joined" and task == "instruction":
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",

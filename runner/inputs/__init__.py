@@ -25,7 +25,6 @@ from runner.inputs.damage import Verification as Verification  # for all who use
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
 from runner.inputs.damage import verification as verification
-from runner.resolved import CodeInput as CodeInput
 from runner.resolved import DatasetInput as DatasetInput
 from runner.resolved import EnvironmentInput as EnvironmentInput
 from runner.resolved import Inputs as Inputs
@@ -99,7 +98,7 @@ def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) 
 def _resolve(
     config: RunConfig, bundle: Bundle, wrong: frozenset[str], mistakes: Mistakes
 ) -> Inputs:
-    model = environment = code = None
+    model = environment = None
     if not wrong & {"model", "model.asset"}:
         with mistakes:
             model = _model(config, bundle)
@@ -116,16 +115,12 @@ def _resolve(
     if not wrong & {"environment", "environment.asset"}:
         with mistakes:
             environment = environment_input(config, bundle)
-    if not wrong & {"code", "code.asset", "task"}:
-        with mistakes:
-            code = _code(config, bundle)
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
         model=cast(ModelInput, model),  # None only where there are mistakes
         datasets=tuple(datasets),
         environment=environment,
-        code=code,
     )
 
 
@@ -141,33 +136,6 @@ def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
             if same
             else error.remedy,
         ) from None
-
-
-def _code(config: RunConfig, bundle: Bundle) -> CodeInput | None:
-    """Finds the code of a task of one's own; None: the task is one of Airlift's."""
-    if config.code is None:
-        return None
-    asset = _asset(bundle, config.code.asset, config.place("code.asset"))
-    digests = {
-        file.path.removeprefix(f"{asset.folder}/"): file.sha256 or ""
-        for file in asset.files
-        if file.path.endswith(".py")
-    }
-    folder = bundle.asset_path(asset.name).resolve()
-    code = CodeInput(asset.name, folder, digests, config.task, config.code.allow)
-    if code.file not in digests:
-        modules = [name.removesuffix(".py").replace("/", ".") for name in digests]
-        raise UsageError(
-            f"{config.place('task')}: `task: {config.task}`: the asset `{asset.name}` has no "
-            f"{code.module.replace('.', '/')}.py.",
-            suggest(code.module, modules, f"Its Python files: {', '.join(digests) or 'none'}."),
-        )
-    if sha256(_bytes(folder / code.file)).hexdigest() != digests[code.file]:
-        raise DamageError(
-            f"{folder / code.file}: damaged: its bytes are not those that were fetched.",
-            remedy_for_damage(bundle.root),
-        )
-    return code
 
 
 def _bytes(path: Path) -> bytes:

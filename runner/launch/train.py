@@ -298,8 +298,7 @@ def _check_and_prepare(run: Run) -> None:
 
 def _prepare_offline(run: Run, length: int) -> None:
     """Prepares the data, in a child process without network."""
-    if run.inputs.code is None:  # a task of one's own may need torch
-        leave_torch_alone()
+    leave_torch_alone()
     if why_not := offline.close_network():
         print(f"no network sandbox around the preparation: {why_not}")
     try:

@@ -19,7 +19,6 @@ from typing import Any
 
 from runner import kept
 from runner.config.run_config import RunConfig
-from runner.config.tasks import is_own
 from runner.errors import StageError, human_size
 from runner.inputs import ModelInput
 from runner.plan.model_layers import why_not_here
@@ -32,8 +31,6 @@ USABLE = 0.9
 BUCKET = 50_000_000  # elements; what our ds_config sets
 PREFETCH = 50_000_000  # elements; its stage3_prefetch_bucket_size
 LIVE = 1_000_000_000  # elements; its stage3_max_live_parameters
-
-OF_ONES_OWN = "a task of one's own is never run to measure it"
 
 _SOURCES = (Path(__file__), Path(__file__).parents[1] / "training" / "footprint.py")
 # A micro batch takes the same with other values of these keys.
@@ -99,7 +96,7 @@ def measured(
         shape: its counts.
         world_size: number of ranks.
     """
-    if why_not := OF_ONES_OWN if is_own(config.task) else why_not_here(config):
+    if why_not := why_not_here(config):
         return estimated(config, shape, length, zero, why_not)
     path = _kept_at(config, length, zero, model, shape, world_size)
     try:

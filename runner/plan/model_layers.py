@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import kind_of
+from runner.config.tasks import TASKS
 from runner.errors import StageError, UsageError
 from runner.ranks.child import in_child
 
@@ -104,7 +104,7 @@ def on_meta(config: RunConfig, model: Path, **how: Any) -> Any:
     import transformers
 
     settings = transformers.AutoConfig.from_pretrained(str(model), local_files_only=True)
-    auto = getattr(transformers, kind_of(config.task).auto)
+    auto = getattr(transformers, TASKS[config.task].auto)
     # Imports the model's module now: transformers 5.0 makes tensors while it is imported, and reads
     # them, which cannot be done on the meta device.
     auto._model_mapping.get(type(settings), None)

@@ -13,7 +13,7 @@ from typing import Any
 from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS, is_own
+from runner.config.tasks import TASKS
 from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.installed import is_installed, is_light
@@ -45,7 +45,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             "Stage the repository of the same model in transformers' format (often its name ends "
             "in -hf).",
         )
-    if is_known and not is_own(config.task) and kind not in names[config.task]:
+    if is_known and kind not in names[config.task]:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
         other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
@@ -107,8 +107,7 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
     Raises:
         UsageError: transformers refuses it; with its words.
     """
-    # The process that checks may prepare data next: a task of one's own may need torch for it.
-    if is_own(config.task) or why_not_here(config) or is_light():
+    if why_not_here(config) or is_light():
         return
     path = kept.path_of(
         "configs",

@@ -14,7 +14,6 @@ from functools import partial
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.instruction import Writer, try_first_rows
-from runner.data.own.look import check_code
 from runner.data.recipe import documents_of, recipes
 from runner.data.tokenizer_files import check_tokenizer_files
 from runner.data.tokenizing import frame, load_tokenizer, word_begins
@@ -134,7 +133,6 @@ def examine(
     found.attempt(_check_installed, config)
     found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
-    found.attempt(_check_code, found, config, inputs)
     if device is not None and not why_not_here(config):
         found.attempt(check_fsdp, config, device.kind)
     found.lines += [verified] if verified else []
@@ -158,13 +156,6 @@ def examine(
             found.others += texts.others
     found.lines += [line for line in (layers, left_to_ranks(config)) if line]
     return found
-
-
-def _check_code(found: Findings, config: RunConfig, inputs: Inputs) -> None:
-    """Looks at the code of a task of one's own; imports nothing of it."""
-    if inputs.code is not None:
-        elsewhere = config.environment is not None or bool(config.slurm.container)
-        found.lines.append(check_code(inputs.code, runs_here=not (is_light() or elsewhere)))
 
 
 def _check_writable(folder: RunFolder) -> None:
@@ -397,7 +388,7 @@ def _check_tokenizer(config: RunConfig, inputs: Inputs, shape: ModelShape) -> st
         How instruction samples are written; empty for other texts; None: the task reads no text.
     """
     model = inputs.model
-    if data_of(config.task) in ("images", "own"):
+    if data_of(config.task) == "images":
         return None
     if not is_installed("transformers"):
         known = read_vocabulary(model.path) is not None  # compared already

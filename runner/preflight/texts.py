@@ -312,8 +312,7 @@ def _count(recipe: Recipe) -> int:
     Raises:
         UsageError: there is none.
     """
-    if recipe.code is None:  # a task of one's own may need torch
-        leave_torch_alone()
+    leave_torch_alone()
     offline.close_network()
     with tempfile.TemporaryDirectory(prefix="airlift-check-") as folder:
         return write(recipe, Path(folder)).num_sequences

@@ -246,8 +246,7 @@ def _prepare(run: Run, hidden: Path, model: ModelInput) -> tuple[int, str]:
     Raises:
         StageError: as for `runner prepare`; or the tokenizer fails.
     """
-    if run.inputs.code is None:  # a task of one's own may need torch
-        leave_torch_alone()
+    leave_torch_alone()
     offline.close_network()
     before: object = None
     for reads in MORE_ROWS:

@@ -13,17 +13,10 @@ import torch
 import transformers
 
 from runner import offline
-from runner.config.tasks import data_of, kind_of
-from runner.data.own.code import own_task
-from runner.data.own.store import OwnStore
-from runner.data.recipe import recipes
+from runner.config.tasks import TASKS, data_of
 from runner.data.store import FACTS
 from runner.errors import StageError
 from runner.launch.train import Run
-from runner.plan.plan import sequence_length
-from runner.plan.shapes import shape_of
-from runner.training.components.batches import Sample, sample_rng
-from runner.training.tasks.own import COUNT, OwnTask
 
 TEXT = "A rehearsal."
 
@@ -55,13 +48,12 @@ def load_export(run: Run) -> str:
 
 
 def _load(run: Run) -> str:
-    auto, settings = _class_of(run)
+    auto = getattr(transformers, TASKS[run.config.task].auto)
     folder, lora = run.folder.model, run.config.lora
     if lora is not None and not lora.merge:
         from peft import PeftModel
 
-        head = {**_head(run), **settings}
-        base = auto.from_pretrained(run.inputs.model.path, **head, local_files_only=True)
+        base = auto.from_pretrained(run.inputs.model.path, **_head(run), local_files_only=True)
         model = PeftModel.from_pretrained(base, str(folder))
     else:
         model, info = auto.from_pretrained(folder, output_loading_info=True, local_files_only=True)
@@ -73,40 +65,14 @@ def _load(run: Run) -> str:
             )
     model.eval()
     with torch.no_grad():
-        numbers = _numbers(run, model)
-    if not bool(torch.isfinite(numbers).all()):
+        logits = model(**_inputs(run, model)).logits
+    if not bool(torch.isfinite(logits).all()):
         raise StageError(
             "the exported model gives nan or inf.",
             "Verify the weights (stage verify BUNDLE --deep), or lower optimizer.lr.",
             exit_code=1,
         )
     return f"{type(model).__name__}, from_pretrained"
-
-
-def _class_of(run: Run) -> tuple[Any, dict[str, Any]]:
-    """What loads the model of the run's task, and settings that its base needs."""
-    code = run.inputs.code
-    if code is None:
-        return getattr(transformers, kind_of(run.config.task).auto), {}
-    return OwnTask.model_class(own_task(code, run.inputs.model, _length(run)), code)
-
-
-def _length(run: Run) -> int:
-    return sequence_length(run.config, shape_of(run.config, run.inputs.model))[0]
-
-
-def _numbers(run: Run, model: Any) -> torch.Tensor:
-    """What the model computes once: logits; of a task of one's own, its losses."""
-    code = run.inputs.code
-    if code is None:
-        logits: torch.Tensor = model(**_inputs(run, model)).logits
-        return logits
-    recipe = recipes(run.config, run.inputs, _length(run))["train"][0]
-    rows = OwnStore.open(run.folder.stores / recipe.key).rows([0])
-    theirs = own_task(code, run.inputs.model, _length(run))
-    random = [sample_rng(run.config.seed, Sample(0, -1))]
-    batch = {name: t for name, t in theirs.batch(rows, random).items() if name != COUNT}
-    return torch.stack([value.float() for value in theirs.loss(model, batch).values()])
 
 
 def _head(run: Run) -> dict[str, Any]:
@@ -137,9 +103,8 @@ def write_random(run: Run, folder: Path) -> None:
         folder: of the small model.
     """
     torch.manual_seed(run.config.seed)
-    auto, own = _class_of(run)
-    settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, **own)
+    auto = getattr(transformers, TASKS[run.config.task].auto)
+    settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     text = (folder / "config.json").read_bytes()
-    make = getattr(auto, "from_config", None) or auto._from_config
-    make(settings).save_pretrained(folder)
+    auto.from_config(settings).save_pretrained(folder)
     (folder / "config.json").write_bytes(text)  # its digest is known already

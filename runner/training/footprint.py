@@ -24,11 +24,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of, is_own
+from runner.config.tasks import data_of
 from runner.data.recipe import documents_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.activations import OF_ONES_OWN, Footprint, bucket_bytes, estimated
+from runner.plan.activations import Footprint, bucket_bytes, estimated
 from runner.plan.memory import frozen_width
 from runner.plan.model_layers import on_meta
 from runner.plan.plan import TrainingPlan
@@ -66,8 +66,6 @@ def footprint(
     world_size: int,
 ) -> Footprint:
     """As `measure`; a formula's estimate where the meta device cannot run the model."""
-    if is_own(config.task):
-        return estimated(config, shape, length, zero, OF_ONES_OWN)
     try:
         return measure(config, model, length, zero, world_size)
     except UsageError:

@@ -139,7 +139,7 @@ def start(
     steps = num_steps(config, len(order), plan.total)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
-    task = task_named(config.task, inputs.code)(decided, inputs.model, stores["train"].facts)
+    task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
         record = _facts(config, inputs, plan, facts, steps, len(order))

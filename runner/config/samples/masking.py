@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.config.tasks import is_task
 from runner.errors import Lines, UsageError
 
 DEFAULTS = {"masked_share": 0.15, "whole_words": False}
@@ -17,7 +16,7 @@ def keys_not_masked(task: str) -> tuple[str, ...]:
 
 def check_masking(task: str, config: Any, lines: Lines) -> None:
     """Finds keys of masking in a run file of another task. Kept in `lines.mistakes`."""
-    for key in keys_not_masked(task) if is_task(task) else ():
+    for key in keys_not_masked(task):
         with lines.mistakes:
             if getattr(config, key) != DEFAULTS[key]:
                 raise UsageError(

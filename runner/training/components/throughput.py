@@ -80,7 +80,7 @@ class StepClock:
         """
         is_tf32 = plan.precision == "fp32" and device.has_bf16 and uses_tf32(os.environ)
         peak = peak_flops(device, "tf32" if is_tf32 else plan.precision)
-        if peak is None or data_of(config.task) in ("images", "own") or not shape.num_parameters:
+        if peak is None or data_of(config.task) == "images" or not shape.num_parameters:
             return StepClock()
         all_weights = config.lora is None
         flops = flops_per_token(shape, plan.sequence_length, all_weights=all_weights)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of, kind_of
+from runner.config.tasks import TASKS
 from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
@@ -78,9 +78,7 @@ def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> dict[
             f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs, origin)
         ],
     }
-    if pipeline := kind_of(config.task).pipeline:
-        found["pipeline_tag"] = pipeline
-    found["tags"] = ["airlift", config.task]
+    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
     return found | {"airlift": made}
 
 
@@ -107,12 +105,7 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 
 def _loading(config: RunConfig, model: ModelInput) -> str:
-    auto = kind_of(config.task).auto
-    if data_of(config.task) == "own":
-        return (
-            f"`{config.task}` of the run's bundle says which class loads it (its method `model`); "
-            "config.json names it under `architectures`."
-        )
+    auto = TASKS[config.task].auto
     reads = (
         "AutoImageProcessor"
         if config.task == "image-classification" and model.preprocessing
@@ -148,10 +141,6 @@ def _provenance(
         yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
     for text in origin:
         yield "before that", text.removeprefix("before that: "), ""
-    if inputs.code is not None:
-        code = inputs.code
-        digest = code.digests[code.file][:16]
-        yield "code of the task", f"`{code.file}`, sha256 `{digest}`", UNSTATED
     for data in inputs.datasets:
         for role, split in (("training data", data.train), ("validation data", data.validation)):
             if split is not None:
@@ -198,8 +187,6 @@ def _settings(
 ) -> Iterator[tuple[str, object]]:
     yield "task", config.task
     for data in inputs.datasets:
-        if data_of(config.task) == "own":
-            continue
         columns = ", ".join(
             f"{key} `{column}`" for key, column in data.settings.columns(config.task).items()
         )

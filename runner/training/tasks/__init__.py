@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from runner.inputs import CodeInput
 from runner.training.tasks.base import Task
 from runner.training.tasks.causal_lm import CausalLM
 from runner.training.tasks.image_classification import ImageClassification
 from runner.training.tasks.masked_lm import MaskedLM
-from runner.training.tasks.own import OwnTask
 from runner.training.tasks.text_classification import TextClassification
 from runner.training.tasks.token_classification import TokenClassification
 
 __all__ = ["Task", "task_named"]
 
 
-def task_named(name: str, code: CodeInput | None = None) -> Callable[..., Task]:
-    """What makes the task of a run file.
-
-    Args:
-        name: its `task`.
-        code: of a task of one's own.
-    """
-    if code is not None:
-        return partial(OwnTask, code=code)
+def task_named(name: str) -> type[Task]:
+    """The class for a run file's `task`."""
     tasks: dict[str, type[Task]] = {
         "masked-lm": MaskedLM,
         "causal-lm": CausalLM,

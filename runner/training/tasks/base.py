@@ -91,7 +91,7 @@ def load_model(
     checkpoint does not have (a new head) are drawn with the run's seed.
 
     Args:
-        auto: the `AutoModelFor...` class, or a class of models.
+        auto: the `AutoModelFor...` class.
         config: the run file, with its precision decided.
         model: the bundle's model.
         fresh: first parts of names of weights that may have another shape in the checkpoint; they
@@ -182,9 +182,7 @@ def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, A
 
     built_from = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
     dtype = torch.float32 if config.lora is None else lora.loading(config)["dtype"]
-    # A class of its own has another name for it than transformers' `Auto` classes.
-    make = getattr(auto, "from_config", None) or auto._from_config
-    return make(built_from, dtype=dtype)
+    return auto.from_config(built_from, dtype=dtype)
 
 
 def _read(

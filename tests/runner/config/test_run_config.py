@@ -13,8 +13,7 @@ import pytest
 from runner.config.fields import key_of
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS, CodeConfig, check_task
-from runner.errors import Lines, UsageError
+from runner.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 SMALLEST = """\
@@ -456,12 +455,11 @@ def test_matrices_beside_a_model_that_learned_nothing_are_refused(tmp_path: Path
     assert "has learned nothing" in refused(tmp_path, f"{text}lora: {{}}\n")
 
 
-def test_labels_are_smoothed_only_where_a_loss_of_ours_is_computed_from_them(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("task", "remedy"), [("masked-ml", "Did you mean `masked-lm`?"), ("my.Task", "runner exec")]
+)
+def test_a_task_that_is_not_there_is_named_with_the_nearest_or_the_way_out(
+    tmp_path: Path, task: str, remedy: str
 ) -> None:
-    lines, code = Lines(tmp_path / "mine.yaml"), CodeConfig(asset="mine", allow=True)
-    for task in TASKS:
-        check_task(task, None, 0.1, lines)
-    check_task("my_module.MyTask", code, 0.0, lines)
-    with pytest.raises(UsageError, match=r"the loss of `my_module\.MyTask` is in its own code"):
-        check_task("my_module.MyTask", code, 0.1, lines)
+    said = refused(tmp_path, SMALLEST.replace("masked-lm", task) + "label_smoothing: 0.1\n")
+    assert "mine.yaml:2: `task` must be `masked-lm` | " in said and remedy in said

@@ -284,14 +284,14 @@ def test_each_published_run_is_rehearsed_on_its_twin(
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "a task of one's own": {
-        "task": "my_tasks.WordsAndPairs",
-        "code": {"asset": "my-tasks", "allow": True},
-        "dataset": {"asset": "glue-mrpc", "validation": "10%"},
-    },
     "classes of texts with LoRA": {
         "task": "text-classification",
-        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
+        "dataset": {
+            "asset": "glue-mrpc",
+            "text": "sentence1",
+            "pair": "sentence2",
+            "validation": "10%",
+        },
         "model": {"asset": "gpt2-bare"},
         "lora": {"rank": 2, "targets": ["c_attn"]},
     },

@@ -34,7 +34,6 @@ assets:
   chats: {dataset: acme/chats}
   glue-mrpc: {dataset: acme/glue}
   conll2003: {dataset: acme/conll}
-  my-tasks: {path: ./my_tasks.py}
   prompts: {path: ./midjourney_prompt_dataset.csv, convert: csv}
   cifar-10: {url: "TARBALL", unpack: true, convert: cifar}
 """
@@ -108,7 +107,6 @@ def model_files(folder: Path, kind: str) -> dict[str, bytes]:
 def stage_twins(laptop: Path) -> None:
     """Stages `bundle` in a folder: models and chats from a Hub, a tarball by URL, a local CSV."""
     (laptop / "midjourney_prompt_dataset.csv").write_bytes(prompts_csv())
-    (laptop / "my_tasks.py").write_text(own_task_code())
     with LoopbackHub(laptop / "hub") as hub, serve() as web:
         web.files["/~kriz/cifar-10-python.tar.gz"] = cifar_tarball()
         manifest = MANIFEST.replace("DATASET", DATASET).replace(
@@ -126,12 +124,6 @@ def stage_twins(laptop: Path) -> None:
         hub.repositories.commit("datasets", "acme/glue", pairs())
         hub.repositories.commit("datasets", "acme/conll", sentences())
         fetch_bundle(laptop, "twins", hub.endpoint)
-
-
-def own_task_code() -> str:
-    """The class of docs/howto/training/own-task.md, as it is written there."""
-    page = Path(__file__).parents[3] / "docs/howto/training/own-task.md"
-    return page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 
 
 def _short(text: str) -> str:
