@@ -87,11 +87,6 @@ processes_option = click.option(
 )
 
 
-def array_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option --array."""
-    return click.option("--array", "axes", multiple=True, metavar="KEY=A,B,...", help=help)
-
-
 def output_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The option -o, --output."""
     return click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.options import array_option, processes_option, run_options
+from runner.cli.options import processes_option, run_options
 from runner.errors import (
     StageError,
     UsageError,
@@ -150,7 +150,6 @@ def prepare(
 @run_options
 @processes_option
 @click.option("--dry-run", is_flag=True, help="Check and explain; start nothing.")
-@array_option("A sweep: one run for each value, one after another. May be repeated.")
 @click.option(
     "--reproduce",
     "recorded",
@@ -166,7 +165,6 @@ def train(
     overrides: tuple[str, ...],
     processes: int | None,
     dry_run: bool,
-    axes: tuple[str, ...],
     recorded: Path | None,
     quiet: bool,
 ) -> None:
@@ -178,7 +176,6 @@ def train(
     Examples:
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
-      runner train runs/my.yaml --bundle bundle --array optimizer.lr=1e-4,3e-4
       runner train --reproduce output/my --bundle bundle
     """
     from runner.launch.train import Run
@@ -193,27 +190,16 @@ def train(
     with silent(if_=quiet):
         if run is not None:
             loaded = Run.load(run, bundle, output, overrides)
-            if axes:
-                sys.exit(_sweep(loaded, axes, processes, dry_run=dry_run))
             sys.exit(train_run(loaded, processes, dry_run=dry_run, environ=os.environ))
         from runner.launch.reproduce import reproduce
 
-        if overrides or dry_run or axes:
+        if overrides or dry_run:
             raise UsageError(
-                "--reproduce cannot be combined with --set, --array or --dry-run.",
+                "--reproduce cannot be combined with --set or --dry-run.",
                 "Omit these options.",
             )
         assert recorded is not None
         sys.exit(reproduce(recorded, bundle, output, processes, os.environ, print_line))
-
-
-def _sweep(run: Run, axes: tuple[str, ...], processes: int | None, *, dry_run: bool) -> int:
-    from runner import offline
-    from runner.slurm.job_array import members
-    from runner.sweep.one_machine import sweep
-
-    offline.set_variables(os.environ)
-    return sweep(run, members(axes), processes, os.environ, print_line, dry_run=dry_run)
 
 
 @click.command()
@@ -225,8 +211,12 @@ def _sweep(run: Run, axes: tuple[str, ...], processes: int | None, *, dry_run: b
     is_flag=True,
     help="Print the sbatch script; submit nothing.",
 )
-@array_option(
-    "A sweep: a job array with one run for each value. May be repeated: every combination."
+@click.option(
+    "--array",
+    "axes",
+    multiple=True,
+    metavar="KEY=A,B,...",
+    help="A sweep: a job array with one run for each value. May be repeated: every combination.",
 )
 @quiet_option
 @json_option

@@ -84,7 +84,7 @@ def test_status_lists_all_runs_with_their_jobs(tmp_path: Path, slurm: Callable[.
     assert rows["older"][1] == "stopped" and lines[-1].startswith("older"), "the newest is first"
     document = json.loads(shown("status", "--json"))
     assert [Path(run["run_folder"]).name for run in document["runs"]][-1] == "older"
-    (sweep / "submit.sbatch").unlink()  # of `runner train --array`
+    (sweep / "submit.sbatch").unlink()  # of a loop in a shell
     (sweep / "seed=1" / ".evaluate-seed=1" / "logs").mkdir(parents=True)
     assert [line.split()[0] for line in shown("status", sweep).splitlines()] == ["run", "seed=1"]
 

@@ -1,1 +1,0 @@
-"""`runner train --array`: the runs of one run file with several values, one after another here."""
