@@ -152,7 +152,7 @@ def _model(task: str, bundle: Bundle) -> _Model:
     models = {}
     for name, asset in bundle.lock.assets.items():
         path = bundle.asset_path(name) / "config.json"
-        if asset.kind not in ("model", "files") or not path.is_file() or asset.base_of:
+        if asset.kind not in ("model", "files") or not path.is_file():
             continue
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))

@@ -125,8 +125,6 @@ def _relation_lines(asset: LockedAsset) -> Iterator[str]:
     is_adapter = any(file.path == f"{asset.folder}/adapter_config.json" for file in asset.files)
     if is_adapter and asset.request.get("base") is False:
         yield "  adapter  its base model is left out (`base: false` in the manifest)"
-    if asset.base_of:
-        yield f"  base of  {', '.join(asset.base_of)}"
     for code in asset.code:
         count = human_count(len(code.files), "file")
         yield f"  code     {count} of {code.repository}@{code.commit}: runs when it is loaded"
@@ -190,7 +188,6 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         "aliases": list(asset.aliases),
         "licence": asset.licence,
         "base": asset.base.repository if asset.base else None,
-        "base_of": list(asset.base_of),
         "code": [
             {"repository": c.repository, "commit": c.commit, "files": list(c.files)}
             for c in asset.code

@@ -71,19 +71,19 @@ def _entry(found: RepositoryLookup) -> list[str]:
     return lines
 
 
-def asset_names(repositories: Iterable[str]) -> list[str]:
+def asset_names(repositories: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     """A name for each: the repository's name; if taken, with its owner's name, or with a number."""
-    taken: set[str] = set()
+    used = {folded(name) for name in taken}
     result = []
     for repository in repositories:
         own = _usable(repository.rpartition("/")[2])
         candidates = [
             own,
             _usable(repository.replace("/", "-")),
-            *(f"{own}-{n}" for n in range(2, len(taken) + 3)),
+            *(f"{own}-{n}" for n in range(2, len(used) + 3)),
         ]
-        name = next(c for c in candidates if folded(c) not in taken)
-        taken.add(folded(name))
+        name = next(c for c in candidates if folded(c) not in used)
+        used.add(folded(name))
         result.append(name)
     return result
 

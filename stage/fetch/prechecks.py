@@ -1,7 +1,9 @@
-"""Checks before a download: files that patterns omit, and folders where no bundle may be made.
+"""Checks before a download: files that patterns omit, adapters without their base model, and
+folders where no bundle may be made.
 
 Patterns may omit files that a model needs to load. The load test at the end of a fetch
-(`stage.verify.load_test`) would find that hours later.
+(`stage.verify.load_test`) would find that hours later. The same holds for the model that an adapter
+was trained on.
 
 A bundle must not be made inside another bundle, which would then have extra files, nor inside a
 folder that it takes in, which would then change with each fetch.
@@ -10,18 +12,21 @@ folder that it takes in, which would then change with each fetch.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
 from stage.errors import UsageError
+from stage.fetch.new_manifest import asset_names
 from stage.hub.model_files import matches
 from stage.local.listing import local_base
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LockedAsset
 from stage.manifest.manifest import Manifest
 from stage.manifest.requests import PathRequest
 from stage.util.files import join_limited
+from stage.util.yaml_lines import scalar
 
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
@@ -89,6 +94,42 @@ def _folder(path: str) -> str:
 
 def _is(pattern: re.Pattern[str], path: str) -> bool:
     return pattern.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that the manifest asks for the base model of each adapter, at any revision.
+
+    Raises:
+        UsageError: it does not; with the lines to add.
+    """
+    here = {name for asset in assets.values() if asset.kind == "model" for name in asset.names}
+    alone = {
+        name: asset.base
+        for name, asset in assets.items()
+        if asset.base is not None and asset.base.repository not in here
+    }
+    if not alone:
+        return
+    bases = {base.repository: base for base in alone.values()}
+    lines = []
+    for name, base in zip(asset_names(bases, taken=assets), bases.values(), strict=True):
+        lines += [f"  {scalar(name)}:", f"    model: {scalar(base.repository)}"]
+        lines += [f"    revision: {scalar(base.revision)}"] * (base.revision != "main")
+    adapters = "; ".join(
+        f"{manifest.place(name)}: `{name}` is an adapter of {base.repository}"
+        for name, base in alone.items()
+    )
+    entry = "its entry" if len(alone) == 1 else "their entries"
+    raise UsageError(
+        f"{adapters}, which the manifest does not ask for by this name.",
+        "\n     ".join(
+            [
+                "Add to `assets:` (a model that is there under another name: write it as here):",
+                *lines,
+                f"Or leave it out, with `base: false` in {entry}.",
+            ]
+        ),
+    )
 
 
 def check_nesting(root: Path, manifest: Manifest) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage.errors import PolicyError, UsageError, suggest
-from stage.fetch.base_models import ALL, bases_of, unanswered_bases
-from stage.fetch.prechecks import omitted_files
+from stage.fetch.prechecks import check_bases, omitted_files
 from stage.fetch.sources import Sources
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.local.listing import Listing
@@ -22,10 +21,12 @@ from stage.lock.model import LockedAsset
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from stage.manifest.manifest import Manifest
-from stage.manifest.requests import ModelRequest, Request, as_lock_request, way_without
+from stage.manifest.requests import Request, as_lock_request, way_without
 from stage.util.files import human_count, human_size, read_file
 from stage.util.paths import check_collisions, printable
 from stage.util.progress import Reporter
+
+ALL = "*"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
         for name, request in wanted.items()
         if name not in have or dict(have[name].request) != request
     ]
-    return changed + [name for name in have if name not in wanted and not have[name].base_of]
+    return changed + [name for name in have if name not in wanted]
 
 
 def look_at_local(
@@ -110,7 +111,7 @@ def resolve(
         PolicyError: a licence that the manifest's policy does not allow; a source refuses.
     """
     updates = set(updates)
-    _check_updates(manifest, previous, updates, locked)
+    _check_updates(manifest, updates, locked)
     stale = set(stale_assets(manifest, previous))
     if locked:
         _check_answered(manifest, previous, stale)
@@ -129,17 +130,7 @@ def resolve(
             _print_asset(assets[name], reporter)
             for missing in omitted_files(assets[name]).notes:
                 reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
-    resolved: set[str] = set()
-
-    def resolve_base(name: str, request: ModelRequest, adapter: LockedAsset) -> LockedAsset:
-        resolved.add(name)
-        return _resolve_base(name, request, adapter, manifest, sources)
-
-    bases = bases_of(assets, previous, updates, resolve_base, reporter.note)
-    assets |= bases
-    for name in sorted(resolved & bases.keys()):
-        changed.append(name)
-        _print_asset(assets[name], reporter)
+    check_bases(manifest, assets)
     lock = _with_known(Lockfile(manifest.name, assets), previous, updates, manifest, reporter)
     check_names(lock, manifest)
     _check_licences(manifest, lock)
@@ -155,26 +146,13 @@ def _check_answered(manifest: Manifest, previous: Lockfile | None, stale: set[st
     """
     problem = "is not there"
     if previous is not None:
-        unanswered = sorted(stale | set(unanswered_bases(previous, manifest.requests)))
-        if not unanswered:
+        if not stale:
             return
-        problem = f"does not answer it: {', '.join(unanswered)}"
+        problem = f"does not answer it: {', '.join(sorted(stale))}"
     raise UsageError(
         f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
         f"stage lock {manifest.path}",
     )
-
-
-def _resolve_base(
-    name: str, request: ModelRequest, adapter: LockedAsset, manifest: Manifest, sources: Sources
-) -> LockedAsset:
-    what = f"{manifest.place(adapter.name)}: `{adapter.name}`: its base model"
-    try:
-        return sources.resolve(name, request, manifest, what)
-    except (UsageError, PolicyError) as error:
-        raise type(error)(
-            error.message, f"{error.remedy} Or do without the base model: `base: false`."
-        ) from None
 
 
 def _with_known(
@@ -261,15 +239,10 @@ def describe(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(
-    manifest: Manifest, previous: Lockfile | None, updates: set[str], locked: bool
-) -> None:
+def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:
     if locked and updates:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
-    bases = (
-        {name for name, asset in previous.assets.items() if asset.base_of} if previous else set()
-    )
-    for name in updates - {ALL} - bases:
+    for name in updates - {ALL}:
         if name not in manifest.requests:
             raise UsageError(
                 f"--update {name}: {manifest.path} has no such asset.",
@@ -317,7 +290,7 @@ def _as_published(asset: LockedAsset) -> tuple[object, ...]:
         sorted((f.path, f.size, str(f.upstream), f.origin) for f in asset.files if not f.made_by),
         sorted((i.origin, i.size or 0, str(i.upstream), str(i.part)) for i in asset.made_from),
         sorted(splits, key=str),
-        (asset.aliases, asset.base, asset.base_of, asset.code),
+        (asset.aliases, asset.base, asset.code),
     )
 
 

@@ -92,19 +92,12 @@ class Sources:
         """Ends all downloads soon; their bytes are kept for the next run."""
         self._downloader.stop.set()
 
-    def resolve(
-        self, name: str, request: Request, manifest: Manifest, what: str | None = None
-    ) -> LockedAsset:
+    def resolve(self, name: str, request: Request, manifest: Manifest) -> LockedAsset:
         """Resolves one entry of a manifest to exact files.
-
-        Args:
-            what: its name in messages; None: its place in the manifest.
 
         Raises:
             StageError: as in `stage.hub.models`, `stage.hub.datasets` and `stage.local`.
         """
-        if what is not None:
-            return self._resolve(name, request, manifest, what)
         try:
             return self._resolve(name, request, manifest, f"{manifest.place(name)}: `{name}`")
         except (UsageError, IncompleteError) as error:

@@ -157,7 +157,7 @@ def _code(
 def _base(
     request: ModelRequest, selected: _Selected, small: SmallFiles, reporter: Reporter, what: str
 ) -> Base | None:
-    """The base model that an adapter needs, unless the manifest omits it."""
+    """The base model that an adapter needs, unless the manifest says that it does not."""
     file = next((file for file in selected.taken if file.path == ADAPTER_CONFIG), None)
     if file is None or request.tokenizer_only or not request.base:
         return None
@@ -165,7 +165,7 @@ def _base(
     if elsewhere:
         reporter.warn(
             f"{what}: this adapter names its base model by a path on its author's machine "
-            f"({elsewhere}), so the base is not fetched: add that model to the manifest"
+            f"({elsewhere}): add that model to the manifest"
         )
     return base
 

@@ -107,7 +107,6 @@ def _properties(asset: LockedAsset, made_from: str | None) -> list[Property]:
         "airlift:revision": source.requested_revision,
         "airlift:parquet-commit": source.parquet_commit,
         "airlift:base": asset.base.repository if asset.base else None,
-        "airlift:base-of": ", ".join(sorted(asset.base_of)) or None,
         "airlift:code": ", ".join(sorted(f"{code.repository}@{code.commit}" for code in asset.code))
         or None,
         "airlift:files": str(len(asset.files)),

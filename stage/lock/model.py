@@ -232,7 +232,6 @@ class LockedAsset:
         made_from: the inputs of files with a `made_by`.
         environment: None for other kinds.
         base: the model that an adapter needs; None also if that is no Hub repository.
-        base_of: the adapters it was fetched for; empty if the manifest asks for it.
         code: Python code among its files, by repository.
     """
 
@@ -248,7 +247,6 @@ class LockedAsset:
     made_from: tuple[Ingredient, ...] = ()
     environment: LockedEnvironment | None = None
     base: Base | None = None
-    base_of: tuple[str, ...] = ()
     code: tuple[Code, ...] = ()
 
     @property

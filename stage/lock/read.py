@@ -104,7 +104,6 @@ def _asset(fields: Fields, name: str, format: int) -> LockedAsset:
         made_from=tuple(map(_ingredient, fields.each("made_from"))),
         environment=_environment(fields.inside("environment")) if kind == "environment" else None,
         base=_base(base) if (base := fields.maybe_inside("base")) else None,
-        base_of=fields.texts("base_of"),
         code=tuple(map(_code, fields.each("code"))),
     )
 

@@ -130,8 +130,6 @@ def _asset_to_json(asset: LockedAsset, format: int) -> dict[str, Any]:
         document["aliases"] = sorted(asset.aliases)
     if asset.base:
         document["base"] = {"repository": asset.base.repository, "revision": asset.base.revision}
-    if asset.base_of:
-        document["base_of"] = sorted(asset.base_of)
     if asset.code:
         document["code"] = [
             {

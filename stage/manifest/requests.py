@@ -18,7 +18,7 @@ class ModelRequest:
     """A Hub model repository.
 
     Attributes:
-        base: whether the base model of an adapter is fetched too.
+        base: whether an adapter needs its base model in the manifest.
         tokenizer_only: fetch only the tokenizer and the config.
     """
 

@@ -119,7 +119,6 @@ def fetched_and_made() -> Lockfile:
         request={"model": "acme/base", "revision": "v1"},
         source=Source("hub", "acme/base", "v1", COMMIT),
         files=(locked_file("data/models/base/config.json"),),
-        base_of=("lora",),
     )
     raw = LockedAsset(
         name="raw",
@@ -161,7 +160,6 @@ def canonical(lock: Lockfile) -> Lockfile:
                 left_out=tuple(sorted(lock.assets[name].left_out, key=lambda o: o.path)),
                 aliases=tuple(sorted(lock.assets[name].aliases)),
                 made_from=tuple(sorted(lock.assets[name].made_from, key=_made_from_order)),
-                base_of=tuple(sorted(lock.assets[name].base_of)),
                 code=tuple(
                     replace(code, files=tuple(sorted(code.files)))
                     for code in sorted(lock.assets[name].code, key=lambda code: code.repository)
@@ -275,7 +273,6 @@ def _assets(draw: st.DrawFn, name: str, format: int) -> LockedAsset:
         else {},
         environment=draw(_environments(paths, folder)) if kind == "environment" else None,
         base=draw(st.none() | st.builds(Base, texts, texts)),
-        base_of=tuple(draw(st.lists(texts, max_size=2))),
         code=tuple(
             draw(
                 st.lists(

@@ -1,4 +1,4 @@
-"""The base model of an adapter is added once, pinned, with its reason; not with `base: false`."""
+"""An adapter needs its base model in the manifest, unless that says `base: false`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage.bundle.bundle import Bundle
-from stage.fetch.base_models import server_of, unanswered_bases
 from stage.hub.models import base_of
 from stage.lock.model import Base, LockedAsset, LockedFile, Source
 from stage.lock.read import read_lock
@@ -44,9 +45,8 @@ def adapter(base: object = "acme/tiny-base", **more: Any) -> dict[str, bytes]:
     }
 
 
-def manifest(policy: Any = None, **assets: Any) -> None:
-    more = {"policy": policy} if policy else {}
-    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", **more, "assets": assets}))
+def manifest(**assets: Any) -> None:
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": assets}))
 
 
 def locked() -> dict[str, LockedAsset]:
@@ -56,157 +56,84 @@ def locked() -> dict[str, LockedAsset]:
 LORA = {"model": "acme/lora"}
 
 
-def test_the_base_comes_along_pinned_and_loads(hub: TestHub, stage: Callable[..., Result]) -> None:
+def added(said: str) -> str:
+    """The lines of a remedy that go into the manifest."""
+    lines = said.partition("write it as here):\n")[2].partition("     Or leave it out")[0]
+    return textwrap.indent(textwrap.dedent(lines), "  ")
+
+
+def test_an_adapter_without_its_base_is_refused_with_the_lines_that_add_it(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
     old = hub.commit("models", "acme/tiny-base", BASE, tag="v1")
     hub.commit("models", "acme/tiny-base", {**BASE, "config.json": b'{"model_type": "bart"}'})
     hub.commit("models", "acme/lora", adapter(revision="v1"))
-    manifest(lora=LORA)
+    Path("m.yaml").write_text("format: 1\nname: m\nassets:\n  lora:\n    model: acme/lora\n")
+    said = stage("lock", "m.yaml", code=2).output
+    assert "m.yaml:4: `lora` is an adapter of acme/tiny-base" in said and "`base: false`" in said
+    assert not Path("m.lock").exists()
+    with open("m.yaml", "a") as file:
+        file.write(added(said))
     said = stage("fetch", "m.yaml", "-o", "b").output
-    assert "tiny-base: added because `lora` is an adapter of it" in said and "base: false" in said
     assert "everything that could be checked loads" in said and "not in this bundle" not in said
     base = Bundle.open(Path("b")).asset("tiny-base")
-    assert (base.source.commit, base.source.requested_revision, base.base_of) == (
-        old,
-        "v1",
-        ("lora",),
-    )
-    assert base.request == {"model": "acme/tiny-base", "revision": "v1"} and base.licence == "mit"
+    assert (base.source.commit, base.source.requested_revision) == (old, "v1")
     assert Path("b/data/models/tiny-base/config.json").read_bytes() == BASE["config.json"]
     assert Bundle.open(Path("b")).asset("lora").base == Base("acme/tiny-base", "v1")
-    assert "base of" in stage("show", "b").output
+    assert "adapter  of acme/tiny-base (v1)" in stage("show", "b").output
     stage("verify", "b", "--deep")
-    before = Path("m.lock").read_bytes()
     stage("fetch", "m.yaml", "-o", "b", "--locked")
-    stage("fetch", "m.yaml", "-o", "again")
-    assert (
-        Path("m.lock").read_bytes() == before
-        and Bundle.open(Path("again")).id == Bundle.open(Path("b")).id
-    )
-
-
-def test_the_base_stays_pinned_until_it_is_asked_to_move(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    first = hub.commit("models", "acme/tiny-base", BASE)
-    hub.commit("models", "acme/lora", adapter())
     manifest(lora=LORA)
-    stage("lock", "m.yaml")
-    second = hub.commit("models", "acme/tiny-base", {**BASE, "x.json": b"{}"})
-    hub.commit("models", "acme/lora", {**adapter(), "x.json": b"{}"})
-    stage("lock", "m.yaml")
-    stage("lock", "m.yaml", "--update", "lora")
-    assert locked()["tiny-base"].source.commit == first
-    stage("lock", "m.yaml", "--update", "tiny-base")
-    assert locked()["tiny-base"].source.commit == second and locked()["tiny-base"].base_of == (
-        "lora",
-    )
+    assert "acme/tiny-base" in stage("fetch", "m.yaml", "-o", "b", code=2).output
 
 
-def test_an_asset_of_the_manifest_is_not_fetched_twice(
+def test_the_base_may_be_at_another_revision_and_have_the_adapters_name_for_it(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
     hub.commit("models", "acme/tiny-base", BASE)
     hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
-    hub.commit("models", "acme/lora", adapter("acme/old-name"))
-    manifest(lora=LORA, own={"model": "acme/old-name", "exclude": ["*.md"]})
-    said = stage("lock", "m.yaml").output
-    assert "lora: its base model acme/old-name is `own` of the manifest" in said
-    assert set(locked()) == {"lora", "own"}
-    manifest(lora=LORA)
-    stage("fetch", "m.yaml", "-o", "b", "--locked", code=2)
-    stage("fetch", "m.yaml", "-o", "b")
-    assert set(locked()) == {"lora", "old-name"} and locked()["old-name"].aliases == (
-        "acme/old-name",
-    )
+    hub.commit("models", "acme/lora", adapter("acme/old-name", revision="v7"))
     manifest(lora=LORA, own={"model": "acme/tiny-base"})
-    stage("fetch", "m.yaml", "-o", "b", "--no-offline-check", "--update", "own")
-    assert set(locked()) == {"lora", "own"}
-
-
-def test_two_adapters_share_a_base_and_take_it_along_when_they_go(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit("models", "acme/tiny-base", BASE)
-    hub.commit("models", "acme/lora", adapter())
-    hub.commit("models", "acme/other", adapter())
-    other = {"model": "acme/other"}
-    manifest(lora=LORA, other=other)
+    said = stage("lock", "m.yaml", code=2).output
+    assert "`lora` is an adapter of acme/old-name" in said and "write it as here" in said
+    manifest(lora=LORA, own={"model": "acme/old-name"})
     stage("fetch", "m.yaml", "-o", "b")
-    assert locked()["tiny-base"].base_of == ("lora", "other") and len(locked()) == 3
-    manifest(other=other)
-    stage("fetch", "m.yaml", "-o", "b")
-    assert locked()["tiny-base"].base_of == ("other",)
-    manifest(other={**other, "base": False})
-    said = stage("fetch", "m.yaml", "-o", "b").output
-    assert set(locked()) == {"other"} and not Path("b/data/models/tiny-base").exists()
-    assert "base model acme/tiny-base is not in this bundle" in said
-    assert locked()["other"].request["base"] is False
-    stage("verify", "b")
-    assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_base_that_adapters_know_by_several_names_comes_once(
-    hub: TestHub, stage: Callable[..., Result], own: bool
-) -> None:
-    hub.commit("models", "acme/tiny-base", BASE)
-    names = ("acme/tiny-base", "acme/old-name", "acme/older-name")
-    for number, name in enumerate(names):
-        hub.commit("models", f"acme/lora{number}", adapter(name))
-        if number:
-            hub.configure("models", name, moved_to="acme/tiny-base")
-    loras = {f"lora{number}": {"model": f"acme/lora{number}"} for number in range(3)}
-    manifest(**loras, **({"mine": {"model": "acme/tiny-base"}} if own else {}))
-    stage("fetch", "m.yaml", "-o", "b")
-    (base,) = (asset for asset in locked().values() if asset.source.location == "acme/tiny-base")
-    assert base.name == ("mine" if own else "tiny-base") and base.names == set(names)
-    assert base.base_of == (() if own else ("lora0", "lora1", "lora2"))
-    before = Path("m.lock").read_bytes()
-    stage("fetch", "m.yaml", "-o", "b", "--locked")
-    assert Path("m.lock").read_bytes() == before
-    stage("fetch", "m.yaml", "-o", "b", "--update")
-    assert Path("m.lock").read_bytes() == before
+    assert locked()["own"].names == {"acme/old-name", "acme/tiny-base"}
     stage("verify", "b", "--deep")
 
 
-def test_a_name_that_is_taken_is_not_taken_again(
+def test_what_several_adapters_need_is_said_at_once_under_names_that_are_free(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
+    hub.commit("models", "acme/lora", adapter("acme/tiny-base"))
+    hub.commit("models", "acme/lora2", adapter("acme/tiny-base"))
+    hub.commit("models", "acme/lora3", adapter("acme/other", revision="1.0"))
     hub.commit("models", "acme/tiny-base", BASE)
-    hub.commit("models", "acme/lora", adapter())
-    hub.commit("models", "acme/lora2", adapter(revision="refs/pr/1"))
-    hub.commit("models", "acme/tiny-base", {**BASE, "x.json": b"{}"}, ref="refs/pr/1")
+    hub.commit("models", "acme/other", BASE, tag="1.0")
     Path("notes").mkdir()
     Path("notes/x").write_text("x")
-    manifest(lora=LORA, lora2={"model": "acme/lora2"}, **{"Tiny-Base": {"path": "notes"}})
-    stage("lock", "m.yaml")
-    revisions = {
-        name: asset.source.requested_revision for name, asset in locked().items() if asset.base_of
+    loras = {name: {"model": f"acme/{name}"} for name in ("lora", "lora2", "lora3")}
+    manifest(**loras, **{"Tiny-Base": {"path": "notes"}})
+    lines = added(stage("lock", "m.yaml", code=2).output)
+    document = yaml.safe_load(lines)
+    assert document == {
+        "acme-tiny-base": {"model": "acme/tiny-base"},
+        "other": {"model": "acme/other", "revision": "1.0"},
     }
-    assert revisions == {"acme-tiny-base": "main", "lora2-base": "refs/pr/1"}
+    manifest(**loras, **document)
+    stage("fetch", "m.yaml", "-o", "b")
 
 
-def test_a_base_that_is_not_to_be_had_stops_the_fetch_and_can_be_done_without(
+def test_an_adapter_whose_base_is_not_needed_travels_alone(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
     hub.commit("models", "acme/lora", adapter("acme/nowhere"))
-    manifest(lora=LORA)
-    said = stage("lock", "m.yaml", code=2).output
-    assert "`lora`: its base model" in said and "acme/nowhere" in said and "`base: false`" in said
     manifest(lora={**LORA, "base": False})
-    stage("lock", "m.yaml")
-    hub.commit("models", "acme/lora", adapter("acme/pickled"))
-    hub.commit("models", "acme/pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
-    manifest(lora=LORA)
-    said = stage("lock", "m.yaml", code=3).output
-    assert "its base model: its weights are pickles" in said and "m.yaml:1" in said
-    hub.commit("models", "acme/lora", adapter())
-    hub.commit("models", "acme/tiny-base", BASE)
-    hub.commit(
-        "models", "acme/lora", {**adapter(), "README.md": b"---\nlicense: apache-2.0\n---\n"}
-    )
-    manifest(lora=LORA, policy={"licences": ["apache-2.0"]})
-    assert "`tiny-base`: mit" in stage("lock", "m.yaml", code=3).output
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert set(locked()) == {"lora"} and locked()["lora"].request["base"] is False
+    assert "base model acme/nowhere is not in this bundle" in said
+    stage("verify", "b")
+    assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
 
 
 def test_a_base_on_its_authors_disk_is_said(hub: TestHub, stage: Callable[..., Result]) -> None:
@@ -260,16 +187,11 @@ def test_any_adapter_config_is_read_or_passed_over(text: bytes) -> None:
     base_of(text)
 
 
-def test_a_tokenizer_is_no_base() -> None:
-    hub = Source("hub", "acme/m", "main", COMMIT)
-    tokenizer = LockedAsset("t", "tokenizer", {}, hub, ())
-    assert server_of(Base("acme/m", "main"), [tokenizer]) is None
-    lora = LockedAsset(
-        "l", "model", {}, replace(hub, location="acme/l"), (), base=Base("acme/m", "main")
-    )
-    assert unanswered_bases(Lockfile("x", {"t": tokenizer, "l": lora}), ["t", "l"]) == ["l"]
-    left = LockedAsset("m", "model", {}, hub, (), base_of=("gone",))
-    assert unanswered_bases(Lockfile("x", {"m": left}), []) == ["m"]
+def test_a_tokenizer_is_no_base(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit("models", "acme/tiny-base", {**BASE, "tokenizer.json": b"{}"})
+    hub.commit("models", "acme/lora", adapter())
+    manifest(lora=LORA, t={"tokenizer": "acme/tiny-base"})
+    stage("lock", "m.yaml", code=2)
 
 
 LOADS = """
@@ -304,7 +226,7 @@ def test_an_adapter_loads_by_name_from_a_served_bundle(
         "acme/lora",
         {path.name: path.read_bytes() for path in (tmp_path / "lora").iterdir()},
     )
-    manifest(lora=LORA)
+    manifest(lora=LORA, base={"model": "acme/old-name"})
     stage("fetch", "m.yaml", "-o", "b")
     kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
     with serving(Path("b")) as (address, _):

@@ -20,7 +20,6 @@ from stage.hub.remote_code import made_local, references, relative_imports
 from stage.util.digests import sha256_of_bytes
 from stage.util.sandbox import child
 from tests.support.servers.hubs import TestHub
-from tests.support.staging import safetensors
 
 CONFIGURATION = b"""
 from transformers import PretrainedConfig
@@ -333,23 +332,6 @@ def test_code_that_cannot_be_fetched_is_reported(
     hub.commit("models", "acme/tiny", files)
     manifest(allow_code=True)
     assert said in stage("lock", "m.yaml", code=2).output
-
-
-def test_an_adapters_leave_holds_for_its_base(hub: TestHub, stage: Callable[..., Result]) -> None:
-    hub.commit(
-        "models", "acme/base", {**CODE, "config.json": config(), "model.safetensors": weights()}
-    )
-    adapter = {"adapter_config.json": b'{"base_model_name_or_path": "acme/base"}'}
-    hub.commit("models", "acme/tiny", {**adapter, "adapter_model.safetensors": safetensors(9)})
-    manifest()
-    said = stage("lock", "m.yaml", code=3).output
-    assert "its base model: loading it runs Python code of acme/base" in said
-    manifest(allow_code=True)
-    stage("lock", "m.yaml")
-    assert (
-        json.loads(Path("m.lock").read_text())["assets"]["base"]["code"][0]["repository"]
-        == "acme/base"
-    )
 
 
 def test_where_a_config_names_code() -> None:

@@ -359,8 +359,6 @@ def test_what_is_brought_and_made_is_read_back() -> None:
     [
         ("lora", "base", "acme/base", "a mapping"),
         ("lora", "base", {"repository": "acme/base"}, "base.revision` is missing"),
-        ("base", "base_of", "lora", "a list"),
-        ("base", "base_of", [7], "should be text"),
         ("lora", "code", [{"repository": "r", "commit": "main", "files": []}], "a commit"),
         ("lora", "code", [{"repository": "r", "commit": COMMIT}], "files` is missing"),
         ("lora", "code", ["x"], "a mapping"),
