@@ -1,1 +1,1 @@
-"""Fetches one file: HTTP, Xet, retries, partial files, rate limits."""
+"""Fetches one file: HTTP, retries, partial files."""

@@ -106,8 +106,6 @@ class Downloader:
         patience = Patience(self._policy, self.stop, self._reporter)
         while True:
             try:
-                if download.source is not None:
-                    return download.source.probe()
                 with self._network_errors(download), closing(self._open(download, 0)) as response:
                     return announced(download, response)
             except AttemptFailed as failed:
@@ -123,7 +121,6 @@ class Downloader:
         """
         patience = Patience(self._policy, self.stop, self._reporter)
         git = any(evidence.algorithm == "git-sha1" for evidence in download.evidence)
-        receive = self._receive if download.source is None else self._receive_from_source
         with Partial(path, download.size, git, progress) as partial:
             connections = 1 if partial.size else 0
             if partial.size:
@@ -132,7 +129,7 @@ class Downloader:
             while not partial.is_whole:
                 before, connections = partial.size, connections + 1
                 try:
-                    receive(download, partial)
+                    self._receive(download, partial)
                     partial.has_ended = True
                     if download.size is not None and partial.size < download.size:
                         raise AttemptFailed(
@@ -185,20 +182,6 @@ class Downloader:
                         f"over {MAX_RATIO} times its size: a decompression bomb.",
                         "Download it yourself, look at it, and name it with `path:`.",
                     )
-
-    def _receive_from_source(self, download: Download, partial: Partial) -> None:
-        """As `_receive`, from a `ByteSource`."""
-        assert download.source is not None
-        offset = 0 if download.size is None else partial.size
-        try:
-            with download.source.open(offset, download.version) as stream:
-                if stream.offset != partial.size:
-                    partial.restart()
-                for piece in stream.pieces:
-                    self._append(piece, download, partial)
-        except AttemptFailed:
-            if not partial.is_whole or download.size is None:
-                raise
 
     def _append(self, piece: bytes, download: Download, partial: Partial) -> None:
         """Appends the next bytes.

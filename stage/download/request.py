@@ -1,51 +1,12 @@
-"""One file to download: its address, its name in messages, and the digests it must have.
-
-`ByteSource` is the interface of sources that do not speak HTTP.
-"""
+"""One file to download: its address, its name in messages, and the digests it must have."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from stage.util.digests import Digest, FileDigests
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Bytes that a source sends.
-
-    Attributes:
-        offset: of the first byte; 0 where the source cannot resume.
-        pieces: the bytes in order.
-    """
-
-    offset: int
-    pieces: Iterator[bytes]
-
-
-class ByteSource(Protocol):
-    """One file in a store that does not speak HTTP."""
-
-    def probe(self) -> tuple[int | None, str | None]:
-        """The file's size in bytes and its version; None for a value that is not known.
-
-        Raises:
-            AttemptFailed: no answer.
-            StageError: the file cannot be fetched.
-        """
-        ...
-
-    def open(self, offset: int, version: str | None) -> AbstractContextManager[Stream]:
-        """The file's bytes from `offset`; from 0 if `version` is not its version any more.
-
-        Raises:
-            AttemptFailed, StageError: as for `probe`; also while the pieces are read.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +27,6 @@ class Download:
             so that the next attempt asks `url` again.
         token, login: sent to `url`'s own origin only, and kept out of `repr`. `login` is
             `user:password`.
-        source: gives the bytes, if they do not come by HTTP from `url`.
         pin: advice for bytes with another digest, where the evidence comes from a manifest or a
             lock; None where it comes from the server.
     """
@@ -80,7 +40,6 @@ class Download:
     version: str | None = None
     redirects_expire: bool = True
     login: str | None = None
-    source: ByteSource | None = None
     pin: str | None = None
 
     def __repr__(self) -> str:

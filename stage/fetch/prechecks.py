@@ -1,5 +1,5 @@
-"""Checks before a download: files that patterns omit, adapters without their base model, and
-folders where no bundle may be made.
+"""Checks before a download: files that patterns omit, adapters without their base model, files too
+large for it, and folders where no bundle may be made.
 
 Patterns may omit files that a model needs to load. The load test at the end of a fetch
 (`stage.verify.load_test`) would find that hours later. The same holds for the model that an adapter
@@ -18,19 +18,20 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
-from stage.errors import UsageError
+from stage.errors import Mistakes, UsageError
 from stage.fetch.new_manifest import asset_names
 from stage.hub.model_files import matches
 from stage.local.listing import local_base
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LockedAsset
 from stage.manifest.manifest import Manifest
 from stage.manifest.requests import PathRequest
-from stage.util.files import join_limited
+from stage.util.files import human_size, join_limited
 from stage.util.yaml_lines import scalar
 
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _SHOWN = 3
+HTTP_LIMIT = 50 * 10**9  # bytes: the Hub's CDN serves no larger file
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,35 @@ def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
             ]
         ),
     )
+
+
+def check_sizes(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that the Hub serves each file over plain HTTP.
+
+    Raises:
+        UsageError: it does not; with the lines that bring the file another way.
+    """
+    mistakes = Mistakes()
+    for name, asset in assets.items():
+        sizes = {file.origin: file.size for file in asset.files if not file.made_by}
+        sizes |= {i.origin: i.size or 0 for i in asset.made_from}
+        large = [f"{origin} ({human_size(n)})" for origin, n in sizes.items() if n > HTTP_LIMIT]
+        if asset.source.type != "hub" or not large:
+            continue
+        id, commit = asset.source.repository, asset.source.commit
+        kind = "--repo-type dataset " if asset.kind == "dataset" else ""
+        folder = f"{id.rpartition('/')[2]}-files"
+        beside = manifest.path.parent / folder
+        with mistakes:
+            raise UsageError(
+                f"{manifest.place(name)}: `{name}`: {id} has files above "
+                f"{human_size(HTTP_LIMIT)}, which the Hub does not serve over plain HTTP: "
+                f"{join_limited(large, _SHOWN)}.",
+                f"hf download {kind}{id} --revision {commit} --local-dir {beside}\n"
+                "     Then write in the manifest, in place of that entry:\n"
+                f"       {scalar(name)}: {{path: {folder}}}",
+            )
+    mistakes.check(str(manifest.path))
 
 
 def check_nesting(root: Path, manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage.errors import PolicyError, UsageError, suggest
-from stage.fetch.prechecks import check_bases, omitted_files
+from stage.fetch.prechecks import check_bases, check_sizes, omitted_files
 from stage.fetch.sources import Sources
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.local.listing import Listing
@@ -131,6 +131,7 @@ def resolve(
             for missing in omitted_files(assets[name]).notes:
                 reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
     check_bases(manifest, assets)
+    check_sizes(manifest, assets)
     lock = _with_known(Lockfile(manifest.name, assets), previous, updates, manifest, reporter)
     check_names(lock, manifest)
     _check_licences(manifest, lock)

@@ -60,14 +60,13 @@ class Sources:
     ) -> None:
         from stage.download.downloader import Downloader
         from stage.download.http import Connections, tls_context
-        from stage.download.xet import XetStore
         from stage.hub.client import Hub, timeout_s
 
         policy, trust = RetryPolicy(), tls_context()
         connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=trust)
         self._downloader = Downloader(connections, reporter, policy)
         self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
-        self._reporter, self._xet = reporter, XetStore(timeout_s())
+        self._reporter = reporter
         self._private: PrivateAddresses | None = None
         self._listings: Mapping[str, Listing] = {}
         self._lock = threading.Lock()
@@ -315,8 +314,6 @@ class Sources:
         progress: Callable[[int], None],
         code: Code | None = None,
     ) -> FileDigests:
-        from stage.download.xet import is_for_xet
-
         evidence = [upstream] if upstream else []
         if sha256:
             evidence.append(Digest("sha256", sha256))
@@ -328,8 +325,6 @@ class Sources:
         kind = _HUB_KINDS.get(asset.kind, "model")
         what = f"{asset.name}: {origin}"
         download = self._hub.download(what, kind, id, commit, origin, size, *evidence)
-        if is_for_xet(size):
-            download = self._hub.through_xet(download, kind, id, commit, size, self._xet)
         return self._downloader.fetch(download, target, progress)
 
 

@@ -15,10 +15,10 @@ import ssl
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -42,7 +42,6 @@ from stage.download.http import check_proxies, origin_of, without_credentials
 from stage.download.request import Download
 from stage.download.responses import untrusted
 from stage.download.retry import AttemptFailed, Patience, RetryPolicy, check_status
-from stage.download.xet import XetFile, XetStore
 from stage.errors import IncompleteError, UsageError
 from stage.hub.errors import DEFAULT_ENDPOINT, MALFORMED, HubErrors
 from stage.hub.model_files import RemoteFile
@@ -52,10 +51,6 @@ from stage.util.files import MAX_NUMBER, human_size
 from stage.util.paths import printable, problem_with_address
 from stage.util.progress import Reporter
 from stage.version import __version__
-
-if TYPE_CHECKING:
-    from huggingface_hub.file_download import HfFileMetadata
-
 
 MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
 MAX_REQUESTS = 5_000  # per client: pages of a thousand files
@@ -301,40 +296,6 @@ class Hub:
                 what, kind, id, path, status, code
             ),
         )
-
-    def through_xet(
-        self, download: Download, kind: str, id: str, commit: str, size: int, store: XetStore
-    ) -> Download:
-        """The same file from the Xet store, if this Hub announces it there (mirrors do not).
-
-        Raises:
-            StageError: as for `repository`.
-        """
-        token = self._token or False
-
-        def ask() -> HfFileMetadata:
-            from huggingface_hub import get_hf_file_metadata
-
-            return get_hf_file_metadata(
-                download.url, token=token, timeout=timeout_s(), endpoint=self.endpoint
-            )
-
-        announced = self._call(download.what, kind, id, commit, ask).xet_file_data
-        if announced is None:
-            return download
-        self._reporter.note(
-            f"{download.what}: from the Hub's Xet store, as it is too large for its HTTP server"
-        )
-        source = XetFile(
-            store,
-            download.what,
-            announced.file_hash,
-            size,
-            announced.refresh_route,
-            self.endpoint,
-            self._token,
-        )
-        return replace(download, source=source, version=announced.file_hash)
 
     def _address(self, kind: str, id: str) -> str:
         return f"{self.endpoint}/api/{kind}s/{id}"

@@ -58,7 +58,7 @@ def test_a_wheel_is_named_by_its_file(installed: Path, tmp_path: Path) -> None:
     wheel.parent.mkdir()
     wheel.touch()
     record(installed, url=wheel.as_uri(), archive_info={})
-    assert install_command("xet") == f"pip install '{wheel}[xet]'"
+    assert install_command("env") == f"pip install '{wheel}[env]'"
 
 
 def test_a_repository_is_named_with_its_commit(installed: Path) -> None:

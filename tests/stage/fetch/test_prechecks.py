@@ -1,14 +1,21 @@
-"""Files that patterns leave out are judged by the folder of the weights."""
+"""What is refused or said before a download: files that patterns omit, and files too large."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from click.testing import Result
 
 from stage.fetch.prechecks import Omitted, omitted_files
 from stage.lock.model import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
 from stage.lock.write import Lockfile
 from stage.verify.load_test import LoadReport, _way_out
 from stage.verify.report import Finding
+from tests.support.servers.hubs import TestHub
+from tests.support.staging import safetensors
 
 SENTENCES = (
     "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt "
@@ -86,3 +93,26 @@ def test_another_revision_is_no_remedy_for_a_file_left_out() -> None:
     assert ["`exclude`" in said for said in advice.values()] == [True, False], (
         "advice for an entry that takes none"
     )
+
+
+def test_a_file_too_large_for_http_is_refused_with_the_lines_that_bring_it(
+    hub: TestHub, stage: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stage.fetch.prechecks.HTTP_LIMIT", 1_000_000)
+    weights = safetensors(1_000_001)
+    files = {"config.json": b'{"model_type": "bert"}', "model.safetensors": weights}
+    commit = hub.commit("models", "acme/large", files)
+    hub.commit("datasets", "acme/rows", {"train.csv": b"a\n" + b"1\n" * 600_000})
+    entries = {"large": {"model": "acme/large"}, "rows": {"dataset": "acme/rows"}}
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": entries}))
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "`large`: acme/large has files above 1 MB" in said and "model.safetensors (1" in said
+    assert f"hf download acme/large --revision {commit} --local-dir large-files" in said
+    assert "hf download --repo-type dataset acme/rows" in said and not Path("b/data").exists()
+    assert "large: {path: large-files}" in said
+    Path("large-files").mkdir()
+    for name, content in files.items():
+        Path("large-files", name).write_bytes(content)
+    Path("m.yaml").write_text("format: 1\nassets:\n  large: {path: large-files}\n")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/large/model.safetensors").read_bytes() == weights
