@@ -30,7 +30,6 @@ TAG_MANIFEST = "tagmanifest-sha256.txt"
 SIGNATURE = "tagmanifest-sha256.txt.sig"
 REQUEST = "stage.yaml"
 LOCK = "stage.lock"
-BOM = "bom.cdx.json"  # bundles of early versions have none
 VERIFIER = "stage-verify.py"  # verifies its bundle on a machine that has only an old Python
 BLOCKS = "blocks"
 PAYLOAD = "data"
@@ -46,7 +45,7 @@ EARLIER_VERIFIERS = frozenset(
 """sha256 of each earlier `stage-verify.py`. When the file changes, add the old one here."""
 
 SEAL = (TAG_MANIFEST, SIGNATURE)  # written last, removed first
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, BOM, VERIFIER)
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, VERIFIER)
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,6 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     """
     if not lock.is_complete:
         raise AssertionError("a bundle is finished only with a complete lock")
-    from stage.lock.bom import bom_text
 
     (root / PAYLOAD).mkdir(exist_ok=True)
     for folder, _, _ in os.walk(root / PAYLOAD):
@@ -293,7 +291,6 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         MANIFEST: payload_manifest(lock),
         LOCK: lock.to_json(),
         REQUEST: request,
-        BOM: bom_text(lock),
         VERIFIER: verifier_text(),
     }
     for name, text in texts.items():

@@ -240,18 +240,31 @@ def fetch(
 @main.command()
 @bundle_argument
 @signers_option
+@click.option("--sbom", is_flag=True, help="The bill of materials instead, as CycloneDX 1.6.")
 @json_option
-def show(bundle: Path, signers: Path | None, as_json: bool) -> None:
+def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
     """Show what is inside BUNDLE: assets, revisions, licences, id.
 
     \b
     Examples:
       stage show bundle
       stage show bundle --signers allowed_signers
+      stage show bundle --sbom > bundle.cdx.json
     """
     from stage.cli.show import describe, describe_json
 
-    if as_json:
+    if sbom:
+        from stage.bundle.bundle import Bundle
+        from stage.errors import UsageError
+        from stage.lock.bom import bom_text
+
+        if as_json or signers is not None:
+            raise UsageError(
+                "--sbom is a document of its own, without --json and --signers.",
+                f"stage show {bundle} --sbom",
+            )
+        click.echo(bom_text(Bundle.open(bundle).lock))
+    elif as_json:
         print_json(describe_json(bundle, signers))
     else:
         say(describe(bundle, signers))

@@ -1,4 +1,4 @@
-"""The bill of materials: lock -> `bom.cdx.json`, a CycloneDX 1.6 document (ML-BOM).
+"""The bill of materials of `stage show --sbom`: lock -> a CycloneDX 1.6 document (ML-BOM).
 
 It has one component per asset, with licence, revision and package URL. A model has one per file of
 weights, with its sha256. An environment has one per package of conda and pip, with its package URL
@@ -13,6 +13,8 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from stage.errors import UsageError
+from stage.installation import install_command
 from stage.lock.licences import identifiers
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, PackageEntry
 from stage.lock.write import Lockfile
@@ -29,11 +31,21 @@ _CARDS = ("README.md", "CARD.md")
 _MANY = 100  # more ingredients are counted, not named: a folder of images has thousands
 
 
-def bom_text(lock: Lockfile) -> bytes:
-    """The canonical text (JSON, keys sorted, newline at the end) for a complete lock."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.output.json import JsonV1Dot6
+def bom_text(lock: Lockfile) -> str:
+    """The text (JSON, keys sorted) for a complete lock.
+
+    Raises:
+        UsageError: the library that makes it is not installed.
+    """
+    try:
+        from cyclonedx.model.bom import Bom
+        from cyclonedx.model.component import Component, ComponentType
+        from cyclonedx.output.json import JsonV1Dot6
+    except ImportError:
+        raise UsageError(
+            "--sbom: cyclonedx-python-lib, which makes the document, is not installed here.",
+            install_command("sbom"),
+        ) from None
 
     whole = Component(
         type=ComponentType.DATA,
@@ -49,7 +61,7 @@ def bom_text(lock: Lockfile) -> bytes:
     bom.register_dependency(whole, bom.components)
     document = json.loads(JsonV1Dot6(bom).output_as_string())
     del document["serialNumber"], document["metadata"]["timestamp"]
-    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
 
 
 def _component(asset: LockedAsset) -> Component:
@@ -117,10 +129,8 @@ def _properties(asset: LockedAsset, made_from: str | None) -> list[Property]:
 
 
 def _licences(licence: str) -> list[License]:
-    try:  # reads all of SPDX's licences on import
-        from cyclonedx.contrib.license.factories import LicenseFactory
-    except ImportError:  # older versions
-        from cyclonedx.factory.license import LicenseFactory
+    # Reads all of SPDX's licences on import.
+    from cyclonedx.contrib.license.factories import LicenseFactory
 
     return [LicenseFactory().make_from_string(word) for word in identifiers(licence)]
 

@@ -60,7 +60,7 @@ TAG_MANIFEST = "tagmanifest-sha256.txt"
 SIGNATURE = TAG_MANIFEST + ".sig"
 MANIFEST, LOCK, BAGIT, BAG_INFO = "manifest-sha256.txt", "stage.lock", "bagit.txt", "bag-info.txt"
 REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "bom.cdx.json", "stage-verify.py")
+TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "stage-verify.py")
 TAG_PATH = re.compile(r"blocks/|(?:%s)\Z" % "|".join(map(re.escape, TAG_FILES)))
 COVERED = {BAGIT, MANIFEST, LOCK}  # by the bundle id
 ORDINARY = re.compile(r"(?:[\w+=@-][\w.+=@-]*/)*[\w+=@-][\w.+=@-]*\Z", re.ASCII)

@@ -253,9 +253,9 @@ def _check_names(
     knows_payload = lock is not None or bool(expected)
     for path in (beside - tags) | (there - beside - expected.keys() if knows_payload else set()):
         found.add(path, "extra", "nothing of that name", "a file")
-    # Files that the tag manifest names are checked already; bundles of older releases have neither
-    # of the last two.
-    required = {*expected, *(tags - {layout.SIGNATURE, layout.BOM, layout.VERIFIER})}
+    # Files that the tag manifest names are checked already; bundles of older releases have no
+    # verifier.
+    required = {*expected, *(tags - {layout.SIGNATURE, layout.VERIFIER})}
     for path in required - there:
         found.add(path, "missing", "a file", "nothing")
 

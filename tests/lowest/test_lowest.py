@@ -19,9 +19,7 @@ import pytest
 
 from runner.data.table import columns
 from stage.bundle.inspect import parquet_footer
-from stage.lock.bom import bom_text
 from tests.stage.bundles import make_bundle
-from tests.stage.locks import fetched_and_made
 
 
 def run(*arguments: str | Path, code: int) -> str:
@@ -81,12 +79,6 @@ def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
     split = cast(Any, SimpleNamespace(files=[path], rows=2500, part=None))
     assert sum(len(batch["ids"]) for batch in columns(split, ["ids"], 1300)) == 1300
     assert next(columns(split, ["text"], None))["text"][:2] == ["a", None]
-
-
-def test_lowest_the_bill_of_materials_is_the_same_bytes_with_every_version() -> None:
-    import hashlib
-
-    assert hashlib.sha256(bom_text(fetched_and_made())).hexdigest().startswith("5fce3047340d91b1")
 
 
 def test_lowest_what_only_fetching_needs_is_asked_for() -> None:

@@ -1,27 +1,28 @@
-"""The bill of materials: valid CycloneDX, the same text from the same lock, and verified."""
+"""The bill of materials: valid CycloneDX, the same text from the same lock."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 
-from stage.bundle.bundle import manifest_text, parse_manifest
+from stage.bundle.bundle import Bundle
+from stage.cli import main
+from stage.installation import install_command
 from stage.lock.bom import bom_text
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.write import Lockfile
-from stage.verify.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import COMMIT, canonical, every_kind, fetched_and_made, locks
 from tests.support.environment.laptop import EnvironmentLaptop
 from tests.support.staging import Laptop
-
-BOM = "bom.cdx.json"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def validator() -> Any:
 @given(lock=locks())
 def test_every_lock_has_a_valid_bill(lock: Lockfile, validator: Any) -> None:
     text = bom_text(lock)
-    assert validator.validate_str(text.decode()) is None
+    assert validator.validate_str(text) is None
     assert text == bom_text(canonical(lock))
 
 
@@ -70,7 +71,7 @@ def test_the_bill_names_what_a_thing_was_made_from(validator: Any) -> None:
         licence="mit, gpl-3.0",
     )
     many = replace(one, name="d", made_from=images)
-    text = bom_text(Lockfile("made", {"c": one, "d": many})).decode()
+    text = bom_text(Lockfile("made", {"c": one, "d": many}))
     assert validator.validate_str(text) is None
     first, second = json.loads(text)["components"]
     (ancestor,) = first["pedigree"]["ancestors"]
@@ -94,7 +95,7 @@ def test_the_bill_names_the_base_and_whose_code_runs() -> None:
 def test_the_bill_lists_the_packages_of_an_environment_by_what_was_published(
     environment_laptop: EnvironmentLaptop, validator: Any
 ) -> None:
-    text = (environment_laptop.bundle / BOM).read_text()
+    text = bom_text(Bundle.open(environment_laptop.bundle).lock)
     assert validator.validate_str(text) is None
     (environment,) = json.loads(text)["components"]
     packages = {c["name"]: c for c in environment["components"]}
@@ -117,27 +118,19 @@ def test_the_bill_lists_the_packages_of_an_environment_by_what_was_published(
     assert sorted(packages) == sorted(package["name"] for package in locked["packages"])
 
 
-@pytest.mark.parametrize("change", ["edit", "remove"])
-def test_a_changed_or_missing_bill_is_damage(tmp_path: Path, change: str) -> None:
-    root = make_bundle(tmp_path / "bundle", big=False).root
-    if change == "edit":
-        (root / BOM).write_bytes((root / BOM).read_bytes().replace(b"MIT", b"GPL"))
-    else:
-        (root / BOM).unlink()
-    assert [(f.path, f.problem) for f in verify(root).findings] == [
-        (BOM, "mismatched" if change == "edit" else "missing")
-    ]
-
-
-def test_a_bundle_from_before_bills_stays_sound(tmp_path: Path) -> None:
-    root = make_bundle(tmp_path / "bundle", big=False).root
-    tags = root / "tagmanifest-sha256.txt"
-    recorded = parse_manifest(tags.read_bytes())
-    del recorded[BOM]
-    tags.write_bytes(manifest_text(recorded))
-    assert [f.path for f in verify(root).findings] == [tags.name]  # a bill that nobody vouches for
-    (root / BOM).unlink()
-    assert verify(root).ok
+def test_show_prints_it_and_nothing_else(
+    tmp_path: Path, validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False)
+    done = CliRunner().invoke(main, ["show", str(bundle.root), "--sbom"])
+    assert done.exit_code == 0 and done.output == bom_text(bundle.lock) + "\n"
+    assert validator.validate_str(done.output) is None
+    both = CliRunner().invoke(main, ["show", str(bundle.root), "--sbom", "--json"])
+    assert both.exit_code == 2 and "--sbom is a document of its own" in both.output
+    monkeypatch.setitem(sys.modules, "cyclonedx.model.bom", None)
+    done = CliRunner().invoke(main, ["show", str(bundle.root), "--sbom"])
+    assert done.exit_code == 2 and "cyclonedx-python-lib" in done.output
+    assert install_command("sbom") in done.output
 
 
 INCLUDE = """\
@@ -165,6 +158,6 @@ def test_card_and_licence_travel_with_include_patterns(laptop: Laptop) -> None:
     laptop.fetched()
     names = {path.name for path in (laptop.bundle / "data/models/tiny-bert").iterdir()}
     assert names == {"README.md", "LICENSE.txt", "config.json"}
-    bill = json.loads((laptop.bundle / BOM).read_text())
+    bill = json.loads(laptop.stage("show", "bundle", "--sbom").stdout)
     assert bill["components"][0]["licenses"] == [{"license": {"name": "llama3.1"}}]
     assert "licence  llama3.1" in laptop.stage("show", "bundle").stdout

@@ -144,7 +144,7 @@ def test_under_format_1_it_is_damage_for_whoever_names_the_id(first: Path, folde
 
 def test_what_was_proven_is_said_and_is_in_the_report(any_format: Path, folder: Path) -> None:
     is_first = b'"format": 1' in (any_format / layout.LOCK).read_bytes()
-    unproven = ["bag-info.txt", "bom.cdx.json", "stage-verify.py", "stage.yaml"]
+    unproven = ["bag-info.txt", "stage-verify.py", "stage.yaml"]
     size = verify(any_format, "fast").size
     for options, proof in (
         ((), BY_LISTS if is_first else BY_ID),
@@ -227,7 +227,7 @@ def test_shards_are_of_the_id_all_or_none(first: Path, folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", [layout.REQUEST, layout.BOM, layout.BAG_INFO, layout.VERIFIER])
+@pytest.mark.parametrize("path", [layout.REQUEST, layout.BAG_INFO, layout.VERIFIER])
 def test_what_the_id_does_not_cover_is_named(second: Path, folder: Path, path: str) -> None:
     """Only a signature proves it; the report does not call it proven."""
     copy = copied(second, folder)

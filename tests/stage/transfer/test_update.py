@@ -151,7 +151,7 @@ def test_an_empty_folder_in_a_files_place_makes_room_and_a_full_one_is_refused(
     for name in ("update", "repair", "full"):
         shutil.copytree(old, tmp_path / name)
         payload = "data/files/big/new.bin" if name == "update" else "data/models/bert/vocab.txt"
-        for path in (payload, layout.MANIFEST, layout.BOM, layout.TAG_MANIFEST):
+        for path in (payload, layout.MANIFEST, layout.TAG_MANIFEST):
             (tmp_path / name / path).unlink(missing_ok=True)
             (tmp_path / name / path / "inner").mkdir(parents=True)
     apply(tmp_path / "update", [patch], QUIET)
