@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.docs import generate, links, schemas
+from scripts.lib.docs import generate, links
 
 DOCS = links.ROOT / "docs"
 
@@ -60,13 +60,6 @@ def test_the_tutorial_and_the_how_to_pages_name_commands_that_exist() -> None:
             if command:
                 name = command[1] if command[1] not in groups else f"{command[1]}{command[2]}"
                 assert name in known, f"{page.name}: {line}"
-
-
-def test_the_schemas_are_sound() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    for path in schemas.FOLDER.rglob("*.json"):
-        name = path.relative_to(schemas.FOLDER).with_suffix("").as_posix()
-        jsonschema.Draft202012Validator.check_schema(schemas.load(name))
 
 
 def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from runner.cli.options import processes_option, run_options
-from runner.errors import json_option, print_json, print_line, quiet_option, silent
+from runner.errors import print_line, quiet_option, silent
 
 
 @click.command()
@@ -20,7 +20,6 @@ from runner.errors import json_option, print_json, print_line, quiet_option, sil
     help="newest, best, step-N, or none: the first weights. Default: newest, if there is one.",
 )
 @quiet_option
-@json_option
 def evaluate(
     run: Path,
     bundle: Path,
@@ -29,7 +28,6 @@ def evaluate(
     processes: int | None,
     checkpoint: str | None,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Measure RUN on its validation split; train nothing.
 
@@ -45,7 +43,5 @@ def evaluate(
     from runner.launch.train import Run
 
     loaded = Run.load(run, bundle, output, overrides)
-    with silent(if_=quiet or as_json):
-        found = evaluate_run(loaded, checkpoint, processes, os.environ, print_line)
-    if as_json:
-        print_json({"format": 1, "exit_code": 0, "run": str(run), **found})
+    with silent(if_=quiet):
+        evaluate_run(loaded, checkpoint, processes, os.environ, print_line)

@@ -12,9 +12,6 @@ import click
 from runner.cli.options import run_options
 from runner.errors import (
     IncompleteError,
-    StageError,
-    json_option,
-    print_json,
     print_line,
     quiet_option,
 )
@@ -28,7 +25,6 @@ from runner.errors import (
     help="Instead try the partition's nodes, in a job of five minutes: what they see and reach.",
 )
 @quiet_option
-@json_option
 def rehearse(
     run: Path,
     bundle: Path,
@@ -36,7 +32,6 @@ def rehearse(
     overrides: tuple[str, ...],
     job: bool,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Try RUN small and whole, in a minute: a step, a save, an export.
 
@@ -55,8 +50,7 @@ def rehearse(
     load = partial(Run.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):
         sys.exit(part.be_a_part(load, sys.argv[1:], os.environ))
-    stages = Stages((lambda _line: None) if as_json or quiet else _print)
-    error: StageError | None = None
+    stages = Stages((lambda _line: None) if quiet else _print)
     try:
         if job:
             from runner.rehearse.nodes.job import rehearse_in_job
@@ -76,14 +70,6 @@ def rehearse(
             raise
         what = "Interrupted. A rehearsal leaves nothing behind."
         raise IncompleteError(what, "Run the same command again.") from None
-    except StageError as fault:
-        if not as_json:
-            raise
-        error = fault
-    if as_json:
-        found = stages.document(error, run=str(run), bundle=str(bundle))
-        print_json(found)
-        sys.exit(int(found["exit_code"]))
     names = ", ".join(stage.name for stage in stages.ended)
     stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
 

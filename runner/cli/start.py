@@ -25,7 +25,6 @@ from runner.errors import (
 
 if TYPE_CHECKING:
     from runner.launch.train import Run
-    from runner.preflight.findings import Findings
 
 
 @click.command()
@@ -219,7 +218,6 @@ def train(
     help="A sweep: a job array with one run for each value. May be repeated: every combination.",
 )
 @quiet_option
-@json_option
 def submit(
     run: Path,
     bundle: Path,
@@ -228,7 +226,6 @@ def submit(
     only_print: bool,
     axes: tuple[str, ...],
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Write the sbatch script into the run folder and submit it.
 
@@ -256,56 +253,41 @@ def submit(
     ]
     wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
     ranks = wanted.nodes * wanted.tasks_per_node
-    facts: dict[str, Any] = {"format": 1, "exit_code": 0, "job": None, "script": str(wanted.script)}
     if only_print:
         for checked in runs or [loaded]:
             check_batch(checked.config, ranks)
-        text = sbatch_script(wanted)
-        if as_json:
-            print_json({**facts, "text": text})
-        else:
-            click.echo(text, nl=False)
+        click.echo(sbatch_script(wanted), nl=False)
         return
-    with silent(if_=quiet or as_json):
-        facts |= _submit(runs, loaded, ranks, wanted)
-    if as_json:
-        print_json(facts)
+    with silent(if_=quiet):
+        _submit(runs, loaded, ranks, wanted)
 
 
-def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> dict[str, Any]:
+def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> None:
     """Checks what is to be submitted and submits it, unless all of it is finished.
 
     Args:
         runs: the members of a sweep; empty: `alone`.
-
-    Returns:
-        What --json prints of it.
     """
     from runner.launch.submit import submit as submit_job
 
-    facts: dict[str, Any] = {"run_folders": [], "findings": [], "facts": []}
     for run in runs or [alone]:
         if runs:
             print_line(f"{run.folder.root.name}:")
         # The runs of a sweep share one shell, which is tried once.
-        found = _check_request(run, ranks, with_shell=run is (runs or [alone])[0])
-        facts["run_folders"].append(str(run.folder.root))
-        facts["findings"] += [finding.to_json() for finding in found.others]
-        facts["facts"] += [*found.lines, *run.finished()]
+        _check_request(run, ranks, with_shell=run is (runs or [alone])[0])
         if finished := run.finished():
             print_line("\n".join(finished))
     if all(run.finished() for run in runs or [alone]):
         print_line("nothing was submitted")
-        return facts
+        return
     job = submit_job(wanted)
     print_line(f"submitted job {job}; follow it: squeue -j {job}")
     print_line(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
     print_line(f"  log:    {log}")
-    return facts | {"job": job, "log": log}
 
 
-def _check_request(run: Run, ranks: int, *, with_shell: bool) -> Findings:
+def _check_request(run: Run, ranks: int, *, with_shell: bool) -> None:
     """Checks one run that will be submitted, and prints what is found.
 
     Args:
@@ -336,4 +318,3 @@ def _check_request(run: Run, ranks: int, *, with_shell: bool) -> Findings:
     for line in (*found.lines, *map(str, found.others)):
         print_line(line)
     check_not_held(run.folder, os.environ)
-    return found

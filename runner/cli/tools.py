@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,8 +19,6 @@ from runner.config.tasks import TASKS
 from runner.errors import (
     Choice,
     UsageError,
-    json_option,
-    print_json,
     print_line,
     quiet_option,
     silent,
@@ -124,7 +121,6 @@ def exec_(bundle: Path, command: tuple[str, ...]) -> None:
     help="Seconds a trial may take.",
 )
 @quiet_option
-@json_option
 def bench(
     run: Path,
     bundle: Path,
@@ -137,7 +133,6 @@ def bench(
     memory: float | None,
     limit: float,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Find the largest batch of RUN that fits, and its speed.
 
@@ -162,10 +157,7 @@ def bench(
     wanted = Request(
         run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit
     )
-    with silent(if_=quiet or as_json):
+    with silent(if_=quiet):
         isolation.isolate(os.environ, print_line)
         folder = compare(wanted, os.environ, print_line)
         print_line(f"table: {folder / 'table.md'}  plot: {folder / 'bench.svg'}")
-    if as_json:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        print_json({**results, "exit_code": 0, "folder": str(folder)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -115,8 +114,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     help="The page. Default: report.html in the folder; of several, here.",
 )
 @quiet_option
-@json_option
-def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bool) -> None:
+def report(runs: tuple[Path, ...], output: Path | None, quiet: bool) -> None:
     """Write one HTML page on runs: curves, settings and their origin.
 
     RUN is a run folder, a folder of them (a sweep), or a run file.
@@ -135,9 +133,5 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool, as_json: bo
     given = [run for run in runs if len(runs) == 1 or run.suffix != ".html"]
     found = [find(str(run))[0] if run.is_file() else run for run in given]
     runs = tuple(one for run in found for one in members(run) or [run])
-    with silent(if_=quiet or as_json):
-        page = write(runs, output)
-        print_line(str(page))
-    if as_json:
-        folders = [os.fspath(run.absolute()) for run in runs]
-        print_json({"format": 1, "exit_code": 0, "page": str(page), "run_folders": folders})
+    with silent(if_=quiet):
+        print_line(str(write(runs, output)))

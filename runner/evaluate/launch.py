@@ -176,7 +176,7 @@ def evaluate(
     processes: int | None,
     environ: Mapping[str, str],
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> None:
     """Evaluates on the validation split. In a rank it does not return.
 
     Args:
@@ -185,9 +185,6 @@ def evaluate(
         processes: ranks on this machine; None: one, or those of the Slurm job.
         environ: the environment variables.
         say: prints a line.
-
-    Returns:
-        `checkpoint`, `step` and `measures`.
 
     Raises:
         StageError: it cannot work, or a rank failed.
@@ -210,12 +207,12 @@ def evaluate(
     ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
     device = devices.here(ranks, environ, own_torch=own_torch)
     chosen.run.check(world_size(role, processes or 1, environ), lambda _line: None, device)
-    return _launch(chosen, run.folder.root, role, processes or 1, environ)
+    _launch(chosen, run.folder.root, role, processes or 1, environ)
 
 
 def _launch(
     chosen: Evaluation, root: Path, role: str, processes: int, environ: Mapping[str, str]
-) -> dict[str, Any]:
+) -> None:
     run, folder = chosen.run, chosen.run.folder
     shutil.rmtree(folder.root, ignore_errors=True)
     folder.make()
@@ -235,17 +232,13 @@ def _launch(
     else:
         code = run_local(argv, processes, folder.root)
     written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
-    lines = [line for line in written if "validation_loss" in line]
-    if not lines:
+    if not any("validation_loss" in line for line in written):
         raise StageError(
             f"the evaluation ended with exit code {code}.",
             f"The logs of its ranks: {folder.logs}",
             exit_code=code or 1,
         )
     shutil.rmtree(folder.root, ignore_errors=True)
-    measures = {key: value for key, value in lines[-1].items() if key.startswith("validation_")}
-    name = None if chosen.checkpoint is None else chosen.checkpoint.name
-    return {"checkpoint": name, "step": lines[-1]["step"], "measures": measures}
 
 
 def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:

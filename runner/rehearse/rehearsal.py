@@ -146,7 +146,6 @@ def _in_folder(
     small = small_run(run, hidden, model, reads, zero)
     for choice in small.changes:
         stages.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
-    stages.facts["changes"] = [choice._asdict() for choice in (change, *small.changes)]
     small.run.folder.make()
     (hidden / PICKLE).write_bytes(pickle.dumps(small.run))
     file = StageFile(hidden / STAGES)

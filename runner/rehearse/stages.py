@@ -1,4 +1,4 @@
-"""The stages of a rehearsal as they end: their seconds, printed and kept for `--json`."""
+"""The stages of a rehearsal as they end, printed with their seconds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runner.errors import StageError
-from runner.preflight.findings import finding_of
 
-FORMAT = 1  # of the JSON document
 Say = Callable[[str], None]
 
 
@@ -35,12 +32,10 @@ class Stages:
 
     Attributes:
         say: prints a line.
-        facts: more keys of the JSON document.
     """
 
     say: Say
     ended: list[Stage] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
     _since: float = field(default_factory=time.monotonic)
     _began: float = field(default_factory=time.monotonic)
 
@@ -69,28 +64,6 @@ class Stages:
         except StageError as error:
             raise in_stage(error, name) from None
         self.end(name, stage.words)
-
-    def document(self, error: StageError | None, **facts: Any) -> dict[str, Any]:
-        """What `runner rehearse --json` prints.
-
-        Args:
-            error: what ended the rehearsal, if anything did.
-            facts: more keys.
-        """
-        parts = (error.parts or (error,)) if error else ()
-        return {
-            "format": FORMAT,
-            "passes": error is None,
-            "exit_code": error.exit_code if error else 0,
-            **facts,
-            **self.facts,
-            "seconds": round(self.seconds, 1),
-            "stages": [
-                {"name": s.name, "seconds": round(s.seconds, 1), "words": s.words}
-                for s in self.ended
-            ],
-            "findings": [finding_of(one).to_json() for one in parts],
-        }
 
 
 def in_stage(error: StageError, name: str) -> StageError:

@@ -68,7 +68,7 @@ class _Updating(click.Command):
 
 
 def _pinning(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (_endpoint, _update, quiet_option, _verbose, json_option):
+    for option in (_endpoint, _update, quiet_option, _verbose):
         command = option(command)
     return command
 
@@ -126,7 +126,6 @@ def lock(
     updates: tuple[str, ...],
     quiet: bool,
     verbose: bool,
-    as_json: bool,
 ) -> None:
     """Resolve MANIFEST to exact commits and files; download nothing.
 
@@ -144,11 +143,9 @@ def lock(
     from stage.fetch.sources import Sources
     from stage.util.progress import Reporter
 
-    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+    with Reporter(quiet=quiet, verbose=verbose) as reporter:
         sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
-        resolved = load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
-    if as_json:
-        print_json({"lock": str(resolved.lock_path), "changed": resolved.changed})
+        load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
 
 
 @main.command(cls=_Updating)
@@ -194,7 +191,6 @@ def fetch(
     updates: tuple[str, ...],
     quiet: bool,
     verbose: bool,
-    as_json: bool,
 ) -> None:
     """Download what MANIFEST asks for into one checksummed folder.
 
@@ -213,7 +209,7 @@ def fetch(
     from stage.fetch.store import store_from
     from stage.util.progress import Reporter
 
-    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
+    with Reporter(quiet=quiet, verbose=verbose) as reporter:
         outcome = fetch_manifest(
             manifest,
             bundle,
@@ -227,9 +223,7 @@ def fetch(
             offline_check=offline_check,
             store=store_from(os.environ),
         )
-    if as_json:
-        print_json(outcome.to_json())
-    elif not dry_run and not quiet:
+    if not dry_run and not quiet:
         say(f"bundle id {outcome.bundle_id}")
         say(
             f"next: stage push {bundle} me@cluster:{bundle.name}   "

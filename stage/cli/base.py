@@ -255,7 +255,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 @contextmanager
 def silent(*, if_: bool) -> Iterator[None]:
-    """Discards what this process and its children print on stdout, for -q and --json."""
+    """Discards what this process and its children print on stdout, for -q."""
     if not if_:
         yield
         return

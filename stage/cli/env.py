@@ -6,7 +6,6 @@ Each command imports what it needs inside itself.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,8 +13,6 @@ import click
 from stage.cli.base import (
     Group,
     bundle_argument,
-    json_option,
-    print_json,
     quiet_option,
     say,
     silent,
@@ -61,7 +58,6 @@ def env() -> None:
 @click.option(
     "-v", "--verbose", is_flag=True, help="Also every Python package that conda provides."
 )
-@json_option
 def lock(
     environment: Path,
     profile: Path,
@@ -70,7 +66,6 @@ def lock(
     conda: str | None,
     quiet: bool,
     verbose: bool,
-    as_json: bool,
 ) -> None:
     """Resolve ENVIRONMENT.yml for a cluster to exact packages.
 
@@ -84,12 +79,10 @@ def lock(
     from stage.environment.solve.lock import lock_environment
     from stage.util.progress import Reporter
 
-    with Reporter(quiet=quiet or as_json, verbose=verbose) as reporter:
-        outcome = lock_environment(
+    with Reporter(quiet=quiet, verbose=verbose) as reporter:
+        lock_environment(
             environment, profile, reporter=reporter, output=output, updates=updates, conda=conda
         )
-    if as_json:
-        print_json(outcome.to_json())
 
 
 @env.command()
@@ -126,8 +119,7 @@ def probe(script: bool) -> None:
     type=click.Path(path_type=Path),
     help="Where it shall be: space, files, quota.",
 )
-@json_option
-def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -> None:
+def check(bundle: Path, asset: str | None, prefix: Path | None) -> None:
     """Check whether this node can run an environment of BUNDLE.
 
     It checks glibc, driver, GPU, space, files, quota, tmp and MPI. Without ASSET, it checks every
@@ -141,12 +133,9 @@ def check(bundle: Path, asset: str | None, prefix: Path | None, as_json: bool) -
     from stage.environment.compat.node import check_environments
 
     findings = check_environments(bundle, asset, prefix)
-    if as_json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
-    else:
-        several = len({finding.asset for finding in findings}) > 1
-        for finding in findings:
-            say(f"{finding.asset}: {finding}" if several else str(finding))
+    several = len({finding.asset for finding in findings}) > 1
+    for finding in findings:
+        say(f"{finding.asset}: {finding}" if several else str(finding))
     sys.exit(1 if any(finding.status == "bad" for finding in findings) else 0)
 
 

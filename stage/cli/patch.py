@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stage.cli.base import bundle_argument, json_option, print_json, quiet_option, say
+from stage.cli.base import bundle_argument, quiet_option, say
 from stage.errors import UsageError
 
 _UNITS = {
@@ -50,7 +50,6 @@ _UNITS = {
     help="Split into volumes of at most SIZE (4GB, 700MB), for media.",
 )
 @quiet_option
-@json_option
 def patch(
     bundle: Path,
     report: Path | None,
@@ -58,7 +57,6 @@ def patch(
     output: Path,
     volume_size: str | None,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Write what another copy of BUNDLE needs to a small folder.
 
@@ -77,7 +75,7 @@ def patch(
     from stage.verify.report import read_report
 
     size = _parse_size(volume_size) if volume_size else None
-    with Reporter(quiet=quiet or as_json) as reporter:
+    with Reporter(quiet=quiet) as reporter:
         if report is not None and since is None:
             outcome = patch_damage(bundle, read_report(report), output, size, reporter)
         elif since is not None and report is None:
@@ -86,9 +84,7 @@ def patch(
             raise UsageError("Give one of --report and --since.", "stage patch --help")
     for path in outcome.left:
         say(f"not repaired: {path} is not of the bundle: move it out of the copy", err=True)
-    if as_json:
-        print_json(outcome.to_json())
-    elif not quiet:
+    if not quiet:
         plan = outcome.plan
         parts = f" in {human_count(plan.count, 'volume')}" if size else ""
         say(f"{output}: {human_count(len(plan.pieces), 'piece')}, {human_size(plan.size)}{parts}")
@@ -112,8 +108,7 @@ def _parse_size(text: str) -> int:
     "patches", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATCH..."
 )
 @quiet_option
-@json_option
-def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -> None:
+def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool) -> None:
     """Apply a patch to BUNDLE, and verify every byte.
 
     PATCH is the folder that `stage patch -o` wrote, or any of its volumes: give them together or
@@ -128,11 +123,9 @@ def apply(bundle: Path, patches: tuple[Path, ...], quiet: bool, as_json: bool) -
     from stage.util.files import human_count
     from stage.util.progress import Reporter
 
-    with Reporter(quiet=quiet or as_json) as reporter:
+    with Reporter(quiet=quiet) as reporter:
         outcome = apply_patch(bundle, list(patches), reporter)
-    if as_json:
-        print_json(outcome.to_json())
-    elif not quiet:
+    if not quiet:
         changed = human_count(len(outcome.changed) + len(outcome.beside), "file")
         beside = f" ({len(outcome.beside)} of them beside the payload)" if outcome.beside else ""
         removed = human_count(len(outcome.removed), "file")

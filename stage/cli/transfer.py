@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import json_option, print_json, quiet_option, say, silent
+from stage.cli.base import quiet_option, say, silent
 from stage.errors import DamageError, IncompleteError, UsageError, suggest
 
 if TYPE_CHECKING:
@@ -152,7 +152,6 @@ def sign(bundle: Path, key: Path, quiet: bool) -> None:
     help="The file for findings at DIR. Default: BUNDLE.report.json, if there are any.",
 )
 @quiet_option
-@json_option
 def push(
     bundle: Path,
     target: str,
@@ -160,7 +159,6 @@ def push(
     delete: bool,
     report: Path | None,
     quiet: bool,
-    as_json: bool,
 ) -> None:
     """Send BUNDLE to DIR on HOST with rsync, and verify every byte there.
 
@@ -183,23 +181,21 @@ def push(
     place = PushTarget.parse(target)
     if report is not None:
         check_folder_of(report, "--report ")
-    with Reporter(quiet=quiet or as_json) as reporter:
+    with Reporter(quiet=quiet) as reporter:
         outcome = push_bundle(
             bundle,
             place,
             ssh=ssh,
             delete=delete,
             reporter=reporter,
-            quiet=quiet or as_json,
+            quiet=quiet,
             state=state_folder(os.environ),
         )
     sound = bool(outcome.report["ok"])
     if report is not None or not sound:
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
         write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
-    if as_json:
-        print_json(outcome.to_json())
-    elif sound and not quiet:
+    if sound and not quiet:
         _print_push(outcome)
     if not sound:
         for finding in outcome.report["findings"]:

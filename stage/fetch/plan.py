@@ -1,11 +1,10 @@
-"""What a fetch would do (`--dry-run`), and what it did: numbers for people and for `--json`."""
+"""What a fetch would do (`--dry-run`), and what it did: numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stage.bundle.working_folder import WorkFolder
 from stage.fetch.resolve import Resolution
@@ -39,21 +38,6 @@ class FetchOutcome:
     shared_files: int
     shared_size: int
     dry_run: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "bundle": str(self.bundle),
-            "bundle_id": self.bundle_id,
-            "lock": str(self.lock_path),
-            "files": self.files,
-            "bytes": self.size,
-            "fetched_files": self.fetched_files,
-            "fetched_bytes": self.fetched_size,
-            "shared_files": self.shared_files,
-            "shared_bytes": self.shared_size,
-            "dry_run": self.dry_run,
-        }
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import check_is_bundle
@@ -57,23 +56,10 @@ _SHOWN = 20  # lines on what is left
 class ApplyOutcome:
     """What an apply changed: payload files, files beside the payload; and the new bundle id."""
 
-    bundle: Path
-    kind: str
     bundle_id: str
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     beside: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "bundle": str(self.bundle),
-            "kind": self.kind,
-            "bundle_id": self.bundle_id,
-            "changed": list(self.changed),
-            "removed": list(self.removed),
-            "beside": list(self.beside),
-        }
 
 
 def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
@@ -213,8 +199,6 @@ class _Apply:
         (self.root / layout.FETCH_PARTIAL).unlink(missing_ok=True)
         self._check_sound()
         return ApplyOutcome(
-            self.root,
-            self.plan.kind,
             self.lock.id,
             tuple(file.path for file in todo),
             tuple(sorted(stale)),

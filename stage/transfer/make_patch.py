@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
@@ -36,22 +35,8 @@ class PatchOutcome:
         left: the findings that no patch repairs.
     """
 
-    root: Path
     plan: PatchPlan
     left: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "patch": str(self.root),
-            "kind": self.plan.kind,
-            "base": self.plan.base,
-            "target": self.plan.target,
-            "pieces": len(self.plan.pieces),
-            "bytes": self.plan.size,
-            "volumes": self.plan.count,
-            "not_mended": list(self.left),
-        }
 
 
 def patch_damage(
@@ -108,7 +93,7 @@ def patch_damage(
     if not repair and not tags:
         raise _nothing_to_repair(left)
     plan = maker.plan("repair", bundle.id, repair)
-    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter), left)
+    return PatchOutcome(maker.write(plan, output, volume_size, reporter), left)
 
 
 def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
@@ -186,7 +171,7 @@ def patch_since(
     for path in [*sorted(new_blocks), *_seal_files(bundle)]:
         maker.add_tag(path)
     plan = maker.plan("update", sha256_of_bytes(data), ())
-    return PatchOutcome(output, maker.write(plan, output, volume_size, reporter))
+    return PatchOutcome(maker.write(plan, output, volume_size, reporter))
 
 
 class _Maker:

@@ -56,7 +56,6 @@ class PushOutcome:
     Attributes:
         verified_with: `stage` or `stage-verify.py`.
         repaired: how many files were sent again although they had the right size and time.
-        removed: paths that `--delete` removed there, relative to the bundle; a folder ends in `/`.
         report: the last report of the remote verification, as `stage verify --json` prints it.
     """
 
@@ -65,18 +64,6 @@ class PushOutcome:
     verified_with: str
     repaired: int
     report: dict[str, Any]
-    removed: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "target": str(self.target),
-            "bundle_id": self.bundle_id,
-            "verified_with": self.verified_with,
-            "repaired": self.repaired,
-            "removed": list(self.removed),
-            "report": self.report,
-        }
 
 
 def push(
@@ -126,7 +113,7 @@ def push(
             _check_sound_bundle(bundle, state, reporter)
         transfer = Transfer(remote, root, quiet=quiet)
         remote.run(f"mkdir -p {shlex.quote(remote.folder)}", f"{target}: cannot make the folder")
-        removed = _send(transfer, bundle, found, reporter, delete=delete)
+        _send(transfer, bundle, found, reporter, delete=delete)
         reporter.note(f"{target}: all files are sent")
         if found.verifiers:
             reporter.note(f"{target}: every byte is read there now; this can take long")
@@ -138,7 +125,7 @@ def push(
             reporter.warn(f"{target}: {files} not as sent; sending again with checksums")
             transfer.repair(damaged)
             verifier, report = verify_remote(remote, found.verifiers, state)
-    return PushOutcome(target, bundle.id, verifier, len(damaged), report, tuple(removed))
+    return PushOutcome(target, bundle.id, verifier, len(damaged), report)
 
 
 def _first(verifiers: Sequence[str]) -> str:
@@ -147,12 +134,8 @@ def _first(verifiers: Sequence[str]) -> str:
 
 def _send(
     transfer: Transfer, bundle: Bundle, found: RemoteState, reporter: Reporter, *, delete: bool
-) -> list[str]:
-    """Sends all files, the tag manifest last.
-
-    Returns:
-        Paths removed at the target; empty without `delete`.
-    """
+) -> None:
+    """Sends all files, the tag manifest last; with `delete`, removes what is not of the bundle."""
     remote, target = transfer.remote, transfer.remote.target
     appendable = None
     if found.state in ("finished", "begun"):
@@ -169,7 +152,6 @@ def _send(
         names = join_limited([printable(path) for path in removed], _SHOWN)
         reporter.note(f"{target}: removed there, as not of this bundle: {names}")
     transfer.finish()
-    return removed
 
 
 def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:

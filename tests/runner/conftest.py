@@ -22,7 +22,6 @@ from runner.config.run_config import RunConfig
 from runner.inputs import resolve
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
-from tests.support.documents import check_document
 from tests.support.once import once
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files
@@ -176,7 +175,6 @@ class Cluster:
         """A command from start to end. Its ranks start warm (tests.support.warm)."""
         process = self.start(*arguments, python=warm_python(), **environment)
         out, err = process.communicate(timeout=300)
-        check_document("runner", arguments, process.returncode, out)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def refused(self, *arguments: str, code: int = 2) -> str:

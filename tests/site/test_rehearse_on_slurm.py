@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,14 @@ def test_what_a_node_does_not_have_is_named_with_the_node_and_warned_of_from_the
 ) -> None:
     output = ("--output", str(site.home / "output" / "apart"))
     wrong = ("--set", 'slurm.setup=["export GLOO_SOCKET_IFNAME=eth9"]', "--set", "slurm.nodes=2")
-    done = site.run(
-        *RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", "--json", check=False
-    )
+    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", check=False)
     assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
-    found = json.loads(done.stdout)
-    faults = {one["message"]: one["remedy"] for one in found["rehearsed"]["findings"]}
-    (of_n1,) = (message for message in faults if message.startswith("n1: GLOO_SOCKET_IFNAME=eth9"))
-    assert "this node has no such interface; it has lo, " in of_n1
-    assert faults[of_n1].startswith("unset GLOO_SOCKET_IFNAME")
-    assert [one["message"][:3] for one in found["findings"]] == ["n1:", "n2:"]
+    faults = re.findall(r"^  \d+\. (.*)\n     -> (.*)$", done.stderr, re.MULTILINE)
+    assert [message[:3] for message, _ in faults] == ["n1:", "n2:"]
+    message, remedy = faults[0]
+    assert message.startswith("n1: GLOO_SOCKET_IFNAME=eth9")
+    assert "this node has no such interface; it has lo, " in message
+    assert remedy.startswith("unset GLOO_SOCKET_IFNAME")
     checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
     assert "warning: partition " in checked.stdout and "eth9" in checked.stdout
 

@@ -61,7 +61,6 @@ def rehearse_in_job(
         if not found.nodes:
             raise _no_record(run, folder, number, code, why)
     path = rehearsed.keep(found, environ)
-    stages.facts["rehearsed"] = found.to_json()
     for line in found.lines:
         stages.say(f"  {line}")
     for finding in found.findings:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scripts.lib.docs import commands, formats, schemas
+from scripts.lib.docs import commands, formats
 from scripts.lib.docs.links import pages
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -18,7 +18,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "keys of run files": formats.run_file_keys,
     "lock": formats.lock,
     "python api": formats.python_api,
-    "schemas": schemas.table,
 }
 _BLOCK = re.compile(r"(<!-- generated: ([a-z ]+)[^>]*-->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -41,32 +40,10 @@ OLDEST_PYTHON = (3, 10)
 
 @dataclass(frozen=True)
 class LockOutcome:
-    """A lock, its path, and whether this run changed it.
+    """A lock, and whether this run changed it."""
 
-    Attributes:
-        moved: `name old -> new`, `name new` and `name old -> (gone)`, against the earlier lock.
-        notes: sentences about the environment on that cluster.
-    """
-
-    path: Path
     lock: EnvironmentLock
     changed: bool
-    moved: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "lock": str(self.path),
-            "changed": self.changed,
-            "content_hash": self.lock.content_hash,
-            "platform": self.lock.platform,
-            "conda": len(self.lock.of("conda")),
-            "pip": len(self.lock.of("pip")),
-            "sdists": [f"{p.name}=={p.version}" for p in self.lock.of("pip") if p.is_sdist],
-            "moved": list(self.moved),
-            "notes": list(self.notes),
-        }
 
 
 def own_requirements() -> tuple[str, ...]:
@@ -144,21 +121,20 @@ def lock_environment(
     _check_updates(updates, before, spec)
     if before is not None and not updates and answers(before, spec, profile):
         reporter.note(f"{path}: still matches {spec.path} and {profile.path}; unchanged")
-        notes = _check_fit(before.packages, profile, spec, reporter)
-        return LockOutcome(path, before, changed=False, notes=notes)
+        _check_fit(before.packages, profile, spec, reporter)
+        return LockOutcome(before, changed=False)
     lock = _resolve(spec, profile, before, path, updates, solver, reporter)
-    notes = _check_fit(lock.packages, profile, spec, reporter)
+    _check_fit(lock.packages, profile, spec, reporter)
     text = lock.to_yaml()
     changed = not path.exists() or path.read_bytes() != text
     if changed and write:
         write_atomically(path, text)
-    moved = _moved(before, lock) if before else ()
-    for line in moved:
+    for line in _moved(before, lock) if before else ():
         reporter.note(line)
     counts = [human_count(len(lock.of(half)), f"{half} package") for half in ("conda", "pip")]
     done = "unchanged" if not changed else "written" if write else "would be written"
     reporter.note(f"{path}: {done}: {', '.join(counts)}")
-    return LockOutcome(path, lock, changed, moved, notes)
+    return LockOutcome(lock, changed)
 
 
 def _check_updates(
@@ -303,8 +279,8 @@ def _report_origins(
 
 def _check_fit(
     packages: Iterable[LockedPackage], profile: Profile, spec: EnvironmentSpec, reporter: Reporter
-) -> tuple[str, ...]:
-    """Checks that the packages run on the cluster; prints and returns the notes.
+) -> None:
+    """Checks that the packages run on the cluster; prints the notes.
 
     Raises:
         UsageError: they do not; with versions that do.
@@ -325,10 +301,8 @@ def _check_fit(
             f"{place}: would not run on {profile.name} ({profile.path}): {problems}",
             " ".join(dict.fromkeys(verdict.remedy for verdict in refused if verdict.remedy)),
         )
-    notes = tuple(f"{verdict.problem} {verdict.remedy}".strip() for verdict in found)
-    for note in notes:
-        reporter.note(note)
-    return notes
+    for verdict in found:
+        reporter.note(f"{verdict.problem} {verdict.remedy}".strip())
 
 
 def _moved(before: EnvironmentLock, after: EnvironmentLock) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One set of flags for all commands: --json, -q, --bundle and where it comes from; and typos."""
+"""One set of flags for all commands: -q, --bundle and where it comes from; and typos."""
 
 from __future__ import annotations
 
@@ -69,11 +69,7 @@ def test_airlift_bundle_stands_for_bundle(home: Path, bundle: Path) -> None:
         ("check run.yaml --jsn", 2, None),  # the option was mistyped, so it is no JSON
         ("check run.yaml --json --procesess 2", 2, "No such option"),
         ("check run.yaml --json --bundle nowhere", 2, "no such folder"),
-        ("submit nofile.yaml --json", 2, "no such file"),
-        ("submit run.yaml --json --set batch.global=9 --dry-run --set slurm.nodes=2", 2, "divide"),
-        ("bench run.yaml --json --strategies zreo2", 2, "no such strategy"),
         ("status nowhere --json", 2, "nowhere"),
-        ("report nowhere --json", 2, "no such run folder"),
         ("exec --bundle bundle no-such-program --json", 2, None),  # the option is the program's
     ],
 )
@@ -92,11 +88,17 @@ def test_an_error_under_json_is_one_document_with_the_exit_code(
     assert said in text and '"remedy"' in text
 
 
-def test_submit_as_json_is_the_script_or_the_job(home: Path) -> None:
-    done = call("submit", "run.yaml", "--json", "--dry-run")
-    document = json.loads(done.stdout)
-    assert document["job"] is None and document["text"].startswith("#!/bin/bash")
-    assert document["text"] == call("submit", "run.yaml", "--print").stdout
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("submit nofile.yaml", "no such file"),
+        ("submit run.yaml --set batch.global=9 --dry-run --set slurm.nodes=2", "divide"),
+        ("bench run.yaml --strategies zreo2", "no such strategy"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_words(home: Path, command: str, said: str) -> None:
+    done = call(*command.split())
+    assert done.exit_code == 2 and said in done.stderr and "\n  -> " in done.stderr, done.output
 
 
 def test_quiet_leaves_errors_only(home: Path) -> None:
@@ -105,12 +107,6 @@ def test_quiet_leaves_errors_only(home: Path) -> None:
     assert call("check", "nofile.yaml", "-q").stderr.startswith("error: nofile.yaml")
     run_folder(home / "output" / "made", steps=3)
     assert call("report", "output/made", "--quiet").output == ""
-
-
-def test_report_as_json_names_the_page(home: Path) -> None:
-    folder = run_folder(home / "output" / "made", steps=3)
-    document = json.loads(call("report", "output/made", "--json").stdout)
-    assert document["page"] == str(folder / "report.html") and Path(document["page"]).is_file()
 
 
 def test_status_without_any_run_says_what_to_do(home: Path) -> None:

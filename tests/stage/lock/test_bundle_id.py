@@ -283,12 +283,8 @@ def test_a_bundle_of_format_1_becomes_one_of_format_2_by_a_patch_without_payload
     first: Path, second: Path, folder: Path
 ) -> None:
     copy = copied(first, folder)
-    said = json.loads(
-        stage(
-            "patch", second, "--since", first / layout.LOCK, "-o", folder / "p", "--json", code=0
-        ).stdout
-    )
-    assert said["bytes"] < 2**17
+    stage("patch", second, "--since", first / layout.LOCK, "-o", folder / "p", code=0)
+    assert sum(path.stat().st_size for path in (folder / "p").rglob("*") if path.is_file()) < 2**17
     stage("apply", copy, folder / "p", code=0)
     report = verify(copy, bundle_id=id_of(second))
     assert report.ok and report.proof == BY_ID

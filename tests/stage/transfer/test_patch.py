@@ -17,7 +17,7 @@ from stage.bundle import bundle as layout
 from stage.errors import DamageError, UsageError
 from stage.transfer.apply_patch import apply
 from stage.transfer.make_patch import patch_damage
-from stage.util.digests import BLOCK_SIZE, sha256_of_bytes
+from stage.util.digests import sha256_of_bytes
 from stage.verify.receipt import Receipt, find, state_folder
 from stage.verify.report import read_report
 from stage.verify.verify import verify
@@ -37,10 +37,8 @@ def test_a_flipped_bit_of_a_large_file_costs_one_block_to_repair(
     assert json.loads((tmp_path / "r.json").read_text())["findings"][0]["ranges"] == [
         [33554432, 50331648]
     ]
-    done = stage(
-        "patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch", "--json"
-    )
-    assert done.returncode == 0 and json.loads(done.stdout)["bytes"] == BLOCK_SIZE, done.stderr
+    done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch")
+    assert done.returncode == 0 and "1 piece, 16.8 MB" in done.stdout, done.stderr
     assert size_of(tmp_path / "patch") <= 17 * MIB
     checked = subprocess.run(
         ["sha256sum", "-c", "--quiet", "manifest-sha256.txt"], cwd=tmp_path / "patch"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -27,9 +26,9 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
     done = stage("patch", new, "--since", sound / layout.LOCK, "-o", tmp_path / "patch")
     assert done.returncode == 0, done.stderr
     assert 70 * MIB < size_of(tmp_path / "patch") < 71 * MIB, "twins twice, or moved files carried"
-    done = stage("apply", copy, tmp_path / "patch", "--json")
+    done = stage("apply", copy, tmp_path / "patch")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["bundle_id"] == verify(new, "fast").bundle_id
+    assert f"bundle id {verify(new, 'fast').bundle_id}" in done.stdout
     assert state(copy) == state(new)
     assert {path.stat().st_nlink for path in copy.rglob("*") if path.is_file()} == {1}, (
         "two files share their bytes"

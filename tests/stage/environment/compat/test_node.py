@@ -382,16 +382,6 @@ def test_the_command_says_what_is_bad_and_exits_with_1(bundle: Path) -> None:
     assert f"bad   {bundle} is there already\n      -> Choose another path" in done.stdout
 
 
-def test_the_command_gives_json(bundle: Path) -> None:
-    done = stage_env_check(bundle, "--json", "--prefix", bundle)
-    assert done.returncode == 1
-    findings = json.loads(done.stdout)["findings"]
-    bad = [finding for finding in findings if finding["status"] == "bad"]
-    assert [(f["asset"], f["text"], f["remedy"]) for f in bad] == [
-        ("train", f"{bundle} is there already", "Choose another path, or remove it first.")
-    ]
-
-
 @pytest.mark.parametrize(
     ("asset", "said"),
     [("notes", "is a files, not an environment"), ("trian", "no asset named `trian`")],

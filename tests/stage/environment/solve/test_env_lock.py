@@ -61,12 +61,7 @@ def test_locking_again_is_the_same_bytes_though_newer_releases_came(desk: Desk) 
     assert "still matches" in desk.locked()
     text = (desk.folder / "environment.yml").read_text()
     (desk.folder / "environment.yml").write_text(f"# a comment is no change\n{text}")
-    assert (
-        json.loads(
-            desk.locked("--json").partition("{")[1] + desk.locked("--json").partition("{")[2]
-        )["changed"]
-        is False
-    )
+    assert "still matches" in desk.locked()
     assert desk.lock_path.read_bytes() == before
 
 
