@@ -19,13 +19,11 @@ class CheckpointConfig:
         every: steps, a time (`10 min`), or `epoch`. One more is written at the end.
         keep: how many of the newest are kept.
         best: whether the one with the lowest validation loss is kept too, and exported in the end.
-        asynchronous: whether checkpoints are written while training continues.
     """
 
     every: int | str = setting(500, "loses some minutes at worst", at_least=1)
     keep: int = setting(3, "the newest and two before it", at_least=1)
     best: bool = setting(False, "the last one is what is exported")
-    asynchronous: bool = setting(False, "needs memory of the node for a copy")
 
     @property
     def seconds(self) -> float | None:

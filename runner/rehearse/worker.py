@@ -20,7 +20,6 @@ def first(trainer: Trainer) -> None:
     _step(trainer)
     note("step", _last(trainer, "loss"))
     trainer.save()
-    trainer.checkpoints.finish()
     trainer.ahead.close()
     files = (path for path in trainer.folder.checkpoints.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
@@ -43,7 +42,6 @@ def second(trainer: Trainer) -> None:
     has_any = "validation" in trainer.stores
     note("evaluate", _last(trainer, "validation_loss") if has_any else "no validation split")
     trainer.save()
-    trainer.checkpoints.finish()
     trainer.ahead.close()
     trainer.export()
     note("export", ", ".join(sorted(path.name for path in trainer.folder.model.iterdir())))

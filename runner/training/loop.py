@@ -59,7 +59,7 @@ MOST_SKIPPED, MOST_SKIPPED_SCALED = 10, 40
 
 
 # Where `Trainer.add_up` puts the counts of the next step.
-PREDICTIONS, TOKENS = 4, 5
+PREDICTIONS, TOKENS = 3, 4
 
 
 class Unsettled(NamedTuple):
@@ -190,8 +190,6 @@ class Trainer:
             if self.should_stop or self.is_best or self.is_time_to_save or at_end or is_due:
                 self.save()
         self.ahead.close()
-        self.heartbeat.beat("save")
-        self.checkpoints.finish()
         if self.step > self.measured:
             self.end_phase("train")
         finished = self.is_at_end() and not self.evaluation_due
@@ -248,9 +246,9 @@ class Trainer:
             next_step: the step that will begin with these sums.
         """
         load = self.ahead.peek(next_step)
-        stop, failed = self.stop.received is not None, self.checkpoints.have_failed()
+        stop = self.stop.received is not None
         counts = (load.predictions, load.tokens) if load else (0, 0)
-        known = (stop, failed, self.checkpoints.is_time(), *counts)
+        known = (stop, self.checkpoints.is_time(), *counts)
         return Totals(self.ranks, self.device, [summed], known)
 
     def read_sums(self) -> None:
@@ -260,18 +258,15 @@ class Trainer:
 
         Raises:
             StageError: on every rank: the loss is not finite, or too many gradients were not.
-            OSError: on every rank: a checkpoint could not be written.
         """
         if self.unsettled is None:
             return
         step, self.unsettled = self.unsettled, None
-        loss, stops, failed, saves, *_ = step.totals.read()
+        loss, stops, saves, *_ = step.totals.read()
         (norm,) = step.norm.read()
         self.should_stop = self.should_stop or stops > 0
         self.is_time_to_save = self.is_time_to_save or saves > 0
         self.observer.step({**step.values, "loss": loss, "grad_norm": norm})
-        if failed:
-            self.checkpoints.finish()
         if not math.isfinite(loss):
             self.check_finite("loss", loss, step.summed.item(), step=step.values["step"])
         self.check_skipped(norm, step.values["step"])
@@ -313,7 +308,6 @@ class Trainer:
             StageError: on every rank.
         """
         if not math.isfinite(value):
-            self.checkpoints.finish()
             by_rank = [each for part in self.ranks.gather(own) for each in part]
             raise not_finite(step, what, value, by_rank, self.folder.checkpoints)
 
@@ -427,8 +421,7 @@ class Trainer:
         self.observer.flush()  # a run that resumes from it needs the lines of its steps
         self.checkpoints.save(self.engine, self.state())
         self.is_best = self.is_time_to_save = False
-        done = " is being written" if self.config.checkpoint.asynchronous else ""
-        self.observer.say(f"checkpoint step-{self.step}{done} ({time.monotonic() - began:.1f} s)")
+        self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
 
     def request_continuation(self) -> None:
         """Leaves a file that says there is more to do. All ranks have saved before."""

@@ -1,4 +1,4 @@
-"""Whole runs by the command: resume, asynchronous checkpoints, QLoRA, a device that is full."""
+"""Whole runs by the command: resume, QLoRA, a device that is full."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from tests.runner.conftest import Cluster, metrics
 STEADY = {"asset": "steady-bert"}
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_resumes_as_if_it_had_not_stopped(
-    device: torch.device, cluster: Cluster, asynchronous: bool
-) -> None:
+def test_a_run_resumes_as_if_it_had_not_stopped(device: torch.device, cluster: Cluster) -> None:
     cluster.write(
-        model=STEADY, engine={"zero": 2}, precision="fp32",
-        checkpoint={"every": 4, "keep": 2, "asynchronous": asynchronous},
-    )  # fmt: skip
+        model=STEADY, engine={"zero": 2}, precision="fp32", checkpoint={"every": 4, "keep": 2}
+    )
     output = cluster.trained(processes=1)
     expected = [loss for _, loss in metrics(output)]
     shutil.rmtree(output / "checkpoints" / "step-8")

@@ -1,4 +1,4 @@
-"""The seven methods that the loop uses of an engine. The loop does not know which engine it has."""
+"""The six methods that the loop uses of an engine. The loop does not know which engine it has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 
@@ -51,22 +50,6 @@ class Engine(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer state. All ranks call it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        ...
-
-    def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
-        """Copies what `save` would write. All ranks call it.
-
-        Args:
-            folder: of the checkpoint.
-            group: a gloo group that only the writing thread uses meanwhile.
-
-        Returns:
-            A function that writes the copy, to be called in another thread, on all ranks, before
-            the next `stage`.
 
         Raises:
             OSError: it cannot be written.

@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 
-def save(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
+def save(folder: Path, state: dict[str, Any]) -> None:
     """Writes `state` into `folder`. All ranks call it.
 
     Args:
         folder: of the checkpoint.
         state: nested dicts of tensors and small values.
-        group: over which the ranks agree; None: the one they have joined.
 
     Raises:
         OSError: any rank could not write.
@@ -34,7 +32,7 @@ def save(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = 
     # AtomicCheckpoint syncs every file, on the rank that hashes it.
     with _as_os_error(folder):
         writer = FileSystemWriter(folder, sync_files=False)
-        state_dict_saver.save(state, storage_writer=writer, process_group=group)
+        state_dict_saver.save(state, storage_writer=writer)
 
 
 def load(folder: Path, state: dict[str, Any]) -> None:

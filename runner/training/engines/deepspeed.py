@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, isolated
 from runner.plan.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
-from runner.training.components.asynchronous import HostCopy
 from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
@@ -126,7 +125,6 @@ class DeepSpeedEngine:
             _check_asynchronous_files(config)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
-        self._stage = HostCopy(device)
         self.notes = widen_norms(module, plan.precision)
         if plan.precision != "fp32":
             self.notes = (*self.notes, *note_on_sums(settings))
@@ -182,15 +180,6 @@ class DeepSpeedEngine:
             save_latest=False,
             exclude_frozen_parameters=self._omits_frozen,
         )
-
-    def stage(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
-        deferred = _DeferredSave(self._engine.checkpoint_engine, self._stage)
-        self._engine.checkpoint_engine = deferred
-        try:
-            self.save(folder)
-        finally:
-            self._engine.checkpoint_engine = deferred.real
-        return deferred.write
 
     def load(self, folder: Path) -> None:
         saved = read_state(folder)
@@ -348,30 +337,6 @@ class _OneByOne(nn.Module):
         """The module's parameters, each filled in when it is asked for."""
         for empty in list(self.module.parameters()):
             yield from self._weights.lend([empty], broadcast=False)
-
-
-class _DeferredSave:
-    """Replaces the object that DeepSpeed saves files with: copies their content, and writes it
-    later.
-
-    DeepSpeed's own decoupled engine needs libaio and a compiler, and starts a process for each
-    rank.
-    """
-
-    def __init__(self, real: Any, stage: HostCopy) -> None:
-        self.real, self._stage = real, stage
-        self._files: list[tuple[Any, str]] = []
-
-    def save(self, state_dict: Any, path: str) -> None:
-        self._files.append((self._stage.stage(state_dict), path))
-
-    def write(self) -> None:
-        """Writes all files."""
-        for content, path in self._files:
-            self.real.save(content, path)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
 
 
 def deepspeed_gathered(parameter: nn.Parameter) -> Any:

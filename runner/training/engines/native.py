@@ -8,7 +8,7 @@ read each other's, on any number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from runner.config.run_config import RunConfig
 from runner.plan.plan import TrainingPlan
-from runner.training.components.asynchronous import HostCopy
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines import dcp
@@ -54,7 +53,6 @@ class NativeEngine:
         # names.
         self._parameters = dict(module.named_parameters())
         self._optimizer = make_optimizer(module, config.optimizer)
-        self._stage = HostCopy(device)
         self._scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "fp16")
 
     def forward(self, batch: Mapping[str, torch.Tensor], *, last: bool = True) -> torch.Tensor:
@@ -90,10 +88,6 @@ class NativeEngine:
     def save(self, folder: Path) -> None:
         dcp.save(folder / FOLDER, self._state())
 
-    def stage(self, folder: Path, group: torch.distributed.ProcessGroup) -> Callable[[], None]:
-        copied = self._stage.stage(self._share(self._state()))
-        return lambda: dcp.save(folder / FOLDER, copied, group)
-
     def load(self, folder: Path) -> None:
         state = self._state()
         names = [name for name, p in self._parameters.items() if p.requires_grad]
@@ -127,27 +121,6 @@ class NativeEngine:
         return (
             {**state, "scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else state
         )
-
-    def _share(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What this rank writes of a state: its shards, and its part of the whole tensors.
-
-        DCP writes a whole tensor once. Without this, every rank of a node would copy all of them.
-        """
-        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        load, mine = [0] * ranks, set()
-        # All ranks decide the same: the largest weight first, to the rank that has least.
-        for name, weight in sorted(
-            state["model"].items(), key=lambda item: (-item[1].numel(), item[0])
-        ):
-            least = load.index(min(load))
-            load[least] += weight.numel()
-            if least == rank or isinstance(weight, DTensor):
-                mine.add(name)
-        kept = {
-            section: {n: v for n, v in state[section].items() if n in mine}
-            for section in ("model", "optimizer")
-        }
-        return {**kept, "scaler": state["scaler"]} if "scaler" in state and rank == 0 else kept
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:
         def whole(name: str, _: nn.Parameter) -> torch.Tensor:

@@ -48,8 +48,7 @@ class AtomicCheckpoint:
     Args:
         final: its folder once it is whole.
         state: is written with it.
-        ranks: agree on it. A thread beside training needs its own group, or it receives messages of
-            the training thread.
+        ranks: agree on it.
     """
 
     def __init__(self, final: Path, state: TrainingState, ranks: Ranks) -> None:

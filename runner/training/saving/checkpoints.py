@@ -1,8 +1,7 @@
 """Checkpoints: when they are written, which are kept, and which one a run resumes from.
 
 `atomic_folder` makes each whole or not there. A run resumes from the newest step whose every byte
-is as listed; a damaged one is named and skipped. Asynchronous: the ranks copy what they hold and
-continue; a thread in each writes the copy, and the threads agree among themselves.
+is as listed; a damaged one is named and skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from runner.run_folder.checkpoints import (
     read_best,
     read_state,
 )
-from runner.training.components.asynchronous import Background
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
 from runner.training.saving.atomic_folder import (
@@ -62,9 +60,6 @@ class Checkpoints:
             now,
         )
         self._saved_at = now()
-        self._writers = Ranks() if config.asynchronous else ranks
-        self._background = Background()
-        self._unreported: list[str] = []
 
     def is_due(self, step: int, *, ends_epoch: bool = False) -> bool:
         """Whether to write a checkpoint after this step, by its number."""
@@ -85,8 +80,6 @@ class Checkpoints:
         Returns:
             Whether the loss is the lowest so far: then the checkpoint of this step must be written.
         """
-        if self._config.best:
-            self.finish()  # the best one so far counts only when it is whole
         known = self._ranks.gather(read_best(self._folder))[0]
         # A best step that is still to come was damaged, and skipped.
         is_best = self._config.best and (known is None or known[0] >= step or value < known[1])
@@ -99,41 +92,21 @@ class Checkpoints:
     def save(self, engine: Engine, state: TrainingState) -> None:
         """Writes a checkpoint, then removes the oldest beyond `keep`.
 
-        Asynchronous: waits for the checkpoint before, then begins this one. A checkpoint that
-        cannot be removed is reported, and tried again after the next. Where a file server is away
-        for a moment, a checkpoint that is not asynchronous is written a second time.
+        A checkpoint that cannot be removed is reported, and tried again after the next. Where a
+        file server is away for a moment, the checkpoint is written a second time.
 
         Raises:
-            OSError: on every rank, if any rank cannot write (a full disk), or could not write the
-                one before. Older checkpoints are unchanged.
+            OSError: on every rank, if any rank cannot write (a full disk). Older checkpoints are
+                unchanged.
         """
-        self.finish()
-        began = self._now()
         step, final = state.step, self._folder / f"step-{state.step}"
-        writing = AtomicCheckpoint(final, state, self._writers)
-        if self._config.asynchronous:
+        writing = AtomicCheckpoint(final, state, self._ranks)
+
+        def write() -> None:
             writing.begin()
-            copies: list[Callable[[], None]] = []
-            writing.attempt(
-                lambda: copies.append(engine.stage(writing.folder, self._writers.group))
-            )
+            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
 
-            def work() -> None:
-                writing.complete(copies.pop(), lambda: self._drop_old(step))
-                took = self._now() - began
-                self._unreported.insert(
-                    0, f"checkpoint {final.name} is whole ({took:.1f} s, beside training)"
-                )
-
-            self._background.start(work)
-        else:
-
-            def write() -> None:
-                writing.begin()
-                writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
-
-            self._twice(write, final.name)
-            self._tell()
+        self._twice(write, final.name)
         self._saved_at = self._now()
 
     def _twice(self, write: Callable[[], None], name: str) -> None:
@@ -148,26 +121,6 @@ class Checkpoints:
             self._say(f"checkpoint {name}: {error}; one more try in {RETRY_AFTER_S:.0f} s")
             time.sleep(RETRY_AFTER_S)
             write()
-
-    def have_failed(self) -> bool:
-        """Whether this rank knows that the checkpoint being written has failed."""
-        if self._background.is_over and not self._background.has_failed:
-            self.finish()
-        return self._background.has_failed
-
-    def finish(self) -> None:
-        """Waits until the checkpoint being written is whole.
-
-        Raises:
-            OSError: on every rank, if it could not be written.
-        """
-        if self._background.finish():
-            self._tell()
-
-    def _tell(self) -> None:
-        lines, self._unreported = self._unreported, []
-        for line in lines:
-            self._say(line)
 
     def _drop_old(self, newest: int) -> None:
         """Removes checkpoints that are not among the newest, counted down from the step just
@@ -188,12 +141,12 @@ class Checkpoints:
         kept = {*sorted(kept)[-self._config.keep :], *(kept & {best[0]} if best else ())}
         later = [f"step-{step}" for step in by_step if step > newest]
         if later:
-            self._unreported.append(
+            self._say(
                 f"passed over, and removed now that step-{newest} is whole: {', '.join(later)}"
             )
         for old in [*(path for step, path in by_step.items() if step not in kept), *torn]:
             if left := discard(old):
-                self._unreported.append(
+                self._say(
                     f"checkpoint {old.name} cannot be removed now ({left}); "
                     "the next one tries again"
                 )

@@ -38,7 +38,7 @@ def trained(shared_cluster: Cluster) -> Cluster:
             # Gives the first run the schedule of the second.
             schedule={"name": "constant", "warmup": 0},
             dataset={"asset": "reference", "limit": {"train": 60}, "validation": None},
-            checkpoint={"every": 1, "keep": 1, "asynchronous": True},
+            checkpoint={"every": 1, "keep": 1},
             **settings,
         )
         for name, settings in ENGINES.items()

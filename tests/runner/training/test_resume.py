@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,17 +123,12 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
 
 
-WAITING: dict[str, Any] = {"every": 2, "keep": 2}
-BESIDE = {**WAITING, "asynchronous": True}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
 def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
+    cluster: Cluster, undisturbed: dict[int, Path]
 ) -> None:
     cluster.take_data(undisturbed[2])
-    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
+    cluster.write(engine={"zero": 2})
     for kill in KILLS:
         killed_in_mid_checkpoint(cluster, *kill)
     done = cluster.run("train", "tiny.yaml", "--processes", "2")
@@ -158,11 +152,10 @@ if "FILL" in os.environ:
 
 
 @pytest.mark.slow  # what a full disk costs one checkpoint is in saving/
-@pytest.mark.parametrize("checkpoint", [WAITING, BESIDE], ids=["waiting", "beside training"])
 def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path], checkpoint: dict[str, Any]
+    cluster: Cluster, undisturbed: dict[int, Path]
 ) -> None:
-    cluster.write(engine={"zero": 2}, checkpoint=checkpoint)
+    cluster.write(engine={"zero": 2})
     (cluster.folder / "output").mkdir()
     # A small disk that only this shell sees. It is removed with the shell.
     script = """

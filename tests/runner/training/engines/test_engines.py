@@ -54,7 +54,7 @@ def on_two(shared_cluster: Cluster) -> Cluster:
     runs = [write(shared_cluster, name, engine, STEPS) for name, engine in ENGINES.items()]
     runs += [write(shared_cluster, name, engine, 10) for name, engine in OFFLOADED.items()]
     runs += [
-        write(shared_cluster, f"{name}.2", ENGINES[begin], 5, every=4, keep=2, asynchronous=True)
+        write(shared_cluster, f"{name}.2", ENGINES[begin], 5, every=4, keep=2)
         for name, (begin, _, _) in JOURNEYS.items()
     ]
     shared_cluster.prepare(runs[0])
@@ -87,7 +87,7 @@ def test_what_is_offloaded_learns_the_same(on_two: Cluster, engine: str) -> None
 
 @pytest.fixture(scope="module")
 def travelled(on_two: Cluster) -> Cluster:
-    """All journeys to their ends, from the checkpoint that was written while training went on."""
+    """All journeys to their ends, from the checkpoint before the end."""
     for name in JOURNEYS:
         shutil.rmtree(on_two.output(name) / "checkpoints" / "step-5")
     for place, (ranks, steps) in enumerate([(1, 8), (4, 12)], start=1):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,19 +33,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 class SmallEngine:
-    """Writes two files in a folder, as DeepSpeed does; fails on request.
+    """Writes two files in a folder, as DeepSpeed does; fails on request."""
 
-    Args:
-        gate: a write beside training waits for it.
-    """
-
-    def __init__(
-        self,
-        content: str = "weights",
-        problem: BaseException | None = None,
-        gate: threading.Event | None = None,
-    ) -> None:
-        self.content, self._problem, self._gate = content, problem, gate
+    def __init__(self, content: str = "weights", problem: BaseException | None = None) -> None:
+        self.content, self._problem = content, problem
 
     def save(self, folder: Path) -> None:
         (folder / "engine").mkdir()
@@ -54,15 +44,6 @@ class SmallEngine:
         if self._problem is not None:
             raise self._problem
         (folder / "engine" / "moments.pt").write_text(f"moments of {self.content}")
-
-    def stage(self, folder: Path, group: object) -> Callable[[], None]:
-        copy = SmallEngine(self.content, self._problem)
-
-        def write() -> None:
-            assert self._gate is None or self._gate.wait(30)
-            copy.save(folder)
-
-        return write
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a checkpoint needs no {name}")

@@ -206,19 +206,15 @@ def in_use(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return held
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "beside training"])
 def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
-    folder: Path, ranks: Ranks, said: list[str], in_use: set[str], asynchronous: bool
+    folder: Path, ranks: Ranks, said: list[str], in_use: set[str]
 ) -> None:
     from runner.training.saving.checkpoints import Checkpoints
 
-    checkpoints = Checkpoints(
-        folder, CheckpointConfig(keep=1, asynchronous=asynchronous), ranks, said.append
-    )
+    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1), ranks, said.append)
     save(checkpoints, 2)
     in_use.add("weights.pt")
     save(checkpoints, 4)
-    checkpoints.finish()
     assert checkpoints.newest_valid() == (folder / "step-4", state(4))
     # The remains do not have the name of a checkpoint: no run resumes from half of one.
     assert names(folder) == {"step-2.0.gone", "step-4", "latest"}
@@ -228,7 +224,6 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
     ]
     in_use.clear()
     save(checkpoints, 6)
-    checkpoints.finish()
     assert names(folder) == {"step-6", "latest"}
 
 
