@@ -19,6 +19,8 @@ GOLDENS: dict[str, tuple[str, str]] = {
     "plan": ("tests.golden.plan", "plan.json"),
     "ranks": ("tests.golden.ranks", "ranks.json"),
     "outcome": ("tests.golden.outcome", "outcome.json"),
+    "bundle": ("tests.golden.bundle", "bundle.json"),
+    "served": ("tests.golden.served", "served.jsonl"),
     "verdicts": ("tests.golden.verdicts", "verdicts.jsonl"),
 }
 
