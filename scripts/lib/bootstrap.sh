@@ -44,10 +44,11 @@ install_missing() {
     done
 }
 
-# The first Python >= 3.10 on PATH that can make a virtual environment, in $python
+# find_python [FIRST]: FIRST or else the first Python >= 3.10 on PATH that can make a virtual
+# environment, in $python
 find_python() {
     local candidate unable=()
-    for candidate in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
+    for candidate in "$@" python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
         # A shim of pyenv may exist and fail.
         "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
         python=$candidate
@@ -65,6 +66,12 @@ find_python() {
             "then run this again" >&2
     fi
     exit 2
+}
+
+# Prints the build of a Python: "3.11.2 /usr"; fails if it does not run, as a shim of pyenv may.
+build_of() {
+    "$1" -I -c 'import os, platform, sys
+print(platform.python_version(), os.path.realpath(sys.base_prefix))' 2>/dev/null
 }
 
 makes_venvs() {
