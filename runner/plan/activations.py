@@ -19,7 +19,7 @@ from typing import Any
 
 from runner import kept
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, human_size
+from runner.errors import StageError, UsageError, human_size
 from runner.inputs import ModelInput
 from runner.plan.model_layers import why_not_here
 from runner.plan.shapes import ModelShape
@@ -95,6 +95,9 @@ def measured(
         model: the bundle's model.
         shape: its counts.
         world_size: number of ranks.
+
+    Raises:
+        UsageError: the model cannot be trained as the run file says.
     """
     if why_not := why_not_here(config):
         return estimated(config, shape, length, zero, why_not)
@@ -107,6 +110,8 @@ def measured(
         found = in_child(
             _measure, (config, length, zero, model, shape, world_size), "measuring memory", ""
         )
+    except UsageError:
+        raise
     except StageError as error:
         return estimated(config, shape, length, zero, error.message)
     if not found.why_estimated:

@@ -34,7 +34,7 @@ from runner.plan.model_layers import on_meta
 from runner.plan.plan import TrainingPlan
 from runner.plan.shapes import ModelShape
 from runner.training.components import lora
-from runner.training.components.batch_norm import widen_norms
+from runner.training.components.batch_norm import check_batch_norm
 from runner.training.components.device import DTYPES
 from runner.training.components.speed import use_tanh_gelu
 from runner.training.engines.deepspeed import ds_config
@@ -121,11 +121,11 @@ def built(config: RunConfig, model: ModelInput) -> nn.Module:
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
+    check_batch_norm(made, config, config.precision)
     made.train()
     use_tanh_gelu(made)
     if casts:
         made.to(dtype)  # LoRA's own weights too
-        widen_norms(made, config.precision)
     return _with_loss(config.task, made)
 
 

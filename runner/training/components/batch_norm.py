@@ -1,9 +1,4 @@
-"""Batch norm in 16-bit engines, and its running statistics over several ranks.
-
-`widen_norms`: FSDP2 and DeepSpeed cast every weight to bf16 or fp16 and leave running means and
-variances in float32. torch's batch norm needs both in 16 bits or both in 32, and in 16 bits a
-running mean cannot move by its small steps. So the weights are float32 while the layer computes, as
-under autocast. Its input and output stay in 16 bits (docs/adr/0013).
+"""Batch norm: its running statistics over several ranks, and where it is refused.
 
 `RunningStatistics`: each rank normalises by its own micro batches. After every step the running
 means and variances are averaged over the ranks, so evaluation and export are the same on every rank
@@ -13,57 +8,31 @@ with each rank's own and export rank 0's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-NOTE = (
-    "batch norm: in float32 (its running means and variances move by steps too small for 16 bits)"
-)
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError
 
 
-def widen_norms(module: nn.Module, precision: str) -> tuple[str, ...]:
-    """Makes all batch norm of a module compute in float32. Parameters keep their type.
+def check_batch_norm(module: nn.Module, config: RunConfig, precision: str) -> None:
+    """Refuses batch norm whose weights the engine casts to 16 bits.
 
-    Args:
-        module: the model.
-        precision: of the run; fp32 needs nothing.
+    torch's takes no weights of 16 bits beside running statistics of 32, and in 16 bits a running
+    mean cannot move by its small steps. DDP computes under autocast, which keeps it in float32.
 
-    Returns:
-        What was done, for printing: one line or none.
+    Raises:
+        UsageError: the engine would cast the weights of the module's batch norm.
     """
-    norms = (
-        [m for m in module.modules() if isinstance(m, _BatchNorm)] if precision != "fp32" else []
-    )
-    for norm in norms:
-        for name, buffer in norm.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(norm, name, buffer.float())
-        norm.forward = partial(_forward, norm, norm.forward)  # type: ignore[method-assign]
-    return (NOTE,) if norms else ()
-
-
-def _forward(
-    norm: nn.Module, original: Callable[..., torch.Tensor], *inputs: Any, **named: Any
-) -> torch.Tensor:
-    """The layer's own forward, with its weights in float32.
-
-    Python finds an attribute of the instance before a parameter of the same name. So parameters,
-    and the hooks that an engine has put on them, are not changed, and gradients flow through the
-    cast.
-    """
-    wide = {name: p.float() for name, p in norm.named_parameters(recurse=False)}
-    vars(norm).update(wide)
-    try:
-        return original(*inputs, **named)
-    finally:
-        for name in wide:
-            del vars(norm)[name]
+    casts = precision != "fp32" and config.engine.name != "ddp"
+    if casts and any(isinstance(m, _BatchNorm) for m in module.modules()):
+        raise UsageError(
+            f"{config.place('engine.name')}: this model has batch norm, which cannot be trained "
+            f"in {precision} with {config.engine.name}.",
+            "Set engine: {name: ddp}, or precision: fp32.",
+        )
 
 
 class RunningStatistics:

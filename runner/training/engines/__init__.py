@@ -12,6 +12,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.plan.model_layers import check_fsdp
 from runner.plan.plan import TrainingPlan
+from runner.training.components.batch_norm import check_batch_norm
 from runner.training.engines.base import Engine
 
 __all__ = ["Engine", "make_engine"]
@@ -29,9 +30,11 @@ def make_engine(
         device: of this rank.
 
     Raises:
-        UsageError: the model does not have the layers to wrap, or an optimizer or a compiler is not
-            installed, or this torch has FSDP2 for GPUs only.
+        UsageError: the model does not have the layers to wrap, or has batch norm that would be in
+            16 bits; an optimizer or a compiler is not installed; this torch has FSDP2 for GPUs
+            only.
     """
+    check_batch_norm(module, config, plan.precision)
     if config.compile and not _has_compiler():
         raise UsageError(
             f"{config.path}: compile: true needs a C++ compiler, and this node has none.",

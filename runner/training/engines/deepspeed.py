@@ -24,7 +24,6 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, isolated
 from runner.plan.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
-from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines.base import gathered
@@ -125,9 +124,8 @@ class DeepSpeedEngine:
             _check_asynchronous_files(config)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
-        self.notes = widen_norms(module, plan.precision)
         if plan.precision != "fp32":
-            self.notes = (*self.notes, *note_on_sums(settings))
+            self.notes = note_on_sums(settings)
         # DeepCompile replaces the compiler's backend, and needs the whole model in one graph.
         deepcompile = bool(dict(settings.get("compile", {})).get("deepcompile"))
         if config.compile and not deepcompile:

@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.plan.plan import TrainingPlan
-from runner.training.components.batch_norm import widen_norms
 from runner.training.components.device import DTYPES
 from runner.training.engines.compiling import compile_blocks, no_split_classes
 from runner.training.engines.native import NativeEngine
@@ -38,7 +37,7 @@ class FSDPEngine(NativeEngine):
         self, module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
     ) -> None:
         blocks, why = blocks_of(module, config)
-        self.notes = (f"engine.wrap: {why}", *widen_norms(module, plan.precision))
+        self.notes = (f"engine.wrap: {why}",)
         if config.compile:
             why = "FSDP2 gathers their weights one by one"
             self.notes = (*self.notes, compile_blocks(blocks, why))

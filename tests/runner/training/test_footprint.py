@@ -265,6 +265,19 @@ def test_dtypes_are_the_engines(tmp_path: Path) -> None:
     assert {p.dtype for p in built(config, model).parameters()} == {torch.float32}
 
 
+def test_batch_norm_that_would_be_in_16_bits_is_refused_where_memory_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `runner check`: the model is built there, in a child process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    settings = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1])
+    config, model = run_of(tmp_path, "vit", "precision=bf16", "engine.name=fsdp")
+    settings.save_pretrained(tmp_path)  # in place of ViT's
+    shape = ModelShape(1000, 0, 8, 1, 0)
+    with pytest.raises(UsageError, match="batch norm, which cannot be trained in bf16 with fsdp"):
+        activations.measured(config, 0, 3, model=model, shape=shape, world_size=2)
+
+
 def test_a_wrong_target_of_lora_is_the_users_mistake(tmp_path: Path) -> None:
     config, model = run_of(tmp_path, "llama", "precision=bf16", "lora={targets: [nothing]}")
     with pytest.raises(UsageError, match="nothing"):
