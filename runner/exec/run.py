@@ -45,7 +45,7 @@ from runner.exec.server_process import read_line, stage_command, start_server
 from runner.inputs import check_known_damage, check_names_and_sizes, hub_repositories, running_tree
 from runner.isolation import note_for_script
 from runner.ranks.environment import variables_between_nodes
-from runner.ranks.schedulers import mpi_task
+from runner.ranks.mpi import mpi_task
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(

@@ -17,15 +17,8 @@ from typing import Literal
 
 from runner.errors import UsageError, isolated
 from runner.ranks import network
+from runner.ranks.mpi import MpiTask, check_complete, check_knows_rank_0, job_number, mpi_task
 from runner.ranks.rendezvous import Master, address_in_slurm, locate
-from runner.ranks.schedulers import (
-    MpiTask,
-    check_complete,
-    how_to_name_rank_0,
-    job_hosts,
-    job_number,
-    mpi_task,
-)
 from runner.slurm.environment import (
     BINDS_GPUS,
     VARIABLES,
@@ -173,7 +166,7 @@ def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
                 ),
                 master_addr=environ["MASTER_ADDR"],
                 master_port=read_number(environ, "MASTER_PORT"),
-                peers=tuple(network.other_hosts(_job_hosts(environ)[1], environ)),
+                peers=tuple(network.other_hosts(_hosts_in_slurm(environ), environ)),
             )
         )
     task = mpi_task(environ) if environ.get(RANK_FLAG) != "1" else None
@@ -246,25 +239,21 @@ def _note_on_binding(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _place_in_mpi(task: MpiTask, environ: Mapping[str, str]) -> RankEnvironment:
-    scheduler, hosts = _job_hosts(environ)
+    hosts = _hosts_in_slurm(environ)
     given = environ.get("MASTER_ADDR", "")
     num_nodes = _num_nodes(task)
     on_first_host = bool(hosts) and network.same_host(hosts[0], network.here(environ))
     if num_nodes > 1 and not given:
-        if not hosts:
-            raise UsageError(
-                f"rank {task.rank} of {task.launcher} does not know where rank 0 is: "
-                "MASTER_ADDR is not set",
-                how_to_name_rank_0(scheduler, task.launcher),
-            )
+        check_knows_rank_0(task, given, hosts)
         if task.rank == 0 and not on_first_host:
             raise UsageError(
                 f"rank 0 runs on {network.here(environ)}, not on {hosts[0]}, the job's first host",
                 "Set MASTER_ADDR to the host of rank 0, for all ranks.",
             )
-    slurm = address_in_slurm if scheduler == "Slurm" else lambda _host: None
     is_first = task.rank == 0 or on_first_host
-    master = locate(given, hosts, num_nodes, is_first=is_first, address_in_scheduler=slurm)
+    master = locate(
+        given, hosts, num_nodes, is_first=is_first, address_in_scheduler=address_in_slurm
+    )
     return RankEnvironment(
         rank=task.rank,
         world_size=task.world_size,
@@ -287,10 +276,10 @@ def _notes(master: Master) -> tuple[str, ...]:
     return (master.ignored, where) if master.ignored else (where,)
 
 
-def _job_hosts(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The scheduler and the known hosts of the job."""
+def _hosts_in_slurm(environ: Mapping[str, str]) -> list[str]:
+    """The hosts of the job; empty outside of Slurm, where MASTER_ADDR must say where rank 0 is."""
     nodes = environ.get(VARIABLES["job_nodes"])
-    return ("Slurm", host_names(nodes)) if nodes else job_hosts(environ)
+    return host_names(nodes) if nodes else []
 
 
 def _port(environ: Mapping[str, str], default: int) -> int:
@@ -331,7 +320,7 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
     try:
         job, task = SlurmJobEnvironment.from_environ(environ), mpi_task(environ)
         if task is not None:
-            hosts, num_nodes = _job_hosts(environ)[1], _num_nodes(task)
+            hosts, num_nodes = _hosts_in_slurm(environ), _num_nodes(task)
             is_first = task.rank == 0
         elif job is not None and job.step is not None:
             hosts, num_nodes = host_names(job.step.nodes), len(job.step.tasks_per_node)
@@ -341,6 +330,8 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
         if num_nodes == 1:
             return {}, []
         given = environ.get("MASTER_ADDR", "")
+        if task is not None:
+            check_knows_rank_0(task, given, hosts)
         master = locate(
             given, hosts, num_nodes, is_first=is_first, address_in_scheduler=address_in_slurm
         )

@@ -1,4 +1,4 @@
-"""Processes of mpirun, PBS, LSF or SGE. The variables are those of Open MPI 5.0.11, MPICH 5.0.2."""
+"""Processes of mpirun. The variables are those of Open MPI 5.0.11 and MPICH 5.0.2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from runner.errors import UsageError
 from runner.ranks import environment as ranks_environment
-from runner.ranks import schedulers
 from runner.run_folder.layout import read_metrics
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_local import STEP
@@ -85,53 +84,46 @@ def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
     assert (place.rank, place.world_size) == (3, 4)
 
 
+def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write() -> None:
+    with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
+        ranks_environment.rank_environment(open_mpi(2, 4, 2))
+    assert "export MASTER_ADDR=FIRST_HOST and give mpirun -x MASTER_ADDR" in refused.value.remedy
+    assert ranks_environment.variables_between_nodes(mpich(2, 4, 2)) == (
+        {},
+        [
+            "rank 2 of MPICH or Intel MPI does not know where rank 0 is: MASTER_ADDR is not set",
+        ],
+    )
+
+
 @pytest.mark.parametrize(
-    ("scheduler", "text"),
+    ("variable", "text"),
     [
         ("PBS_NODEFILE", "n1\nn1\nn2\nn2\n"),
         ("LSB_DJOB_HOSTFILE", "n1\nn2\n"),
+        ("LSB_MCPU_HOSTS", "n1 4 n2 4"),
         ("PE_HOSTFILE", "n1 2 q@n1 U\nn2 2 q U\n"),
     ],
 )
-def test_the_hosts_of_a_job_are_read_from_the_schedulers_file(
-    tmp_path: Path, scheduler: str, text: str
+def test_a_lone_process_in_a_job_of_two_hosts_is_refused_with_the_line_to_write(
+    tmp_path: Path, variable: str, text: str
 ) -> None:
-    (tmp_path / "hosts").write_text(text)
-    assert schedulers.job_hosts({scheduler: str(tmp_path / "hosts")})[1] == ["n1", "n2"]
-
-
-def test_the_hosts_of_an_lsf_job_are_read_from_its_variables() -> None:
-    assert schedulers.job_hosts({"LSB_MCPU_HOSTS": "n1 4 n2 4"}) == ("LSF", ["n1", "n2"])
-    assert schedulers.job_hosts({"LSB_HOSTS": "n1 n1 n2 n2"}) == ("LSF", ["n1", "n2"])
-
-
-@pytest.mark.parametrize(
-    ("environ", "writes"),
-    [
-        (
-            {"PBS_JOBID": "17.server"},
-            "export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE) and give mpirun -x MASTER_ADDR",
-        ),
-        ({"LSB_JOBID": "17"}, "export MASTER_ADDR=$(echo $LSB_MCPU_HOSTS"),
-        ({"SGE_ROOT": "/sge", "JOB_ID": "17"}, "export MASTER_ADDR=$(head -n 1 $PE_HOSTFILE"),
-        ({}, "export MASTER_ADDR=FIRST_HOST"),
-    ],
-)
-def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write(
-    environ: Mapping[str, str], writes: str
-) -> None:
-    with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
-        ranks_environment.rank_environment({**open_mpi(2, 4, 2), **environ})
-    assert writes in refused.value.remedy
-
-
-def test_a_job_of_several_hosts_without_mpirun_is_refused_with_the_line_to_write(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "hosts").write_text("n1\nn2\n")
-    with pytest.raises(UsageError, match="this PBS job has 2 nodes") as refused:
-        ranks_environment.role({"PBS_NODEFILE": str(tmp_path / "hosts"), "PBS_JOBID": "17.server"})
+    """It would train on one of them, and nobody would notice."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    environ = {variable: text if variable == "LSB_MCPU_HOSTS" else str(hosts)}
+    with pytest.raises(UsageError, match=r"this job has 2 nodes \(n1, n2\)") as refused:
+        ranks_environment.role(environ)
     assert "mpirun -np RANKS runner train" in refused.value.remedy
+    assert refused.value.exit_code == 2
+    assert ranks_environment.role({**environ, **mpich(0, 2, 1)}) == "rank"
+
+
+def test_a_job_of_one_host_and_a_list_of_another_node_refuse_nothing(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1\nn1\n")
+    for path in (hosts, tmp_path / "missing"):
+        assert ranks_environment.role({"PBS_NODEFILE": str(path)}) == "local"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Reads the variables of other launchers than srun and torchrun: mpirun, PBS, LSF and SGE.
+"""Reads the variables of MPI launchers.
 
-`mpi_task` is the rank that an MPI launcher gave this process. `job_hosts` are the hosts of its job,
-if this node can read them. `check_complete` says what to write if the variables are incomplete.
+`mpi_task` is the rank that one gave this process. `check_complete` says what to write if variables
+of ranks are incomplete, or if a lone process would use one of several nodes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,8 @@ MPI_VARIABLES = (
     ),
     ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-_HOST_FILES = (("PBS", "PBS_NODEFILE"), ("LSF", "LSB_DJOB_HOSTFILE"), ("SGE", "PE_HOSTFILE"))
-_JOB_NUMBERS = (("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("SGE", "JOB_ID"))
+HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+"""Where PBS, LSF and SGE name the hosts of a job; the first word of a line is a host."""
 
 
 @dataclass(frozen=True)
@@ -60,51 +61,44 @@ def mpi_task(environ: Mapping[str, str]) -> MpiTask | None:
     return None
 
 
-def job_hosts(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The scheduler around this process, and the hosts of its job in order.
-
-    Returns:
-        ("", []) without a scheduler. The hosts are empty if this node cannot read them: PBS and SGE
-        write them to a file on the job's first node.
-    """
-    for scheduler, variable in _HOST_FILES:
-        if path := environ.get(variable):
-            try:
-                lines = Path(path).read_text(encoding="utf-8").splitlines()
-            except (OSError, ValueError):
-                continue
-            return scheduler, list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
-    if hosts_and_counts := environ.get("LSB_MCPU_HOSTS", "").split():
-        return "LSF", list(dict.fromkeys(hosts_and_counts[::2]))
-    if hosts := environ.get("LSB_HOSTS", "").split():
-        return "LSF", list(dict.fromkeys(hosts))
-    in_sge = "PE_HOSTFILE" in environ or "SGE_ROOT" in environ
-    found = [
-        name for name, variable in _JOB_NUMBERS if variable in environ and (name != "SGE" or in_sge)
-    ]
-    return (found[0] if found else "", [])
-
-
 def job_number(environ: Mapping[str, str]) -> int:
     """A number that is equal in all ranks of a job, and rarely equal in other jobs on the node."""
-    named = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    text = named or next(
-        (environ[variable] for _, variable in _JOB_NUMBERS if environ.get(variable)), ""
-    )
+    text = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
     if match := re.match(r"\d+", text):
         return int(match[0])
     return zlib.crc32(text.encode()) if text else os.getuid()
 
 
-def how_to_name_rank_0(scheduler: str, launcher: str) -> str:
-    """The advice to export MASTER_ADDR, so that all ranks know where rank 0 is."""
-    first = {
-        "PBS": "$(head -n 1 $PBS_NODEFILE)",
-        "LSF": "$(echo $LSB_MCPU_HOSTS | cut -d' ' -f1)",
-        "SGE": "$(head -n 1 $PE_HOSTFILE | cut -d' ' -f1)",
-    }.get(scheduler, "FIRST_HOST")
-    forward = " and give mpirun -x MASTER_ADDR" if launcher == "Open MPI" else ""
-    return f"Write before mpirun: export MASTER_ADDR={first}{forward} ({PAGE})."
+def check_knows_rank_0(task: MpiTask, given: str, hosts: Sequence[str]) -> None:
+    """Checks that a rank on one of several nodes can find rank 0.
+
+    Args:
+        task: the rank.
+        given: MASTER_ADDR; empty: not set.
+        hosts: the job's, where they are known.
+
+    Raises:
+        UsageError: it cannot. The remedy says what to write.
+    """
+    if given or hosts:
+        return
+    forward = " and give mpirun -x MASTER_ADDR" if task.launcher == "Open MPI" else ""
+    raise UsageError(
+        f"rank {task.rank} of {task.launcher} does not know where rank 0 is: MASTER_ADDR is not "
+        "set",
+        f"Write before mpirun: export MASTER_ADDR=FIRST_HOST{forward} ({PAGE} says how to find "
+        "it).",
+    )
+
+
+def _hosts_of_job(environ: Mapping[str, str]) -> list[str]:
+    """The hosts that a job of PBS, LSF or SGE names, where this node can read them."""
+    hosts = environ.get("LSB_MCPU_HOSTS", "").split()[::2]  # each with its number of slots
+    for path in filter(None, map(environ.get, HOST_FILES)):
+        with suppress(OSError, ValueError):
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            hosts += [line.split()[0] for line in lines if line.strip()]
+    return list(dict.fromkeys(hosts))
 
 
 def check_complete(
@@ -137,12 +131,12 @@ def check_complete(
                 "Give each rank RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or use "
                 f"torchrun ({PAGE}).",
             )
-    scheduler, hosts = job_hosts(environ)
+    hosts = _hosts_of_job(environ)
     if len(hosts) > 1:
         names = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
         raise UsageError(
-            f"this {scheduler} job has {len(hosts)} nodes ({names}); "
-            "started like this, runner would use this one alone",
+            f"this job has {len(hosts)} nodes ({names}); started like this, runner would use this "
+            "one alone",
             "Start one process for each rank: mpirun -np RANKS runner train RUN --bundle BUNDLE "
             f"({PAGE}).",
         )
