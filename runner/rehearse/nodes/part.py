@@ -29,7 +29,7 @@ FOLDER = "AIRLIFT_REHEARSAL"
 
 BLOCKED, RECORD, BANDWIDTH = "blocked", "node.json", "all-reduce.json"
 MEASURES_S = 240.0
-"""How long a rank waits until its node's devices are measured."""
+"""How long a rank waits until its node's devices are tried."""
 
 
 def is_part(environ: Mapping[str, str]) -> bool:
