@@ -1,9 +1,8 @@
 """A stamp, the sum of `stat` results, shows that files have not changed without reading them.
 
 Each change of a file moves its ctime, which nobody can set back. A replaced file has another inode.
-A removed or a new file changes the count. Sums do not depend on the order, so the stamps of parts
-(batches, shards) add up. There is no device number in it: the nodes of a cluster number the same
-mount differently.
+A removed or a new file changes the count. Sums do not depend on the order, so the stamps of batches
+add up. There is no device number in it: the nodes of a cluster number the same mount differently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`stage verify`: the whole of a bundle, one shard of it, or the verdict of many shards."""
+"""`stage verify`: proves that a bundle is as it was fetched."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stage.cli.base import json_option, print_json, quiet_option, say, signers_option
+from stage.cli.base import (
+    bundle_argument,
+    json_option,
+    print_json,
+    quiet_option,
+    say,
+    signers_option,
+)
 from stage.errors import DamageError, UsageError
 from stage.util.files import human_count, human_size
 
 if TYPE_CHECKING:
     from stage.util.progress import Reporter
     from stage.verify.receipt import KnownDamage
-    from stage.verify.report import Shard, VerificationReport
+    from stage.verify.report import VerificationReport
     from stage.verify.signature import Trust
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE")
+@bundle_argument
 @click.option(
     "--fast",
     is_flag=True,
@@ -44,13 +51,7 @@ if TYPE_CHECKING:
     "--report",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write the findings there, as JSON. With --shard, `%` becomes the shard's number.",
-)
-@click.option(
-    "--shard",
-    "shard_text",
-    metavar="I/N",
-    help="Read only the I-th of N parts (from 1). `auto`: this task's part of a Slurm step.",
+    help="Also write the findings there, as JSON.",
 )
 @click.option(
     "--no-resume",
@@ -63,24 +64,17 @@ if TYPE_CHECKING:
     metavar="ID",
     help="The bundle must be this one: its id, or the file of its lock (x.lock beside x.yaml).",
 )
-@click.option(
-    "--merge",
-    is_flag=True,
-    help="Take the reports of all shards instead of BUNDLE; give the verdict.",
-)
 @signers_option
 @quiet_option
 @json_option
 def verify(
-    paths: tuple[Path, ...],
+    bundle: Path,
     fast: bool,
     deep: bool,
     jobs: int | None,
     report: Path | None,
-    shard_text: str | None,
     no_resume: bool,
     id_text: str | None,
-    merge: bool,
     signers: Path | None,
     quiet: bool,
     as_json: bool,
@@ -93,28 +87,25 @@ def verify(
     \b
     Examples:
       stage verify bundle
-      stage verify bundle --fast                              # names and sizes
-      srun stage verify bundle --shard auto --report 'part-%.json'
-      stage verify --merge part-*.json                        # the verdict
+      stage verify bundle --fast               # names and sizes
+      stage verify bundle --report damage.json # for stage patch
     """
     from stage.util.files import write_atomically
     from stage.util.progress import Reporter
 
-    shard = _shard(shard_text)
-    _check_options(
-        paths, fast=fast, deep=deep, shard=shard, merge=merge, signers=signers, no_resume=no_resume
-    )
+    if deep and fast:
+        raise UsageError(
+            "--deep cannot be combined with --fast: it loads files after every byte was read.",
+            "Omit one of them.",
+        )
     bundle_id = _bundle_id(id_text)
     if report is not None:
-        report = _report_of(report, shard, None if merge else paths[0])
+        _check_report_path(report, bundle)
     with Reporter(quiet=quiet or as_json) as reporter:
-        if merge:
-            result, trust = _merged(paths, bundle_id), None
-        else:
-            trust = _trust(paths[0], signers)
-            level = "deep" if deep else "fast" if fast else "full"
-            result = _verified(paths[0], level, jobs, shard, not no_resume, bundle_id, reporter)
-            trust = trust and trust.with_findings(paths[0], result.findings)
+        trust = _trust(bundle, signers)
+        level = "deep" if deep else "fast" if fast else "full"
+        result = _verified(bundle, level, jobs, not no_resume, bundle_id, reporter)
+        trust = trust and trust.with_findings(bundle, result.findings)
         if not result.is_another and (
             not result.ok or trust is None or trust.error is None
         ):  # who demanded a signature got none to believe
@@ -136,41 +127,6 @@ def verify(
 
 def _as_known(known: KnownDamage) -> dict[str, Any]:
     return {"findings": len(known.report.findings), "report": str(known.written)}
-
-
-def _check_options(
-    paths: tuple[Path, ...],
-    *,
-    fast: bool,
-    deep: bool,
-    shard: Shard | None,
-    merge: bool,
-    signers: Path | None,
-    no_resume: bool,
-) -> None:
-    """Refuses options of `verify` that do not go together."""
-    if deep and (fast or merge or shard):
-        raise UsageError(
-            "--deep cannot be combined with --fast, --shard or --merge: it loads files after "
-            "every byte was read.",
-            "Omit one of them.",
-        )
-    if merge and (shard or fast or signers or no_resume):
-        raise UsageError(
-            "--merge cannot be combined with --shard, --fast, --no-resume or --signers: it reads "
-            "reports, not a bundle.",
-            "stage verify BUNDLE --fast --signers FILE checks the signature.",
-        )
-    if not merge and len(paths) > 1:
-        raise UsageError(f"{paths[1]}: one bundle at a time.", "Reports of shards go with --merge.")
-
-
-def _shard(text: str | None) -> Shard | None:
-    if text is None:
-        return None
-    from stage.verify.shards import parse_shard
-
-    return parse_shard(text, os.environ)
 
 
 def _bundle_id(text: str | None) -> str | None:
@@ -206,25 +162,6 @@ def _bundle_id(text: str | None) -> str | None:
     return lock.id
 
 
-def _merged(paths: Sequence[Path], bundle_id: str | None) -> VerificationReport:
-    from stage.verify.report import BY_ID, read_report
-    from stage.verify.shards import merge
-
-    report = merge([(path, read_report(path)) for path in paths])
-    if (
-        bundle_id is not None
-        and report.ok
-        and (report.bundle_id != bundle_id or report.proof != BY_ID)
-    ):
-        raise UsageError(
-            f"--id {bundle_id}: the shards were not verified with it; the bundle's id is "
-            f"{report.bundle_id}.",
-            f"stage verify BUNDLE --id {bundle_id} --shard I/N --report FILE for each, then merge "
-            "those.",
-        )
-    return report
-
-
 def _trust(bundle: Path, signers: Path | None) -> Trust | None:
     if signers is None:
         return None
@@ -237,7 +174,6 @@ def _verified(
     bundle: Path,
     level: str,
     jobs: int | None,
-    shard: Shard | None,
     resume: bool,
     bundle_id: str | None,
     reporter: Reporter,
@@ -250,17 +186,15 @@ def _verified(
     check_is_bundle(bundle)
     if level == "fast":
         with _no_collections():
-            return verify(bundle, "fast", shard=shard, bundle_id=bundle_id)
+            return verify(bundle, "fast", bundle_id=bundle_id)
     journal = VerifyCheckpoint(
-        state_folder(os.environ) / "verify", bundle, shard, reporter.note, resume=resume
+        state_folder(os.environ) / "verify", bundle, reporter.note, resume=resume
     )
-    to_read = announced_size(bundle) // (shard.count if shard else 1)
-    with reporter.bytes_bar("verify", to_read) as bar, _no_collections():
+    with reporter.bytes_bar("verify", announced_size(bundle)) as bar, _no_collections():
         report = verify(
             bundle,
             "full",
             jobs=jobs,
-            shard=shard,
             progress=bar,
             journal=journal,
             bundle_id=bundle_id,
@@ -304,21 +238,17 @@ def _known_damage(report: VerificationReport) -> KnownDamage | None:
     """The damage on record: found now, or by an earlier verification and not repaired since."""
     from stage.verify.receipt import find_damage, state_folder
 
-    was_all_read = report.ok and report.level != "fast" and report.shard is None
+    was_all_read = report.ok and report.level != "fast"
     if was_all_read or report.is_another:
         return None
     return find_damage(state_folder(os.environ), report.root)
 
 
-def _report_of(report: Path, shard: Shard | None, bundle: Path | None) -> Path:
-    """Where the report goes; that it can is found out before hours of reading, not after."""
+def _check_report_path(report: Path, bundle: Path) -> None:
+    """Whether the report can be written is found out before hours of reading, not after."""
     from stage.util.files import check_folder_of
 
-    if shard is not None:
-        from stage.verify.shards import report_path
-
-        report = report_path(report, shard)
-    if bundle is not None and bundle.resolve() in report.resolve().parents:
+    if bundle.resolve() in report.resolve().parents:
         raise UsageError(
             f"--report {report}: inside the bundle it would itself be an extra file.",
             "Put it beside the bundle.",
@@ -326,7 +256,6 @@ def _report_of(report: Path, shard: Shard | None, bundle: Path | None) -> Path:
     if report.is_dir():
         raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
     check_folder_of(report, "--report ")
-    return report
 
 
 def _print(
@@ -377,7 +306,7 @@ def _print_sound(result: VerificationReport, is_signed: bool) -> None:
     files, size = human_count(result.files, "file"), human_size(result.size)
     say(f"{result.root}: sound: {files}, {size}, {_how(result)}")
     say(f"bundle id {result.bundle_id}")
-    for line in describe_proof(result, signed=is_signed) if result.shard is None else ():
+    for line in describe_proof(result, signed=is_signed):
         say(line)
 
 
@@ -399,11 +328,6 @@ def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
 
 
 def _how(result: VerificationReport) -> str:
-    if result.shard is not None:
-        return (
-            f"no damage in shard {result.shard} "
-            "(the others not read; `stage verify --merge` gives the verdict)"
-        )
     if result.level == "deep":
         return "every byte is as it was fetched, and everything that could be checked loads"
     if result.level == "full":

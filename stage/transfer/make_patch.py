@@ -49,16 +49,10 @@ def patch_damage(
     """Writes a patch that repairs the damage in a report.
 
     Raises:
-        UsageError: the report is of another bundle, of one shard, or names no damage that a patch
-            can repair.
+        UsageError: the report is of another bundle, or names no damage that a patch can repair.
         DamageError: this bundle is damaged at the same bytes.
     """
     bundle = Bundle.open(root)
-    if report.shard is not None:
-        raise UsageError(
-            "The report is of one shard.",
-            "stage verify --merge REPORT... --report FILE, and use that.",
-        )
     if report.bundle_id not in (None, bundle.id):
         raise _of_another_state(bundle, report, output)
     if unloadable := [

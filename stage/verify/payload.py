@@ -26,12 +26,12 @@ from stage.bundle.stamp import Stamp, stamp_of
 from stage.errors import NO_MEANS
 from stage.util.digests import BLOCK_SIZE
 from stage.util.processes import MOST_PIECES, Send, Workers
-from stage.verify.report import Finding, Shard, in_ranges
+from stage.verify.report import Finding, in_ranges
 
 # The memory of a worker; more was no faster. It begins a page: into a `bytearray`, which begins 16
 # bytes off, the kernel copies at two thirds of the speed (AMD EPYC).
 BUFFER_SIZE = 2**20
-COST_OF_OPENING = 2**16  # bytes that could be read meanwhile: keeps shards of many small files even
+COST_OF_OPENING = 2**16  # bytes that could be read meanwhile: keeps batches of small files even
 SMALL = 2**18  # bytes of a file that is read in one go
 LEAST_BATCH = 2**23  # milliseconds of work
 LARGEST_BATCH = 2**30
@@ -88,11 +88,8 @@ class _Bad(NamedTuple):
     why: str
 
 
-def units(files: Iterable[PayloadFile], shard: Shard | None = None) -> list[Unit]:
-    """Everything to read, the largest file first; of that, one shard's part.
-
-    The parts are contiguous, disjoint, together everything, and the same for the same `files`.
-    """
+def units(files: Iterable[PayloadFile]) -> list[Unit]:
+    """Everything to read, the largest file first; the same for the same `files`."""
     ordered: list[Unit] = []
     for file in sorted(sorted(files), key=attrgetter("size"), reverse=True):
         if file.blocks:
@@ -103,15 +100,7 @@ def units(files: Iterable[PayloadFile], shard: Shard | None = None) -> list[Unit
             ]
         else:
             ordered.append(Unit(file, 0, file.size, file.sha256))
-    if shard is None:
-        return ordered
-    costs = [unit.end - unit.start + COST_OF_OPENING for unit in ordered]
-    total, before, mine = sum(costs), 0, []
-    for unit, cost in zip(ordered, costs, strict=True):
-        if before * shard.count // total == shard.number - 1:
-            mine.append(unit)
-        before += cost
-    return mine
+    return ordered
 
 
 def batches(work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> list[range]:

@@ -129,7 +129,7 @@ def wait_until_at_rest(root: Path) -> None:
 def record(folder: Path, report: VerificationReport) -> str | None:
     """Writes the receipt of a sound bundle that was read whole, or the record of its damage.
 
-    Each removes the other. `--fast`, or one shard, removes nothing if it finds nothing.
+    Each removes the other. `--fast` removes nothing if it finds nothing.
 
     Returns:
         Why there is no receipt although the bundle is sound; None where there is no reason.
@@ -141,7 +141,7 @@ def record(folder: Path, report: VerificationReport) -> str | None:
     if not report.ok:
         path.unlink(missing_ok=True)
         _record_damage(folder, report)
-    if not report.ok or report.level == "fast" or report.shard is not None:
+    if not report.ok or report.level == "fast":
         return None
     _damage_path(folder, report.root).unlink(missing_ok=True)
     if (
@@ -155,8 +155,6 @@ def record(folder: Path, report: VerificationReport) -> str | None:
             "read. Where a run file says `bundle.verified: required`, verify once more in two "
             "seconds"
         )
-    if not report.root.is_dir():
-        return f"the verdict holds; no receipt is kept: the bundle is not here: {report.root}"
     receipt = Receipt(
         bundle_id=report.bundle_id,
         seal=report.seal,
@@ -184,16 +182,16 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _record_damage(folder: Path, report: VerificationReport) -> None:
-    """Keeps the findings, with how each file looks now. Where the bundle is not here, keeps none.
+    """Keeps the findings, with how each file looks now.
 
     Files that only do not load (`--deep`) are as they were fetched: no damage. A verification of
-    names and sizes, or of one shard, adds to what is known: it has not read everything.
+    names and sizes adds to what is known: it has not read the bytes.
     """
     findings = {f.path: f for f in report.findings if f.problem != "unloadable"}
-    if not findings or not report.root.is_dir():
+    if not findings:
         return
     as_found: dict[str, Any] = {path: _look(report.root / path) for path in findings}
-    if report.level == "fast" or report.shard is not None:
+    if report.level == "fast":
         for finding, look in _still_so(_damage_path(folder, report.root), report.root):
             findings.setdefault(finding.path, finding)
             as_found.setdefault(finding.path, look)

@@ -1,14 +1,12 @@
 """The result of a verification, as data: findings and reports, to and from JSON.
 
-`verify` makes them, the command line prints them, `--merge` adds up those of shards, and
-`stage patch` reads them.
+`verify` makes them, the command line prints them, and `stage patch` reads them.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,28 +72,17 @@ def is_closed(finding: Finding) -> bool:
     return finding.problem == "unreadable" and finding.found.startswith(os.strerror(errno.EACCES))
 
 
-@dataclass(frozen=True, order=True)
-class Shard:
-    """Which part of a verification: the `number`-th of `count`, counted from 1."""
-
-    number: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-
 @dataclass(frozen=True)
 class VerificationReport:
     """The scope and the findings of a verification. `ok`: there are none.
 
     Attributes:
         files, size: of the whole bundle, as the lock counts them.
-        shard: None for a whole verification.
-        seal: sha256 of the tag manifest; None if it is missing. Equal for shards of one bundle.
+        seal: sha256 of the tag manifest; None if it is missing. Not in the JSON.
         began: when the first byte was read, in seconds since 1970; also of a resumed verification.
+            Not in the JSON.
         stamp: of the payload files that were read; None unless all are sound and none was changed
-            just before.
+            just before. Not in the JSON.
         proof: what the payload was compared with, `BY_ID` or `BY_LISTS`; None: with nothing.
         unproven: files beside the payload that the bundle id does not cover: only the tag manifest
             vouches for them, and a signature for that.
@@ -108,7 +95,6 @@ class VerificationReport:
     files: int
     size: int
     findings: tuple[Finding, ...] = field(default=())
-    shard: Shard | None = None
     seal: str | None = None
     began: float | None = field(default=None, compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
@@ -131,7 +117,7 @@ class VerificationReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as `--json` and `--report` write it (format 1)."""
-        document: dict[str, Any] = {
+        return {
             "format": 1,
             "bundle": str(self.root),
             "bundle_id": self.bundle_id,
@@ -141,16 +127,6 @@ class VerificationReport:
             "bytes": self.size,
             "findings": [finding.to_json() for finding in self.findings],
             "proof": {"payload": self.proof, "unproven": list(self.unproven)},
-        }
-        if self.shard is None:
-            return document
-        stamp = self.stamp._asdict() if self.stamp else None
-        return {
-            **document,
-            "shard": str(self.shard),
-            "seal": self.seal,
-            "began": self.began,
-            "stamp": stamp,
         }
 
 
@@ -240,23 +216,11 @@ def read_report(path: Path) -> VerificationReport:
         files=fields.take("files", int),
         size=fields.take("bytes", int),
         findings=tuple(map(_finding, fields.each("findings"))),
-        seal=fields.maybe_hex("seal"),
     )
     if (proof := fields.maybe_inside("proof")) is not None:  # absent in reports of old versions
         payload = proof.choice("payload", (BY_ID, BY_LISTS))
         report = replace(report, proof=payload, unproven=proof.texts("unproven"))
-    if (shard := fields.maybe("shard", str)) is None:
-        return report
-    parts = re.fullmatch(r"([0-9]{1,19})/([0-9]{1,19})", shard)
-    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
-        fields.wrong("shard", "should be such as 1/4")
-    stamp = fields.maybe_inside("stamp")
-    return replace(
-        report,
-        shard=Shard(int(parts[1]), int(parts[2])),
-        began=fields.maybe("began", float),
-        stamp=None if stamp is None else _stamp(stamp),
-    )
+    return report
 
 
 def _finding(fields: Fields) -> Finding:
@@ -271,11 +235,3 @@ def _finding(fields: Fields) -> Finding:
         found=fields.take("found", str),
         ranges=joined(ranges),
     )
-
-
-def _stamp(fields: Fields) -> Stamp:
-    """Sums of times and of inodes may be below zero, and larger than any size."""
-    for key, value in fields.data.items():
-        if key not in Stamp._fields or type(value) is not int or abs(value) >= 2**256:
-            fields.wrong(key, "should be a number of a stamp")
-    return Stamp(**fields.data)

@@ -20,7 +20,6 @@ from typing import IO, NamedTuple
 from stage.bundle.stamp import Stamp, stamp_of
 from stage.util.files import format_age, human_size
 from stage.verify.payload import Batch, Unit
-from stage.verify.report import Shard
 
 EXPIRES_S = 24 * 3600.0
 BEGINS_AFTER_S = 30.0  # less is soon read again
@@ -37,7 +36,7 @@ class Resumed(NamedTuple):
 
 
 class VerifyCheckpoint:
-    """The checkpoint of a verification of one shard of a bundle with one tag manifest.
+    """The checkpoint of a verification of a bundle with one tag manifest.
 
     Args:
         folder: of all checkpoints; created if it does not exist.
@@ -50,7 +49,6 @@ class VerifyCheckpoint:
         self,
         folder: Path,
         root: Path,
-        shard: Shard | None,
         note: Callable[[str], None],
         *,
         resume: bool = True,
@@ -58,7 +56,6 @@ class VerifyCheckpoint:
     ) -> None:
         self._folder = folder
         self._root = root
-        self._shard = shard
         self._note = note
         self._resume = resume
         self._after_s = after_s
@@ -74,7 +71,7 @@ class VerifyCheckpoint:
         Args:
             seal: sha256 of the tag manifest: what the digests of `work` come from.
         """
-        about = [str(self._root.resolve()), self._root.stat().st_dev, seal, str(self._shard)]
+        about = [str(self._root.resolve()), self._root.stat().st_dev, seal]
         self._path = self._folder / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.jsonl"
         self._work = work
         try:

@@ -28,7 +28,6 @@ from stage.verify.report import (
     BY_ID,
     BY_LISTS,
     FindingCollector,
-    Shard,
     VerificationReport,
 )
 from stage.verify.resume import Resumed, VerifyCheckpoint
@@ -55,18 +54,15 @@ def verify(
     level: str = "full",
     *,
     jobs: int | None = None,
-    shard: Shard | None = None,
     progress: Progress | None = None,
     journal: VerifyCheckpoint | None = None,
     bundle_id: str | None = None,
 ) -> VerificationReport:
-    """Verifies a bundle, or one shard of it.
+    """Verifies a bundle.
 
     Args:
         level: `fast` looks at names, kinds and sizes; `full` also reads every byte.
         jobs: processes that read (default: one per core that this process may use).
-        shard: read only this part of the bytes. Every shard checks names, kinds, sizes and the tag
-            files, so that `stage.verify.shards.merge` knows whether all saw the same bundle.
         progress: called with the number of payload bytes just read.
         journal: where to resume, and to keep progress in case of an interruption.
         bundle_id: the id that the bundle must have, 64 hex digits. Then large files are read whole
@@ -89,13 +85,13 @@ def verify(
     for large_text in (layout.LOCK, layout.MANIFEST):
         tags.pop(large_text, None)
     _check_names(entries, expected, lock, recorded, found)
-    if level == "fast" or shard is not None:  # else each file is read, and so its size is known
+    if level == "fast":  # else each file is read, and so its size is known
         _check_sizes(root, entries, expected, found)
     is_another = _is_another(lock, bundle_id, found)
     read, resumed = Readback(), Resumed()
     if level == "full" and not is_another:
         lists = believable_lists(lock, tags, pinned=bundle_id is not None)
-        work = units(_files(root, entries, expected, lists), shard)
+        work = units(_files(root, entries, expected, lists))
         read, resumed = _read(root, work, jobs or cores(), seal, journal, progress)
         found.add_all(read.findings)
     is_sound = level == "full" and not found.findings
@@ -106,7 +102,6 @@ def verify(
         files=len(expected),
         size=sum(size or 0 for size, _ in expected.values()),
         findings=tuple(sorted(found.findings)),
-        shard=shard,
         seal=seal,
         began=resumed.since or began,
         stamp=_settled(root, read.stamp.plus(resumed.stamp), began_ns) if is_sound else None,

@@ -96,7 +96,6 @@ MISTAKES = {
     "stage verify run.yaml": "it is a file",
     "stage verify empty": "not a bundle",
     "stage verify bundle --signers nofile": "nofile",
-    "stage verify bundle --shard 3/2": "3/2",
     "stage verify bundle --jobs 0": "--jobs",
     "stage verify bundle --report nofolder/r.json": "mkdir",
     "stage verify bundle --id 12ab": "12ab",

@@ -123,7 +123,7 @@ def test_the_version_is_the_distributions(bundle: Path) -> None:
     [
         (["vrify", "x"], "No such command 'vrify'", "--help"),
         (["verify"], "Missing argument 'BUNDLE'", "verify --help"),
-        (["verify", "a", "b"], "one bundle at a time", "--merge"),
+        (["verify", "a", "b"], "unexpected extra argument (b)", "verify --help"),
         (["verify", "x", "--jobs", "0"], "Invalid value for '--jobs'", "verify --help"),
         (["verify", "x", "--fats"], "No such option", "verify --help"),
         (["fetch", "m.yaml"], "Missing option '-o'", "fetch --help"),

@@ -119,7 +119,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ("words", "completed"),
     [
         (["stage", "pu"], ["push"]),
-        (["stage", "verify", "--s"], ["--shard", "--signers"]),
+        (["stage", "verify", "--d"], ["--deep"]),
         (["runner", "pre"], ["prepare"]),
     ],
     ids=" ".join,

@@ -149,22 +149,6 @@ def as_report(root: Path, findings: list[Any], **changes: Any) -> bytes:
     return json.dumps({**report_of(root).to_json(), "findings": findings, **changes}).encode()
 
 
-def merged(*changes: dict[str, Any]) -> Prepare:
-    """`stage verify --merge` of reports of shards."""
-
-    def prepare(place: Place) -> list[str]:
-        root = place.bundle()
-        names = []
-        for number, change in enumerate(changes):
-            document = {"shard": f"{number + 1}/{len(changes)}", "seal": "0" * 64, **change}
-            names.append(
-                str(place.write(f"part-{number}.json", as_report(root, [], **document)).name)
-            )
-        return ["verify", "--merge", *names]
-
-    return prepare
-
-
 def _pipe_for_a_report(place: Place) -> list[str]:
     place.bundle()
     os.mkfifo(place.folder / "report.json")
@@ -172,8 +156,9 @@ def _pipe_for_a_report(place: Place) -> list[str]:
 
 
 def _sparse_report(place: Place) -> list[str]:
-    os.truncate(place.write("bundle-report.json", b"{"), 10**11)
-    return ["verify", "--merge", "bundle-report.json"]
+    place.bundle()
+    os.truncate(place.write("report.json", b"{"), 10**11)
+    return ["patch", "bundle", "--report", "report.json", "-o", "patch"]
 
 
 def since(make: Callable[[Path], object]) -> Prepare:
@@ -354,12 +339,6 @@ CASES = [
         reported(lambda r: as_report(r, [], bundle_id="0" * 64)),
     ),
     Case(
-        "report of one shard",
-        2,
-        ("one shard",),
-        reported(lambda root: as_report(root, [], shard="1/2", seal=None)),
-    ),
-    Case(
         "report of nothing",
         2,
         ("nothing that a patch can repair",),
@@ -399,9 +378,4 @@ CASES = [
         ("2 pieces",),
         finding(ranges=[[0, 2**24], [5, 2**24 + 1], [7, 9]]),
     ),
-    Case("merge of 2^62 shards", 2, ("missing",), merged({"shard": f"1/{2**62}"})),
-    Case("merge of shard 0", 2, NO_REPORT, merged({"shard": "0/1"})),
-    Case("merge of half a shard", 2, NO_REPORT, merged({"shard": "1/2/3"})),
-    Case("merge of a shard twice", 2, ("there already",), merged({}, {"shard": "1/2"})),
-    Case("merge of two seals", 2, ("does not belong",), merged({}, {"seal": "1" * 64})),
 ]

@@ -23,7 +23,7 @@ from stage.transfer.make_patch import patch_damage
 from stage.util.digests import hash_file, sha256_of_bytes
 from stage.util.progress import Reporter
 from stage.verify.receipt import Receipt, find, record
-from stage.verify.report import BY_ID, BY_LISTS, Shard, VerificationReport, read_report
+from stage.verify.report import BY_ID, BY_LISTS, VerificationReport, read_report
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -116,8 +116,6 @@ def test_a_large_file_changed_with_its_block_list_is_damage(second: Path, folder
     code, said = standalone(copy, "--json")
     assert code == 1
     assert json.loads(said)["findings"] == [finding.to_json() for finding in report.findings]
-    parts = [verify(copy, shard=Shard(n, 3)) for n in (1, 2, 3)]
-    assert set().union(*map(problems, parts)) == problems(report)
 
 
 def test_under_format_1_it_is_damage_for_whoever_names_the_id(first: Path, folder: Path) -> None:
@@ -205,26 +203,6 @@ def test_a_lock_that_is_damaged_is_damage_and_no_other_bundle(second: Path, fold
     said = stage("verify", copy, "--id", id_of(second), code=1)
     assert "stage patch" in said.stderr and "another bundle" not in said.stderr
     assert f"`{BIG}`: missing" in said.stdout
-
-
-def test_shards_are_of_the_id_all_or_none(first: Path, folder: Path) -> None:
-    copy, wanted = forge(copied(first, folder)), id_of(first)
-    for number in (1, 2, 3):
-        shard = ("verify", copy, "--shard", f"{number}/3", "--report", folder / f"{number}.json")
-        subprocess.run(
-            [sys.executable, "-m", "stage", *map(str, shard), "--id", wanted], capture_output=True
-        )
-        stage(*shard[:-1], folder / f"blind-{number}.json", code=0)
-    whole = [folder / f"{number}.json" for number in (1, 2, 3)]
-    blind = [folder / f"blind-{number}.json" for number in (1, 2, 3)]
-    assert f"`{BIG}`: mismatched" in stage("verify", "--merge", *whole, code=1).stdout
-    said = stage("verify", "--merge", whole[0], *blind[1:], code=2).stderr
-    assert "one was verified with --id" in said
-    stage("verify", "--merge", *blind, code=0)
-    assert (
-        "were not verified with it"
-        in stage("verify", "--merge", *blind, "--id", wanted, code=2).stderr
-    )
 
 
 @pytest.mark.parametrize("path", [layout.REQUEST, layout.BAG_INFO, layout.VERIFIER])

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,15 +238,6 @@ def test_a_plan_that_was_edited_and_resealed_writes_nothing_outside(
     assert (
         not list(tmp_path.glob("**/escape")) and not (copy / "data/models/bert/vocab.txt").exists()
     )
-
-
-def test_a_shards_report_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
-    from stage.verify.report import Shard
-
-    (copy / "data/models/bert/vocab.txt").unlink()
-    report = replace(verify(copy), shard=Shard(1, 2))
-    with pytest.raises(UsageError, match="one shard"):
-        patch_damage(sound, report, tmp_path / "patch", None, QUIET)
 
 
 def test_after_a_patch_what_no_patch_repairs_is_all_named_with_what_does(

@@ -9,15 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stage.bundle.stamp import TICK_NS, UNSURE_NS, now_ns, unsure_ns
 from stage.verify.receipt import Receipt, find, record, state_folder
-from stage.verify.report import Shard, read_report
-from stage.verify.shards import merge
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -145,23 +142,10 @@ def test_damage_takes_the_receipt_back(bundle: Path, state: Path) -> None:
 
 def test_a_look_at_names_and_sizes_is_no_verification(bundle: Path, state: Path) -> None:
     assert record(state, verify(bundle, "fast")) is None
-    assert record(state, verify(bundle, shard=Shard(1, 2))) is None
     assert find(state, bundle) == "not verified here"
     verified(bundle, state)
     record(state, verify(bundle, "fast"))
     assert isinstance(find(state, bundle), Receipt), "a look takes nothing back"
-
-
-def test_shards_together_get_the_receipt_of_the_whole(
-    bundle: Path, state: Path, tmp_path: Path
-) -> None:
-    paths = [tmp_path / f"part-{number}.json" for number in (1, 2, 3)]
-    for number, path in enumerate(paths, 1):
-        path.write_text(json.dumps(verify(bundle, shard=Shard(number, 3)).to_json()))
-    merged = merge([(path, read_report(path)) for path in paths])
-    assert merged.stamp == verify(bundle).stamp is not None
-    assert record(state, merged) is None and isinstance(find(state, bundle), Receipt)
-    assert "not here" in str(record(state, replace(merged, root=tmp_path / "gone")))
 
 
 def test_what_was_written_just_before_gets_none_and_is_told_why(

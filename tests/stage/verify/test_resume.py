@@ -14,7 +14,7 @@ import pytest
 
 from stage.bundle.stamp import UNSURE_NS
 from stage.util.digests import BLOCK_SIZE
-from stage.verify.report import Shard, VerificationReport
+from stage.verify.report import VerificationReport
 from stage.verify.resume import EXPIRES_S, VerifyCheckpoint
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
@@ -35,9 +35,9 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def journal(tmp_path: Path, notes: list[str]) -> Callable[..., VerifyCheckpoint]:
-    def make(root: Path, shard: Shard | None = None, **options: object) -> VerifyCheckpoint:
+    def make(root: Path, **options: object) -> VerifyCheckpoint:
         return VerifyCheckpoint(
-            tmp_path / "state", root, shard, notes.append, **{"after_s": 0.0, **options}
+            tmp_path / "state", root, notes.append, **{"after_s": 0.0, **options}
         )  # type: ignore[arg-type]
 
     return make
@@ -94,7 +94,7 @@ class Killed(Journal):
         super().add(batch)
         os.kill(os.getpid(), signal.SIGKILL)
 root = Path({str(old_bundle)!r})
-journal = Killed(Path({str(tmp_path)!r}) / "airlift/verify", root, None, print, after_s=0)
+journal = Killed(Path({str(tmp_path)!r}) / "airlift/verify", root, print, after_s=0)
 verify(root, jobs=2, journal=journal)
 """
     killed = subprocess.run([sys.executable, "-c", script], timeout=60, stdout=subprocess.DEVNULL)
@@ -197,16 +197,6 @@ def test_a_journal_that_cannot_be_believed_is_not(
     path.write_text("\n".join(texts[spoil]))
     report, read = go_on(old_bundle, journal(old_bundle))
     assert report.ok and read == report.size and notes == []
-
-
-def test_shards_have_journals_of_their_own(
-    old_bundle: Path, journal: Callable[..., VerifyCheckpoint]
-) -> None:
-    shards = [Shard(1, 2), Shard(2, 2)]
-    interrupt(old_bundle, journal(old_bundle, shards[0]), shard=shards[0])
-    _, other = go_on(old_bundle, journal(old_bundle, shards[1]), shard=shards[1])
-    _, first = go_on(old_bundle, journal(old_bundle, shards[0]), shard=shards[0])
-    assert first < BIG_SIZE - other
 
 
 def test_where_nothing_can_be_kept_that_is_said_and_no_obstacle(
