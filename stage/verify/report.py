@@ -149,12 +149,6 @@ class FindingCollector:
         for finding in findings:
             self.add_finding(finding)
 
-    def blame_record(self, path: str, record: str) -> None:
-        """Moves the finding on `path` to the file that recorded its digest: `path` is sound."""
-        if (finding := self._by_path.get(path)) is not None and finding.problem == "mismatched":
-            del self._by_path[path]
-            self.add(record, "mismatched", f"{finding.found} for {path}", finding.expected)
-
     def __contains__(self, path: str) -> bool:
         return path in self._by_path
 

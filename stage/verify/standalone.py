@@ -233,12 +233,6 @@ class Verification:
         """Notes a finding unless there is one on that path."""
         self.found.setdefault(path, (path, problem, expected, found, ranges))
 
-    def blame_record(self, path):
-        """Moves a finding to the tag manifest, which recorded the digest: `path` has a witness."""
-        if self.found.get(path, "  ")[1] == "mismatched":
-            _, _, expected, actual, _ = self.found.pop(path)
-            self.add(TAG_MANIFEST, "mismatched", "%s for %s" % (actual, path), expected)
-
     def real(self, path):
         return os.path.join(os.fsencode(str(self.root)), path.encode(*UTF_8))
 
@@ -282,8 +276,6 @@ class Verification:
             return {path: texts[path] for path in TAG_FILES if path in texts}, None
         manifest, _ = texts.pop(TAG_MANIFEST), texts.pop(SIGNATURE, None)
         recorded = parse_manifest(manifest)
-        id_line = b"External-Identifier: sha256:" + sha256_of(texts.get(LOCK, b"")).encode()
-        is_known_lock = id_line in texts.get(BAG_INFO, b"").split(b"\n")
         uncovered = [path for path in TAG_FILES if path in texts and path not in recorded]
         sound = {path: texts[path] for path in uncovered}
         for path, digest in recorded.items():
@@ -292,17 +284,11 @@ class Verification:
                     self.add(path, "missing", "sha256 " + digest, "nothing")
                 continue
             actual = sha256_of(texts[path])
-            is_record_damaged = sum(a != b for a, b in zip(actual, digest.lower())) <= 4
-            if actual != digest and is_record_damaged:
-                expected = "sha256 %s for %s" % (actual, path)
-                self.add(TAG_MANIFEST, "mismatched", expected, digest)
-            elif actual != digest:
+            if actual == digest:
+                sound[path] = texts[path]
+            else:
                 expected = "sha256 %s (recorded in %s)" % (digest, TAG_MANIFEST)
                 self.add(path, "mismatched", expected, "sha256 " + actual)
-            is_known = {LOCK: is_known_lock, BAGIT: texts[path] == BAGIT_TEXT}
-            if is_record_damaged or is_known.get(path):
-                sound[path] = texts[path]
-                self.blame_record(path)
         is_exact = manifest == manifest_text(recorded)
         if not is_exact or uncovered or not all(map(TAG_PATH.match, recorded)):
             detail = "no sound line for " + uncovered[0] if uncovered else "something else"
@@ -333,8 +319,6 @@ class Verification:
         if lock.is_complete:
             text = manifest_text({path: digest for path, (_, digest) in lock.files.items()})
             implied[MANIFEST] = text
-            if self.texts.get(MANIFEST) == text:
-                self.blame_record(MANIFEST)
         for path in implied:
             if path in tags and tags[path] != implied[path]:
                 self.add(path, "invalid", "the text that stage.lock implies", "another")
@@ -356,8 +340,6 @@ class Verification:
             del self.tags[path]
             expected = "sha256 %s (recorded in %s)" % (expected, LOCK)
             self.add(path, "mismatched", expected, "sha256 " + sha256_of(text))
-        elif text is None and sha256_of(self.texts.get(path, b"")) == expected:
-            self.blame_record(path)
         elif text is None and path in self.texts and path not in self.found:
             detail = "no sound line for " + path
             self.add(TAG_MANIFEST, "invalid", "one line for each tag file", detail)

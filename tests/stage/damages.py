@@ -48,38 +48,37 @@ def _parents(path: str) -> list[str]:
 
 
 def flip_a_bit(root: Path, chance: random.Random) -> set[str]:
-    return {
-        _flip(
-            root,
-            chance.choice([path for path in files(root) if (root / path).stat().st_size]),
-            chance,
-        )
-    }
+    return _flip(
+        root,
+        chance.choice([path for path in files(root) if (root / path).stat().st_size]),
+        chance,
+    )
 
 
 def flip_a_bit_of_a_tag_file(root: Path, chance: random.Random) -> set[str]:
-    return {_flip(root, chance.choice(tags(root)), chance)}
+    return _flip(root, chance.choice(tags(root)), chance)
 
 
 def flip_a_bit_of_the_big_file(root: Path, chance: random.Random) -> set[str]:
-    return {_flip(root, BIG, chance)}
+    return _flip(root, BIG, chance)
 
 
 def flip_many_bits(root: Path, chance: random.Random) -> set[str]:
     path = chance.choice(tags(root))
     for _ in range(chance.randint(2, 40)):
-        _flip(root, path, chance)
-    return {path}
+        damaged = _flip(root, path, chance)
+    return damaged
 
 
-def _flip(root: Path, path: str, chance: random.Random) -> str:
+def _flip(root: Path, path: str, chance: random.Random) -> set[str]:
+    """Where a digit in the tag manifest changed, the finding is on the file of that digest."""
     with open(root / path, "r+b") as file:
         position = chance.randrange((root / path).stat().st_size)
         file.seek(position)
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ (1 << chance.randrange(8))]))
-    return path
+    return set(tags(root)) if path == TAG_MANIFEST else {path}
 
 
 def truncate(root: Path, chance: random.Random) -> set[str]:
@@ -245,7 +244,7 @@ def edit_lock_manifest_bag_info_and_index(root: Path, chance: random.Random) -> 
 def edit_a_file_and_the_payload_manifest(root: Path, chance: random.Random) -> set[str]:
     """An edit by a user who knows BagIt: payload and both manifests agree; the lock does not."""
     small = [path for path in payload(root) if 0 < (root / path).stat().st_size < 10**6]
-    path = _flip(root, chance.choice(small), chance)
+    (path,) = _flip(root, chance.choice(small), chance)
     lines = _read_manifest(root / MANIFEST)
     lines[path] = _sha256((root / path).read_bytes())
     (root / MANIFEST).write_bytes(_manifest_text(lines))
@@ -312,7 +311,7 @@ def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
             small = min(payload(root), key=lambda path: ((root / path).stat().st_size, path))
             lines.insert(0, f"{_sha256((root / small).read_bytes())}  {small}\n".encode())
     path.write_bytes(b"".join(lines))
-    return {TAG_MANIFEST} | ({name} if kind == "digest" else set())
+    return {TAG_MANIFEST} | ({name} if kind in ("digest", "case") else set())
 
 
 def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:

@@ -230,21 +230,6 @@ def test_the_verifier_of_this_version_is_known() -> None:
     assert not layout.is_known_verifier(b"")
 
 
-def test_the_lock_tells_which_of_a_block_list_and_its_record_is_damaged(
-    second: Path, folder: Path
-) -> None:
-    """Without it the list would be blamed, and no patch could repair the record."""
-    copy = copied(second, folder)
-    recorded = parse_manifest((copy / layout.TAG_MANIFEST).read_bytes())
-    blocks = next(path for path in recorded if path.startswith("blocks/"))
-    (copy / layout.TAG_MANIFEST).write_bytes(manifest_text({**recorded, blocks: "ab" * 32}))
-    report = verify(copy)
-    assert {finding.path for finding in report.findings} == {layout.TAG_MANIFEST}
-    assert json.loads(standalone(copy, "--json")[1])["findings"] == [
-        f.to_json() for f in report.findings
-    ]
-
-
 def test_a_forged_origin_makes_no_patch(second: Path, folder: Path) -> None:
     (folder / "damaged").mkdir()
     damaged = copied(second, folder / "damaged")

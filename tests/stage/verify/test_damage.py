@@ -105,14 +105,19 @@ def test_two_damages_are_both_found(copy: Path) -> None:
 
 
 def test_one_damaged_tag_file_is_one_finding_whichever_it_is(copy: Path) -> None:
-    """No damage to a record makes sound files look damaged."""
-    for name in [path for path in files(copy) if not path.startswith("data/")]:
+    """No damage to a record makes the payload look damaged."""
+    beside = {path for path in files(copy) if not path.startswith("data/")}
+    for name in beside:
         before = (copy / name).read_bytes()
         for position in range(0, len(before), max(1, len(before) // 12)):
             flipped = bytearray(before)
             flipped[position] ^= 1 << (position % 8)
             (copy / name).write_bytes(flipped)
-            assert named(verify(copy, "fast")) == {name}, f"byte {position} of {name}"
+            found = named(verify(copy, "fast"))
+            if name == layout.TAG_MANIFEST:  # a wrong digest in it is a finding on that file
+                assert found and found <= beside, f"byte {position} of {name}"
+            else:
+                assert found == {name}, f"byte {position} of {name}"
         (copy / name).write_bytes(before)
     assert verify(copy, "fast").ok
 
