@@ -2,8 +2,7 @@
 
 Nothing in the bundle is touched before every new file is built and has the right sha256. Each file
 then gets its place by one rename. Until all files have their places, new files are in
-`<bundle>.apply.partial`. So an interrupted `apply` resumes, and volumes of a patch can come one by
-one, in any order.
+`<bundle>.apply.partial`. So an interrupted `apply` resumes.
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import check_is_bundle
 from stage.bundle.working_folder import WorkFolder, alone_in
+from stage.download.partial_file import copy_hashed
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from stage.transfer.apply_staging import (
-    CHUNK,
     ApplyStaging,
     check_no_folders,
     is_regular,
@@ -33,7 +31,7 @@ from stage.transfer.apply_staging import (
     place_beside,
     remove_empty,
 )
-from stage.transfer.patch import Content, PatchPlan, check_pieces, find_volumes
+from stage.transfer.patch import Patch, PatchPlan, check_contents, open_patch
 from stage.util.digests import hash_file, sha256_of_bytes
 from stage.util.files import (
     check_writable,
@@ -62,54 +60,46 @@ class ApplyOutcome:
     beside: tuple[str, ...]
 
 
-def apply(root: Path, paths: list[Path], reporter: Reporter) -> ApplyOutcome:
-    """Applies a patch.
-
-    Args:
-        paths: its folder, or all or some of its volumes.
+def apply(root: Path, folder: Path, reporter: Reporter) -> ApplyOutcome:
+    """Applies the patch in a folder.
 
     Raises:
         UsageError: no bundle, no patch, a patch for another bundle, or a bundle that is a mount
             point.
         DamageError: the patch is damaged, or the bundle has damage that the patch does not repair.
-        IncompleteError: volumes are missing (those given are kept), or no space.
+        IncompleteError: no space.
         PolicyError: a link or a folder with files is in the place of a file.
     """
-    _check_not_swapped(root, paths)
+    _check_not_swapped(root, folder)
     check_is_bundle(root)
-    for folder in (root, place_beside(root).parent):  # what is built waits beside the bundle
-        check_writable(folder)
-    volumes = find_volumes(paths)
+    for writable in (root, place_beside(root).parent):  # new files wait beside the bundle
+        check_writable(writable)
+    patch = open_patch(folder)
     with alone_in(root):
-        plan = volumes[0].plan
-        _check_base(root, plan)
-        with reporter.bytes_bar("check patch", plan.size) as progress:
-            for volume in volumes:
-                check_pieces(volume, progress)
-        store = ApplyStaging(root, plan, volumes)
-        store.check_all_volumes()
-        outcome = _Apply(root, plan, store, reporter).run()
+        _check_base(root, patch.plan)
+        with reporter.bytes_bar("check patch", patch.plan.size) as progress:
+            check_contents(patch, progress)
+        store = ApplyStaging(root, patch)
+        outcome = _Apply(root, patch, store, reporter).run()
         store.remove()
         return outcome
 
 
-def _check_not_swapped(root: Path, paths: list[Path]) -> None:
+def _check_not_swapped(root: Path, patch: Path) -> None:
     """Checks that bundle and patch are given in this order.
 
     Raises:
         UsageError: they are not.
     """
-    bundles = [path for path in paths if layout.holds_bundle(path)]
-    if not bundles:
+    if not layout.holds_bundle(patch):
         return
-    if (root / layout.PATCH_PLAN).is_file() or any(root.glob(f"*/{layout.PATCH_PLAN}")):
-        patches = [root, *(path for path in paths if path != bundles[0])]
+    if (root / layout.PATCH_PLAN).is_file():
         raise UsageError(
-            f"{root} is a patch and {bundles[0]} a bundle: the bundle goes first.",
-            shlex.join(["stage", "apply", str(bundles[0]), *map(str, patches)]),
+            f"{root} is a patch and {patch} a bundle: the bundle goes first.",
+            shlex.join(["stage", "apply", str(patch), str(root)]),
         )
     raise UsageError(
-        f"{bundles[0]}: a bundle, not a patch.",
+        f"{patch}: a bundle, not a patch.",
         f"Give the folder that `stage patch -o` wrote: stage apply {root} PATCH",
     )
 
@@ -138,12 +128,11 @@ def _check_base(root: Path, plan: PatchPlan) -> None:
 
 
 class _Apply:
-    """One run of `apply`, with all volumes."""
+    """One run of `apply`."""
 
-    def __init__(
-        self, root: Path, plan: PatchPlan, store: ApplyStaging, reporter: Reporter
-    ) -> None:
-        self.root, self.plan, self.store, self.reporter = root, plan, store, reporter
+    def __init__(self, root: Path, patch: Patch, store: ApplyStaging, reporter: Reporter) -> None:
+        self.root, self.patch, self.store, self.reporter = root, patch, store, reporter
+        self.plan = patch.plan
         self.here = self._lock_here()
         self.lock = self._target_lock()
         self._moved: set[str] = set()
@@ -230,18 +219,12 @@ class _Apply:
         return [file for path, file in files.items() if path not in kept or self.here is self.lock]
 
     def _is_in_place(self, file: LockedFile) -> bool:
-        """Whether an earlier run placed it. Of a large file, it reads only the patched blocks."""
+        """Whether an earlier run placed it."""
         path = self.root / file.path
         if not is_regular(path) or path.stat().st_size != file.size:
             return False
-        content = self.plan.contents.get(str(file.sha256))
         try:
-            if content is None or content.is_whole:
-                return hash_file(path).sha256 == file.sha256
-            with open(path, "rb", buffering=0) as source:
-                return all(
-                    _hash_of(source.fileno(), p.start, p.end) == p.sha256 for p in content.pieces
-                )
+            return hash_file(path).sha256 == file.sha256
         except OSError:
             return False
 
@@ -256,19 +239,15 @@ class _Apply:
             )
 
     def _build(self, file: LockedFile, progress: Callable[[int], None]) -> None:
-        """Builds the new file beside the bundle, whole and verified."""
+        """Writes the new file beside the bundle, and compares it with the lock."""
         target = self.store.built(file.path)
         if target.is_file() and hash_file(target).sha256 == file.sha256:
             progress(file.size)
             return
         target.unlink(missing_ok=True)
-        content = self.plan.contents.get(str(file.sha256))
-        if content is not None and content.size != file.size:
-            raise UsageError(
-                f"{file.path}: the patch contradicts its lock.", "Make it again with `stage patch`."
-            )
-        source = self.root / file.path
-        if content is None:
+        if file.sha256 in self.plan.contents:
+            source = self.patch.path_of(str(file.sha256))
+        else:
             source = self.root / self._same_content(file)
             if (
                 source not in self._kept_sources()
@@ -278,12 +257,12 @@ class _Apply:
                 self._moved.add(str(source))  # only once: a second link would stay forever
                 progress(file.size)
                 return
-        found = self.store.assemble(target, source, content or Content(file.size, ()), progress)
+        found = copy_hashed(source, target, file.size, progress).sha256
         if found != file.sha256:
             raise DamageError(
-                f"{file.path}: with the patch its sha256 is {found}, not {file.sha256}: more of it "
-                "is damaged than the patch repairs. The bundle is unchanged.",
-                f"stage verify {self.root} --report FILE, and stage patch with that.",
+                f"{source}: changed while it was read: its sha256 is {found}, not {file.sha256}. "
+                "The bundle is unchanged.",
+                "Run it again.",
             )
 
     def _kept_sources(self) -> set[Path]:
@@ -362,14 +341,6 @@ class _Apply:
             )
         left = human_count(len(report.findings), "finding")
         raise DamageError(f"{self.root}: the patch is in place; {left} left:{listed}", advice)
-
-
-def _hash_of(descriptor: int, start: int, end: int) -> str:
-    digest = sha256()
-    while start < end and (data := os.pread(descriptor, min(CHUNK, end - start), start)):
-        digest.update(data)
-        start += len(data)
-    return digest.hexdigest()
 
 
 def _link(source: Path, target: Path) -> bool:

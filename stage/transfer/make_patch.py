@@ -1,4 +1,4 @@
-"""Makes patches from a sound bundle: only the parts that another copy needs.
+"""Makes patches from a sound bundle: only the files that another copy needs.
 
 Either a verification report names the damage of the copy (`--report`), or the copy is an older
 bundle (`--since OLD.lock`). Bytes are copied only after they are compared with the lock.
@@ -16,15 +16,16 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
+from stage.download.partial_file import copy_hashed
 from stage.errors import DamageError, UsageError, suggest_path
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
-from stage.transfer.patch import Content, PatchPlan, Piece, in_volumes, write_volume
-from stage.util.digests import BLOCK_SIZE, BLOCKS_ABOVE, sha256_of_bytes
+from stage.transfer.patch import PatchPlan, write_patch
+from stage.util.digests import sha256_of_bytes
 from stage.util.files import check_folder_of, check_space, check_writable, read_file, sync_folder
 from stage.util.paths import printable
 from stage.util.progress import Reporter
-from stage.verify.report import Ranges, VerificationReport
+from stage.verify.report import VerificationReport
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,13 @@ class PatchOutcome:
 
 
 def patch_damage(
-    root: Path,
-    report: VerificationReport,
-    output: Path,
-    volume_size: int | None,
-    reporter: Reporter,
+    root: Path, report: VerificationReport, output: Path, reporter: Reporter
 ) -> PatchOutcome:
     """Writes a patch that repairs the damage in a report.
 
     Raises:
         UsageError: the report is of another bundle, or names no damage that a patch can repair.
-        DamageError: this bundle is damaged at the same bytes.
+        DamageError: this bundle is damaged in the same files.
     """
     bundle = Bundle.open(root)
     if report.bundle_id not in (None, bundle.id):
@@ -64,30 +61,21 @@ def patch_damage(
             "Fetch another revision, then: stage patch --since OLD.lock.",
         )
     files = {file.path: file for file in bundle.lock.files}
-    bad: dict[str, list[tuple[LockedFile, Ranges]]] = {}
-    for finding in report.findings:
-        if (file := files.get(finding.path)) is not None:
-            if finding.ranges and finding.ranges[-1][1] > file.size:
-                raise UsageError(
-                    f"The report names bytes of {file.path} up to {finding.ranges[-1][1]}; "
-                    f"it has {file.size}.",
-                    f"Is it a report of {root}? Verify the copy again: "
-                    "stage verify COPY --report FILE.",
-                )
-            bad.setdefault(str(file.sha256), []).append((file, finding.ranges))
+    paths = {finding.path for finding in report.findings}
+    repair = tuple(sorted(paths & files.keys()))
     maker = _Maker(bundle)
-    for several in bad.values():
-        maker.add_file(several[0][0], [ranges for _, ranges in several])
-    tags = _tags_to_repair(bundle, {finding.path for finding in report.findings})
+    for path in repair:
+        maker.add_file(files[path])
+    tags = _tags_to_repair(bundle, paths)
     for path in tags:
         maker.add_tag(path)
-    repair = tuple(sorted({file.path for several in bad.values() for file, _ in several}))
     others = {*files, *tags}
     left = tuple(finding.path for finding in report.findings if finding.path not in others)
     if not repair and not tags:
         raise _nothing_to_repair(left)
     plan = maker.plan("repair", bundle.id, repair)
-    return PatchOutcome(maker.write(plan, output, volume_size, reporter), left)
+    maker.write(plan, output, reporter)
+    return PatchOutcome(plan, left)
 
 
 def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
@@ -129,9 +117,7 @@ def _seal_files(bundle: Bundle) -> list[str]:
     return [name for name in names if (bundle.root / name).is_file()]
 
 
-def patch_since(
-    root: Path, old_lock: Path, output: Path, volume_size: int | None, reporter: Reporter
-) -> PatchOutcome:
+def patch_since(root: Path, old_lock: Path, output: Path, reporter: Reporter) -> PatchOutcome:
     """Writes a patch from the bundle of an older lock to this one: contents that are new in it.
 
     Raises:
@@ -160,56 +146,36 @@ def patch_since(
     maker = _Maker(bundle)
     for file in bundle.lock.files:
         if file.sha256 not in had:
-            maker.add_file(file, [])
+            maker.add_file(file)
     new_blocks = layout.tag_paths(bundle.lock) - layout.tag_paths(old) - set(layout.TAG_FILES)
     for path in [*sorted(new_blocks), *_seal_files(bundle)]:
         maker.add_tag(path)
     plan = maker.plan("update", sha256_of_bytes(data), ())
-    return PatchOutcome(maker.write(plan, output, volume_size, reporter))
+    maker.write(plan, output, reporter)
+    return PatchOutcome(plan)
 
 
 class _Maker:
-    """Collects contents, and knows for each piece where in the bundle it lies."""
+    """Collects contents, and knows for each where in the bundle it lies."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._recorded = layout.parse_manifest(layout.read_tag(bundle.root, layout.TAG_MANIFEST))
-        self._contents: dict[str, Content] = {}
+        self._contents: dict[str, int] = {}
         self._tags: dict[str, str] = {}
-        self._where: dict[str, tuple[str, int, int]] = {}
+        self._where: dict[str, str] = {}
 
-    def add_file(self, file: LockedFile, bad: list[Ranges]) -> None:
-        """Adds a payload file: the blocks that `bad` touches, or all if one has no ranges."""
-        sha256 = str(file.sha256)
-        pieces = self._blocks(file) if file.size > BLOCKS_ABOVE else [Piece(0, file.size, sha256)]
-        if bad and all(bad):
-            spans = [span for ranges in bad for span in ranges]
-            pieces = [
-                p for p in pieces if any(start < p.end and p.start < end for start, end in spans)
-            ]
-        for piece in pieces:
-            self._where.setdefault(piece.sha256, (file.path, piece.start, piece.end))
-        self._contents[sha256] = Content(file.size, tuple(piece for piece in pieces if piece.end))
-
-    def _blocks(self, file: LockedFile) -> list[Piece]:
-        path = layout.blocks_path(str(file.sha256))
-        text = self._sound_tag(path)
-        digests = text.decode("ascii", "replace").split()
-        starts = range(0, file.size, BLOCK_SIZE)
-        if len(digests) != len(starts) or file.blocks not in (None, sha256_of_bytes(text)):
-            raise _damaged_here(self._bundle.root / path)
-        return [
-            Piece(s, min(s + BLOCK_SIZE, file.size), d)
-            for s, d in zip(starts, digests, strict=True)
-        ]
+    def add_file(self, file: LockedFile) -> None:
+        """Takes a payload file."""
+        digest = str(file.sha256)
+        self._where[digest], self._contents[digest] = file.path, file.size
 
     def add_tag(self, path: str) -> None:
         """Takes a file beside the payload."""
         text = self._sound_tag(path)
         digest = sha256_of_bytes(text)
         self._tags[path] = digest
-        self._where[digest] = (path, 0, len(text))
-        self._contents[digest] = Content(len(text), (Piece(0, len(text), digest),) if text else ())
+        self._where[digest], self._contents[digest] = path, len(text)
 
     def _sound_tag(self, path: str) -> bytes:
         text = layout.read_tag(self._bundle.root, path)
@@ -220,12 +186,10 @@ class _Maker:
 
     def plan(self, kind: str, base: str, repair: tuple[str, ...]) -> PatchPlan:
         """The plan of all that was added."""
-        return PatchPlan(kind, base, self._bundle.id, self._contents, repair, self._tags, {}, 1)
+        return PatchPlan(kind, base, self._bundle.id, self._contents, repair, self._tags)
 
-    def write(
-        self, plan: PatchPlan, output: Path, volume_size: int | None, reporter: Reporter
-    ) -> PatchPlan:
-        """Writes the patch, whole or not at all: one bag, or a folder of bags (volumes)."""
+    def write(self, plan: PatchPlan, output: Path, reporter: Reporter) -> None:
+        """Writes the patch, whole or not at all."""
         if os.path.lexists(output):
             raise UsageError(
                 f"{output}: is there already; nothing was changed.",
@@ -235,56 +199,26 @@ class _Maker:
         if self._bundle.root.resolve() in output.resolve().parents:
             raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
         check_writable(output.absolute().parent)
-        plan = in_volumes(plan, volume_size)
         check_space(output.parent, plan.size)
         work = Path(
             tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent)
         )
         try:
             with reporter.bytes_bar("patch", plan.size) as progress:
-                for number in range(1, plan.count + 1):
-                    root = (
-                        work / "patch"
-                        if volume_size is None
-                        else work / "patch" / _volume_name(number, plan.count)
-                    )
-                    write_volume(
-                        root,
-                        plan,
-                        number,
-                        lambda piece, target: self._bring(piece, target, progress),
-                    )
+                write_patch(
+                    work / "patch",
+                    plan,
+                    lambda digest, target: self._bring(digest, target, progress),
+                )
             (work / "patch").rename(output)
             sync_folder(output.absolute().parent)
         finally:
             shutil.rmtree(work)
-        return plan
 
-    def _bring(self, piece: str, target: Path, progress: Callable[[int], None]) -> None:
-        path, start, end = self._where[piece]
-        with open(self._bundle.root / path, "rb", buffering=0) as source:
-            data = _read(source.fileno(), start, end)
-        if sha256_of_bytes(data) != piece:
-            raise _damaged_here(self._bundle.root / path)
-        with open(target, "wb") as sink:
-            sink.write(data)
-            sink.flush()
-            os.fsync(sink.fileno())
-        progress(len(data))
-
-
-def _read(descriptor: int, start: int, end: int) -> bytes:
-    """Up to 64 MiB: a block or a small file."""
-    parts: list[bytes] = []
-    at = start
-    while at < end and (data := os.pread(descriptor, end - at, at)):
-        parts.append(data)
-        at += len(data)
-    return b"".join(parts)
-
-
-def _volume_name(number: int, count: int) -> str:
-    return f"volume-{number:0{len(str(count))}d}-of-{count}"
+    def _bring(self, expected: str, target: Path, progress: Callable[[int], None]) -> None:
+        path = self._bundle.root / self._where[expected]
+        if copy_hashed(path, target, self._contents[expected], progress).sha256 != expected:
+            raise _damaged_here(path)
 
 
 def _damaged_here(path: Path) -> DamageError:

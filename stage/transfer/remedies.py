@@ -22,7 +22,7 @@ def suggest_repairs(outcome: PushOutcome, bundle: Path, report: Path, ssh: str) 
         where = "there" if outcome.target.host else "on that disk"
         lines += [
             f"Sent twice and still damaged: check the disk or the file system {where}. "
-            "To carry only the damaged parts:",
+            "To carry only the damaged files:",
             *_patch_commands(outcome, bundle, report, ssh),
         ]
     if "extra" in problems:

@@ -21,7 +21,7 @@ from stage.errors import StageError, as_shown
 from stage.lock.read import read_lock
 from stage.manifest.manifest import Manifest
 from stage.manifest.requests import as_lock_request
-from stage.transfer.patch import find_volumes
+from stage.transfer.patch import open_patch
 from stage.util.digests import sha256_of_bytes
 from stage.verify.report import read_report
 from stage.verify.signature import signed_by
@@ -59,9 +59,8 @@ def manifest(data: bytes, folder: Path) -> None:
 
 def patch(data: bytes, folder: Path) -> None:
     """A sealed plan. A value that is read is written back unchanged."""
-    (volume,) = find_volumes([sealed(folder, data)])
-    (again,) = find_volumes([sealed(folder, volume.plan.to_json(volume.number))])
-    assert (again.plan, again.number) == (volume.plan, volume.number)
+    plan = open_patch(sealed(folder, data)).plan
+    assert open_patch(sealed(folder, plan.to_json())).plan == plan
 
 
 def report(data: bytes, folder: Path) -> None:

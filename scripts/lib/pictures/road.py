@@ -8,7 +8,7 @@ WIDTH, HEIGHT = 660, 240
 BOXES = (
     # x, heading, below it, lines
     (5, "Laptop", "with internet", ("stage fetch:", "models, data, Python", "in one folder")),
-    (235, "Gap", "no network", ("stage push, rsync,", "a disk, volumes:", "any way will do")),
+    (235, "Gap", "no network", ("stage push, rsync,", "a disk, a portal:", "any way will do")),
     (465, "Cluster", "without internet", ("stage verify", "bootstrap.sh", "runner submit")),
 )
 BOX = 190
@@ -43,6 +43,6 @@ def drawn() -> str:
     parts.append('<path class="a" d="M560 188v24H100v-22m-9 12l9 -12l9 12"/>')
     parts.append(
         '<text class="k" x="330" y="233" text-anchor="middle">'
-        "damaged? only the bad blocks come again</text>"
+        "damaged? only the bad files come again</text>"
     )
     return "\n".join([*parts, "</svg>\n"])

@@ -239,7 +239,7 @@ def test_a_forged_origin_makes_no_patch(second: Path, folder: Path) -> None:
     report = verify(damaged)
     origin = forge(copied(second, folder))
     with pytest.raises(DamageError, match="damaged here too"):
-        patch_damage(origin, report, folder / "patch", None, Reporter(quiet=True))
+        patch_damage(origin, report, folder / "patch", Reporter(quiet=True))
 
 
 def test_a_bundle_of_format_1_becomes_one_of_format_2_by_a_patch_without_payload(

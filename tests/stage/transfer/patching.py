@@ -40,10 +40,10 @@ def state(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def patch_for(sound: Path, copy: Path, folder: Path, volume_size: int | None = None) -> Path:
+def patch_for(sound: Path, copy: Path, folder: Path) -> Path:
     """A patch for the damage of `copy`."""
     (folder / "r.json").write_text(json.dumps(verify(copy).to_json()))
-    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", volume_size, QUIET)
+    patch_damage(sound, read_report(folder / "r.json"), folder / "patch", QUIET)
     return folder / "patch"
 
 

@@ -28,7 +28,7 @@ def test_an_apply_that_is_killed_can_be_run_again(
     sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "update":
-        patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
+        patch_since(new, sound / layout.LOCK, tmp_path / "patch", QUIET)
     else:
         (copy / "data/models/bert/vocab.txt").unlink()
         with open(copy / BIG, "r+b") as file:
@@ -44,7 +44,7 @@ def test_an_apply_that_is_killed_can_be_run_again(
     deadline = time.monotonic() + 120
     while True:
         try:
-            apply(copy, [tmp_path / "patch"], QUIET)
+            apply(copy, tmp_path / "patch", QUIET)
             break
         except IncompleteError:
             assert time.monotonic() < deadline
@@ -75,7 +75,7 @@ def apply_killed_at(root: Path, patch: Path, moment: int) -> bool:
 
         sys.addaudithook(kill)
         try:
-            apply(root, [patch], QUIET)
+            apply(root, patch, QUIET)
         finally:
             os._exit(7)
     _, status = os.waitpid(child, 0)
@@ -103,7 +103,7 @@ def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(
     shutil.copytree(old, copy)
     if kind == "update":
         target = new_version(old, tmp_path / "new", big=False)
-        patch_since(target, old / layout.LOCK, tmp_path / "patch", None, QUIET)
+        patch_since(target, old / layout.LOCK, tmp_path / "patch", QUIET)
     else:
         (copy / "data/models/bert/vocab.txt").unlink()
         (copy / "data/models/bert/model.safetensors").write_bytes(b"bad")
@@ -118,7 +118,7 @@ def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(
         killed = apply_killed_at(root, tmp_path / "patch", moment)
         report = verify(root)
         assert not report.ok or report.bundle_id in ids
-        apply(root, [tmp_path / "patch"], QUIET)
+        apply(root, tmp_path / "patch", QUIET)
         assert state(root) == after, f"killed before change {moment}"
         assert not list(tmp_path.glob(f"at-{moment}.*"))
         shutil.rmtree(root)

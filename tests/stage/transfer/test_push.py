@@ -21,7 +21,7 @@ from stage.transfer.remedies import suggest_repairs
 from stage.transfer.remote import PushTarget, RemoteShell
 from stage.transfer.remote_bundle import inspect_remote, verify_remote
 from stage.verify.verify import verify
-from tests.stage.bundles import BIG, make_bundle
+from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 from tests.stage.transfer.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
 from tests.support.servers.sshd import Sshd
 
@@ -288,7 +288,7 @@ def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
         for path in (there.with_name("bundle.patch") / "data").rglob("*")
         if path.is_file()
     )
-    assert carried < 17 * 2**20
+    assert carried == BIG_SIZE + (there / CONFIG).stat().st_size
 
 
 def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:

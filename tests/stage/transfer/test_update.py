@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
+from stage.errors import DamageError, PolicyError, UsageError
 from stage.transfer.apply_patch import apply
 from stage.transfer.make_patch import patch_since
 from stage.verify.verify import verify
@@ -37,61 +36,26 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
     assert again.returncode == 0 and state(copy) == state(new), again.stderr
 
 
-def test_volumes_come_one_by_one_in_any_order(
-    sound: Path, new: Path, copy: Path, tmp_path: Path
-) -> None:
-    outcome = patch_since(new, sound / layout.LOCK, tmp_path / "patch", 20 * MIB, QUIET)
-    volumes = sorted((tmp_path / "patch").iterdir())
-    assert len(volumes) == outcome.plan.count > 3
-    assert [size_of(volume) <= 20 * MIB for volume in volumes] == [True] * len(volumes)
-    for volume in volumes:
-        bagged = subprocess.run(
-            [sys.executable, "-m", "bagit", "--validate", volume], capture_output=True
-        )
-        assert bagged.returncode == 0
-    random.Random(1).shuffle(volumes)
-    before = state(copy)
-    for index, volume in enumerate(volumes[:-1]):
-        with pytest.raises(IncompleteError, match="still missing") as refused:
-            apply(copy, [volume], QUIET)
-        for other in volumes[index + 1 :]:
-            assert str(int(other.name.split("-")[1])) in refused.value.message
-    assert state(copy) == before
-    apply(copy, [volumes[-1]], QUIET)
-    assert state(copy) == state(new)
-
-
-def test_a_volume_too_small_for_a_block_is_refused(sound: Path, new: Path, tmp_path: Path) -> None:
-    done = stage(
-        "patch", new, "--since", sound / layout.LOCK, "-o", tmp_path / "p", "--volume-size", "10MB"
-    )
-    assert (
-        done.returncode == 2
-        and "--volume-size 17MB" in done.stderr
-        and not (tmp_path / "p").exists()
-    )
-
-
 def test_an_update_does_not_drop_files_nobody_fetched(
     sound: Path, new: Path, copy: Path, tmp_path: Path
 ) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", QUIET)
     (copy / "data/mine.txt").write_text("unsaved")
     before = state(copy)
     with pytest.raises(UsageError, match=r"mine\.txt"):
-        apply(copy, [tmp_path / "patch"], QUIET)
+        apply(copy, tmp_path / "patch", QUIET)
     assert state(copy) == before
 
 
 def test_an_update_that_counts_on_a_damaged_file_says_so_and_changes_nothing(
     sound: Path, new: Path, copy: Path, tmp_path: Path
 ) -> None:
-    patch_since(new, sound / layout.LOCK, tmp_path / "patch", None, QUIET)
+    patch_since(new, sound / layout.LOCK, tmp_path / "patch", QUIET)
     with open(copy / "data/models/bert/model.safetensors", "r+b") as file:
         file.write(b"bad")
     before = state(copy)
     with pytest.raises(DamageError, match="needs a file of the old bundle"):
-        apply(copy, [tmp_path / "patch"], QUIET)
+        apply(copy, tmp_path / "patch", QUIET)
     assert state(copy) == before
 
 
@@ -101,7 +65,7 @@ def small_update(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, 
     folder = tmp_path_factory.mktemp("small")
     old = make_bundle(folder / "old", big=False).root
     new = new_version(old, folder / "new", big=False)
-    patch_since(new, old / layout.LOCK, folder / "patch", None, QUIET)
+    patch_since(new, old / layout.LOCK, folder / "patch", QUIET)
     return old, new, folder / "patch"
 
 
@@ -153,13 +117,13 @@ def test_an_empty_folder_in_a_files_place_makes_room_and_a_full_one_is_refused(
         for path in (payload, layout.MANIFEST, layout.TAG_MANIFEST):
             (tmp_path / name / path).unlink(missing_ok=True)
             (tmp_path / name / path / "inner").mkdir(parents=True)
-    apply(tmp_path / "update", [patch], QUIET)
+    apply(tmp_path / "update", patch, QUIET)
     assert state(tmp_path / "update") == state(new)
     repair = patch_for(old, tmp_path / "repair", tmp_path)
     (tmp_path / "full/data/models/bert/vocab.txt/inner/mine").write_text("unsaved")
     before = state(tmp_path / "full")
     with pytest.raises(PolicyError, match="a folder with files is in the place of a file"):
-        apply(tmp_path / "full", [repair], QUIET)
+        apply(tmp_path / "full", repair, QUIET)
     assert state(tmp_path / "full") == before
-    apply(tmp_path / "repair", [repair], QUIET)
+    apply(tmp_path / "repair", repair, QUIET)
     assert state(tmp_path / "repair") == state(old) and verify(tmp_path / "repair").ok
