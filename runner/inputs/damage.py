@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import DamageError
-from stage.bundle.bundle import Bundle
 from stage.verify.advice import suggest_fixes
 from stage.verify.receipt import find as find_receipt
 from stage.verify.receipt import find_damage, state_folder
-from stage.verify.report import BY_ID, VerificationReport
+from stage.verify.report import VerificationReport
 from stage.verify.verify import verify
 
 FILES_NAMED = 5  # at most so many damaged files are named in a message
@@ -25,14 +24,10 @@ class Verification(NamedTuple):
     text: str
 
 
-def verification(bundle: Path, environ: Mapping[str, str], *, pinned: bool = False) -> Verification:
+def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
     """Reports whether a bundle is verified. Calls `stat` once per payload file; reads none.
 
     Without a valid receipt it compares names and sizes, as `stage verify --fast` does.
-
-    Args:
-        pinned: the run file names the bundle by its id. Then a verification by block lists does not
-            count if the id does not cover them (lock format 1).
 
     Raises:
         DamageError: a verification found damage, or names or sizes differ from the lock.
@@ -43,10 +38,6 @@ def verification(bundle: Path, environ: Mapping[str, str], *, pinned: bool = Fal
         check_names_and_sizes(bundle)
         return Verification(False, f"{receipt}; names and sizes are right")
     text = f"{receipt.describe(time.time())}, unchanged since"
-    if pinned and receipt.proof != BY_ID and not Bundle.open(bundle).lock.proves_blocks:
-        return Verification(
-            False, f"{text}, but by block lists that `bundle.id` does not cover (lock format 1)"
-        )
     return Verification(True, text)
 
 

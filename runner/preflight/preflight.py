@@ -366,7 +366,7 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
 
 
 def _check_verified(config: RunConfig, inputs: Inputs) -> str:
-    known = verification(inputs.bundle, os.environ, pinned=config.bundle.id is not None)
+    known = verification(inputs.bundle, os.environ)
     command = (
         f"stage verify {inputs.bundle}{f' --id {config.bundle.id}' if config.bundle.id else ''}"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage.errors import DamageError, UsageError, suggest, suggest_path
-from stage.util.digests import block_list, sha256_of_bytes
+from stage.util.digests import sha256_of_bytes
 from stage.util.files import read_file, sync_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ SIGNATURE = "tagmanifest-sha256.txt.sig"
 REQUEST = "stage.yaml"
 LOCK = "stage.lock"
 VERIFIER = "stage-verify.py"  # verifies its bundle on a machine that has only an old Python
-BLOCKS = "blocks"
 PAYLOAD = "data"
 FETCH_PARTIAL = "fetch.partial"  # during `stage fetch`: payload paths that it may have written
 PATCH_PLAN = "patch.json"  # a folder with it is a patch
@@ -226,17 +225,6 @@ def announced_size(root: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def blocks_path(sha256: str) -> str:
-    """The path of the block digests of a large file."""
-    return f"{BLOCKS}/{sha256}"
-
-
-def tag_paths(lock: Lockfile) -> set[str]:
-    """Every file beside the payload that the tag manifest covers."""
-    large = {blocks_path(f.sha256) for f in lock.files if f.sha256 and f.has_blocks}
-    return {*TAG_FILES, *large}
-
-
 def bag_info_text(lock: Lockfile, facts: Iterable[tuple[str, str]]) -> bytes:
     """`bag-info.txt`: the only file that differs from fetch to fetch.
 
@@ -253,13 +241,6 @@ def bag_info_text(lock: Lockfile, facts: Iterable[tuple[str, str]]) -> bytes:
     ).encode()
 
 
-def write_blocks(root: Path, sha256: str, blocks: Iterable[str]) -> None:
-    """Writes the block list of a large file."""
-    path = root / blocks_path(sha256)
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path, block_list(blocks))
-
-
 def verifier_text() -> bytes:
     """The text of `stage-verify.py`."""
     return (Path(__file__).parents[1] / "verify" / "standalone.py").read_bytes()
@@ -273,7 +254,7 @@ def is_known_verifier(text: bytes) -> bool:
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
     """Writes all files beside the payload, the tag manifest last.
 
-    The payload and `blocks/` are written already, but their folders may not be synced.
+    The payload is written already, but its folders may not be synced.
 
     Args:
         request: the manifest's text, for `stage.yaml`.
@@ -296,8 +277,6 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     for name, text in texts.items():
         write_atomically(root / name, text)
     digests = {name: sha256_of_bytes(text) for name, text in texts.items()}
-    for name in tag_paths(lock) - set(texts):
-        digests[name] = sha256_of_bytes((root / name).read_bytes())
     write_atomically(root / TAG_MANIFEST, manifest_text(digests))
     (root / FETCH_PARTIAL).unlink(missing_ok=True)
     sync_folder(root)

@@ -24,7 +24,6 @@ from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from stage.manifest.manifest import Manifest
-from stage.util.digests import is_hex
 from stage.util.files import join_limited, make_folder
 from stage.util.paths import PARTIAL_SUFFIX, printable
 
@@ -145,7 +144,7 @@ class WorkFolder:
         stale: list[str] = []
         foreign: list[str] = []
         for path in self.sizes:
-            if path in wanted or path in _OURS or _is_unfinished(path) or _is_of_blocks(path):
+            if path in wanted or path in _OURS or _is_unfinished(path):
                 continue
             (stale if path in self.ours else foreign).append(path)
         if foreign:
@@ -164,10 +163,6 @@ class WorkFolder:
             for file in files
             if file.path not in wanted and self.sizes.get(file.path) == file.size
         ]
-
-    def stale_blocks(self, wanted: set[str]) -> list[str]:
-        """Block digests of files that are no longer in the bundle."""
-        return [path for path in self.sizes if _is_of_blocks(path) and path not in wanted]
 
     def mark_unfinished(self, paths: set[str]) -> None:
         """Removes the seal and records which files will be ours. Call it before any change."""
@@ -195,12 +190,6 @@ class WorkFolder:
 
 def _is_unfinished(path: str) -> bool:
     return path.endswith(PARTIAL_SUFFIX) or path.startswith(f"{WORKSHOP}/")
-
-
-def _is_of_blocks(path: str) -> bool:
-    """Whether a fetch wrote it: other files in that folder are not named by a digest."""
-    folder, _, name = path.rpartition("/")
-    return folder == layout.BLOCKS and is_hex(name, 64)
 
 
 def _sizes(root: Path) -> dict[str, int]:

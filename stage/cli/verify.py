@@ -81,8 +81,7 @@ def verify(
 ) -> None:
     """Prove that every byte of BUNDLE is as it was fetched, offline.
 
-    Finds all damage: exit code 1 and one line for each file that is missing, extra or changed. Of a
-    file larger than 64 MiB it names the 16 MiB blocks.
+    Finds all damage: exit code 1 and one line for each file that is missing, extra or changed.
 
     \b
     Examples:

@@ -70,7 +70,6 @@ class Partial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._digester.close()
         self._syncer.close()
         self._file.close()
 
@@ -89,7 +88,6 @@ class Partial:
         self._file.truncate(0)
         self._progress(-self.size)
         self.taken_over = 0
-        self._digester.close()
         self._digester = Digester(self._size or 0, git=self._git)
 
     def append(self, piece: bytes) -> None:

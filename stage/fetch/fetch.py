@@ -57,11 +57,11 @@ def completed(lock: Lockfile, digests: Mapping[str, FileDigests], root: Path) ->
         digests: by payload path, of every file.
 
     Raises:
-        DamageError: the lock has another digest of a file's block list; a shard is no parquet file,
-            shards differ in schema, or the card declares another number of rows.
+        DamageError: a shard is no parquet file, shards differ in schema, or the card declares
+            another number of rows.
     """
     for asset in lock.assets.values():
-        files = tuple(_with_digests(file, digests[file.path], lock.format) for file in asset.files)
+        files = tuple(_with_digest(file, digests[file.path].sha256) for file in asset.files)
         configs = {
             config: {
                 name: _with_footers(split, root, f"{asset.name}: {config}/{name}")
@@ -74,17 +74,8 @@ def completed(lock: Lockfile, digests: Mapping[str, FileDigests], root: Path) ->
     return lock
 
 
-def _with_digests(file: LockedFile, digests: FileDigests, format: int) -> LockedFile:
-    blocks = digests.blocks_sha256 if format > 1 else None
-    if file.blocks not in (None, blocks):
-        raise DamageError(
-            f"{file.path}: its sha256 is as locked, but the lock's `blocks` is not the digest of "
-            "its block list: no `stage fetch` wrote that lock.",
-            "Take the lock from version control, or from the bundle's origin.",
-        )
-    if (file.sha256, file.blocks) == (digests.sha256, blocks):
-        return file
-    return replace(file, sha256=digests.sha256, blocks=blocks)
+def _with_digest(file: LockedFile, sha256: str) -> LockedFile:
+    return file if file.sha256 == sha256 else replace(file, sha256=sha256)
 
 
 def _with_footers(split: LockedSplit, root: Path, what: str) -> LockedSplit:
@@ -388,8 +379,6 @@ class _Fetch:
         stale = [path for path in stale if path not in wanted]
         self.lock = completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
-            if digests.blocks:
-                layout.write_blocks(self.root, digests.sha256, digests.blocks)
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
         if stale:
             size = human_size(sum(self.folder.size_of(path) or 0 for path in stale))
@@ -397,7 +386,7 @@ class _Fetch:
             self.reporter.note(
                 f"{self.root}: removes {files} that {self.manifest.path} does not ask for"
             )
-        self.folder.remove([*stale, *self.folder.stale_blocks(layout.tag_paths(self.lock))])
+        self.folder.remove(stale)
         if self.offline_check:
             with self.reporter.at_work("load"):
                 check_loads(self.root, self.lock, self.reporter)

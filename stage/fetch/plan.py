@@ -18,7 +18,7 @@ from stage.util.progress import Reporter
 
 # Times the size of its packages: the image, and the packages unpacked until the image is made.
 SPACE_FOR_ENVIRONMENT = 4
-SPACE_FOR_TAGS = 16 * 2**20  # bytes: manifests, lock and block digests beside the payload
+SPACE_FOR_TAGS = 16 * 2**20  # bytes: manifests and lock beside the payload
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,9 @@ def resolve(
                 reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
     check_bases(manifest, assets)
     check_sizes(manifest, assets)
-    lock = _with_known(Lockfile(manifest.name, assets), previous, updates, manifest, reporter)
+    lock = Lockfile(manifest.name, assets)
+    if previous is not None:
+        lock = _keep_known_digests(lock, previous)
     check_names(lock, manifest)
     _check_licences(manifest, lock)
     _check_allowed(manifest, lock)
@@ -154,26 +156,6 @@ def _check_answered(manifest: Manifest, previous: Lockfile | None, stale: set[st
         f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
         f"stage lock {manifest.path}",
     )
-
-
-def _with_known(
-    lock: Lockfile,
-    previous: Lockfile | None,
-    updates: set[str],
-    manifest: Manifest,
-    reporter: Reporter,
-) -> Lockfile:
-    """A lock with the digests that the previous one knows, in its form."""
-    if previous is None:
-        return lock
-    lock = _as_written_before(_keep_known_digests(lock, previous), previous, updates)
-    if lock.format != previous.format:
-        reporter.note(
-            f"{manifest.lock_path}: was of format {previous.format}, becomes format "
-            f"{lock.format}: the bundle id covers the block lists of files above 64 MiB too, "
-            "so it is another one"
-        )
-    return lock
 
 
 def check_names(lock: Lockfile, manifest: Manifest) -> None:
@@ -258,15 +240,6 @@ def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:
         if old is not None and old is not asset and _same_but_for_digests(asset, old):
             lock = lock.with_asset(old)
     return lock
-
-
-def _as_written_before(lock: Lockfile, previous: Lockfile, updates: set[str]) -> Lockfile:
-    """The previous lock, if it is complete and differs only in format: bundles have its id."""
-    if updates or not previous.is_complete:
-        return lock
-    return (
-        previous if replace(lock, format=previous.format).to_json() == previous.to_json() else lock
-    )
 
 
 def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:

@@ -44,11 +44,7 @@ def resolve_path(
     for path in listing.sizes:
         digests = hash_file(listing.file(path))
         target = f"{asset.folder}/{path}"
-        files.append(
-            LockedFile(
-                target, digests.size, digests.sha256, None, path, blocks=digests.blocks_sha256
-            )
-        )
+        files.append(LockedFile(target, digests.size, digests.sha256, None, path))
     if request.convert:
         made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
         return replace(asset, kind="dataset", made_from=made_from, left_out=listing.left_out)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage.util.digests import BLOCKS_ABOVE, Digest
+from stage.util.digests import Digest
 
 FOLDERS = {
     "model": "models",
@@ -63,8 +63,6 @@ class LockedFile:
         made_by: None for a file that is as published. Else how `fetch` made it from the asset's
             `made_from`: `download`, `unpack`, `safetensors`, `wheel`, `environment`, or a
             conversion (`csv`, ...).
-        blocks: sha256 of its block list (`stage.util.digests.block_list`); None for a file without
-            one, until fetched, and in locks of format 1.
     """
 
     path: str
@@ -73,7 +71,6 @@ class LockedFile:
     upstream: Digest | None
     origin: str
     made_by: str | None = None
-    blocks: str | None = None
 
     def __init__(
         self,
@@ -83,7 +80,6 @@ class LockedFile:
         upstream: Digest | None,
         origin: str,
         made_by: str | None = None,
-        blocks: str | None = None,
     ) -> None:
         # A lock can have 100,000 files: slots take a third of the memory.
         put = object.__setattr__
@@ -93,12 +89,6 @@ class LockedFile:
         put(self, "upstream", upstream)
         put(self, "origin", origin)
         put(self, "made_by", made_by)
-        put(self, "blocks", blocks)
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether a bundle has a list of the digests of its blocks, because it is large."""
-        return self.size > BLOCKS_ABOVE
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from stage.lock.model import (
     Part,
     Source,
 )
-from stage.lock.write import FORMATS, Lockfile
+from stage.lock.write import FORMAT, Lockfile
 from stage.util import paths as util_paths
-from stage.util.digests import BLOCKS_ABOVE, Digest
+from stage.util.digests import Digest
 from stage.util.fields import Fields, read_document
 
 REMEDY = (
@@ -49,14 +49,13 @@ def read_lock(data: bytes, where: str) -> Lockfile:
         UsageError: not JSON, a newer format, or a field that is missing or of another type.
         PolicyError: a path that may not be in a bundle, or two that collide.
     """
-    document = read_document(data, where, "a lock", FORMATS, REMEDY)
+    document = read_document(data, where, "a lock", (FORMAT,), REMEDY)
     if b"\\u" in data:  # a lone surrogate can only be written as an escape; the search is slow
         _check_text(document, document.data)
-    format, assets = document.data["format"], document.inside("assets")
+    assets = document.inside("assets")
     lock = Lockfile(
         name=document.take("name", str),
-        assets={name: _asset(assets.inside(name), name, format) for name in sorted(assets.data)},
-        format=format,
+        assets={name: _asset(assets.inside(name), name) for name in sorted(assets.data)},
     )
     paths = [file.path for file in lock.files]
     util_paths.check_collisions(paths, where, REMEDY)
@@ -79,7 +78,7 @@ def _check_text(fields: Fields, value: Any, *keys: str | int) -> None:
         fields.fail(f"has a lone surrogate in it: {value[:60]!a}", *keys)
 
 
-def _asset(fields: Fields, name: str, format: int) -> LockedAsset:
+def _asset(fields: Fields, name: str) -> LockedAsset:
     if problem := util_paths.problem_with_asset_name(name):
         named = f"{fields.file}: the asset name {util_paths.printable(name)}"
         raise PolicyError(f"{named} cannot be used: {problem}.", REMEDY)
@@ -93,7 +92,7 @@ def _asset(fields: Fields, name: str, format: int) -> LockedAsset:
         kind=kind,
         request=request.data,
         source=_source(fields.inside("source")),
-        files=_files(fields, f"data/{FOLDERS[kind]}/{name}/", format),
+        files=_files(fields, f"data/{FOLDERS[kind]}/{name}/"),
         left_out=tuple(
             LeftOut(file.take("path", str), file.take("size", int), file.take("reason", str))
             for file in fields.each("left_out")
@@ -133,8 +132,8 @@ def _source(fields: Fields) -> Source:
     )
 
 
-def _files(asset: Fields, folder: str, format: int) -> tuple[LockedFile, ...]:
-    files = tuple([_file(fields, format) for fields in asset.each("files")])
+def _files(asset: Fields, folder: str) -> tuple[LockedFile, ...]:
+    files = tuple([_file(fields) for fields in asset.each("files")])
     util_paths.check_paths([file.path for file in files], asset.file, REMEDY)
     for number, file in enumerate(files):
         if not file.path.startswith(folder):
@@ -144,16 +143,14 @@ def _files(asset: Fields, folder: str, format: int) -> tuple[LockedFile, ...]:
     return files
 
 
-def _file(fields: Fields, format: int) -> LockedFile:
-    size = fields.take("size", int)
+def _file(fields: Fields) -> LockedFile:
     return LockedFile(
         path=fields.take("path", str),
-        size=size,
+        size=fields.take("size", int),
         sha256=fields.maybe_hex("sha256"),
         upstream=_upstream(fields),
         origin=fields.take("origin", str),
         made_by=fields.maybe("made_by", str),
-        blocks=fields.maybe_hex("blocks") if format > 1 and size > BLOCKS_ABOVE else None,
     )
 
 

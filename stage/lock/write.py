@@ -3,8 +3,7 @@
 A lock pins each byte of a bundle: for each asset its source at a commit, each file with size,
 sha256 and the digest that its source published, each dataset split with rows, schema and shards.
 The text is deterministic (sorted; no date, host, endpoint or tool version), so its sha256 is the
-bundle id. Since format 2 a file larger than 64 MiB also has the digest of its block list
-(`blocks`). So a verification by blocks, on all cores, proves the bundle against its id.
+bundle id.
 
 The lock that `resolve` makes may lack the sha256 of small files and the rows of a dataset, because
 the Hub does not publish them. `fetch` adds them. `is_complete` distinguishes the two.
@@ -23,19 +22,17 @@ from typing import Any
 
 from stage.lock.model import LOCATION_KEYS, Ingredient, LockedAsset, LockedFile, LockedSplit
 
-FORMAT = 2  # of new locks
-FORMATS = (1, 2)  # are read, and written again in their own format. Format 1 has no `blocks`
+FORMAT = 1
 
 _PATH = attrgetter("path")
 
 
 @dataclass(frozen=True)
 class Lockfile:
-    """All assets of a bundle, by name. `format`: one of `FORMATS`."""
+    """All assets of a bundle, by name."""
 
     name: str
     assets: Mapping[str, LockedAsset]
-    format: int = FORMAT
 
     @cached_property
     def files(self) -> tuple[LockedFile, ...]:
@@ -50,14 +47,7 @@ class Lockfile:
     @property
     def is_complete(self) -> bool:
         """Whether every digest, row count and schema is known."""
-        if not all(asset.is_complete for asset in self.assets.values()):
-            return False
-        return self.format == 1 or all(file.blocks for file in self.files if file.has_blocks)
-
-    @property
-    def proves_blocks(self) -> bool:
-        """Whether it has the digest of each block list. In format 1 the id does not cover them."""
-        return self.format > 1 or not any(file.has_blocks for file in self.files)
+        return all(asset.is_complete for asset in self.assets.values())
 
     @cached_property
     def id(self) -> str:
@@ -81,8 +71,8 @@ class Lockfile:
 
     def _pieces(self) -> Iterator[bytes]:
         """The text, a few thousand tokens at a time: all of them take five times its memory."""
-        assets = {name: _asset_to_json(asset, self.format) for name, asset in self.assets.items()}
-        document = {"format": self.format, "name": self.name, "assets": assets}
+        assets = {name: _asset_to_json(asset) for name, asset in self.assets.items()}
+        document = {"format": FORMAT, "name": self.name, "assets": assets}
         encoder = json.JSONEncoder(indent=1, sort_keys=True, ensure_ascii=False)
         tokens = encoder.iterencode(document)
         while piece := "".join(islice(tokens, 4096)):
@@ -90,15 +80,13 @@ class Lockfile:
         yield b"\n"
 
 
-def _file_to_json(file: LockedFile, format: int) -> dict[str, Any]:
+def _file_to_json(file: LockedFile) -> dict[str, Any]:
     document: dict[str, Any] = {
         "path": file.path,
         "size": file.size,
         "sha256": file.sha256,
         "origin": file.origin,
     }
-    if format > 1 and file.has_blocks:
-        document["blocks"] = file.blocks
     if file.made_by is not None:
         document["made_by"] = file.made_by
     if file.upstream is not None:
@@ -106,7 +94,7 @@ def _file_to_json(file: LockedFile, format: int) -> dict[str, Any]:
     return document
 
 
-def _asset_to_json(asset: LockedAsset, format: int) -> dict[str, Any]:
+def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
     source = {"type": asset.source.type, LOCATION_KEYS[asset.source.type]: asset.source.location}
     for key in ("requested_revision", "commit", "parquet_commit"):
         if (value := getattr(asset.source, key)) is not None:
@@ -116,7 +104,7 @@ def _asset_to_json(asset: LockedAsset, format: int) -> dict[str, Any]:
         "request": dict(asset.request),
         "source": source,
         "licence": asset.licence,
-        "files": [_file_to_json(file, format) for file in sorted(asset.files, key=_PATH)],
+        "files": [_file_to_json(file) for file in sorted(asset.files, key=_PATH)],
         "left_out": [
             {"path": o.path, "size": o.size, "reason": o.reason}
             for o in sorted(asset.left_out, key=lambda o: o.path)

@@ -162,7 +162,7 @@ class _Apply:
     def run(self) -> ApplyOutcome:
         """Builds, puts in place, verifies."""
         for path in self.plan.tags:
-            if path not in layout.tag_paths(self.lock) | {*layout.SEAL}:
+            if path not in (*layout.TAG_FILES, *layout.SEAL):
                 raise UsageError(
                     f"{printable(path)}: the patch has a file that no bundle has.",
                     "Make the patch again: stage patch.",
@@ -181,7 +181,7 @@ class _Apply:
             remove_empty(self.root / name)
         if folder is not None and not self._is_sealed_target():
             folder.mark_unfinished({file.path for file in self.lock.files})
-            folder.remove([*stale, *folder.stale_blocks(layout.tag_paths(self.lock))])
+            folder.remove(stale)
         for file in todo:
             self._put_in_place(file)
         beside = self._write_tags()

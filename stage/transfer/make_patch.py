@@ -104,15 +104,11 @@ def _nothing_to_repair(left: tuple[str, ...]) -> UsageError:
 
 
 def _tags_to_repair(bundle: Bundle, paths: set[str]) -> list[str]:
-    """Damaged files beside the payload: single block lists; of the others all, to fit together."""
-    covered = layout.tag_paths(bundle.lock)
-    blocks = sorted(p for p in paths & covered if p.startswith(f"{layout.BLOCKS}/"))
-    if paths & {*layout.TAG_FILES, *layout.SEAL}:
-        return [*blocks, *_seal_files(bundle)]
-    return blocks
+    """All files beside the payload if one of them is damaged: they have to fit together."""
+    return _tag_files(bundle) if paths & {*layout.TAG_FILES, *layout.SEAL} else []
 
 
-def _seal_files(bundle: Bundle) -> list[str]:
+def _tag_files(bundle: Bundle) -> list[str]:
     names = (*layout.TAG_FILES, *layout.SEAL)
     return [name for name in names if (bundle.root / name).is_file()]
 
@@ -147,8 +143,7 @@ def patch_since(root: Path, old_lock: Path, output: Path, reporter: Reporter) ->
     for file in bundle.lock.files:
         if file.sha256 not in had:
             maker.add_file(file)
-    new_blocks = layout.tag_paths(bundle.lock) - layout.tag_paths(old) - set(layout.TAG_FILES)
-    for path in [*sorted(new_blocks), *_seal_files(bundle)]:
+    for path in _tag_files(bundle):
         maker.add_tag(path)
     plan = maker.plan("update", sha256_of_bytes(data), ())
     maker.write(plan, output, reporter)

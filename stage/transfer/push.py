@@ -157,7 +157,7 @@ def _send(
 def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
     """Files of the bundle that a remote report names and that are here to be sent again."""
     payload = {file.path for file in bundle.lock.files}
-    ours = {*payload, *layout.tag_paths(bundle.lock), *layout.SEAL}
+    ours = {*payload, *layout.TAG_FILES, *layout.SEAL}
     paths = [finding["path"] for finding in report["findings"]]
     return [path for path in paths if path in ours and (bundle.root / path).is_file()]
 
@@ -242,7 +242,7 @@ def _appendable(
         reporter.note(
             f"{target}: replaced there, never written into, as hard-linked or read-only: {names}"
         )
-    ours = [*(file.path for file in bundle.lock.files), *sorted(layout.tag_paths(bundle.lock))]
+    ours = [*(file.path for file in bundle.lock.files), *sorted(layout.TAG_FILES)]
     return [path for path in ours if path not in kept]
 
 

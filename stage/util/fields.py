@@ -26,7 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EXPECTED: Mapping[type, str] = {
     str: "text",
     int: "a whole number from 0 to 2^63 - 1",
-    float: "a number",
     list: "a list",
     dict: "a mapping",
 }
@@ -140,13 +139,6 @@ class Fields:
         """A list of mappings; empty where the field is absent."""
         for number, value in enumerate(self.maybe(key, list) or ()):
             yield Fields(value, self.file, self.remedy, (*self.where, key, number))
-
-    def rows(self, key: str, *columns: str) -> Iterator[Fields]:
-        """A list of lists of one length, each as a mapping; empty where the field is absent."""
-        for number, row in enumerate(self.maybe(key, list) or ()):
-            if type(row) is not list or len(row) != len(columns):
-                self.fail(f"should be a list of {', '.join(columns)}", key, number)
-            yield self._inner(dict(zip(columns, row, strict=True)), key, number)
 
     def _inner(self, value: Any, *keys: str | int) -> Fields:
         return Fields(value, self.file, self.remedy, (*self.where, *keys))

@@ -15,7 +15,7 @@ from stage.bundle.bundle import FETCH_PARTIAL, LOCK, PAYLOAD, TAG_MANIFEST
 from stage.util.files import read_start
 from stage.util.paths import printable
 from stage.verify.receipt import find_damage, state_folder
-from stage.verify.report import BY_ID, BY_LISTS, Finding, VerificationReport, is_closed
+from stage.verify.report import Finding, VerificationReport, is_closed
 
 
 def format_findings(report: VerificationReport) -> Iterator[str]:
@@ -148,15 +148,7 @@ def describe_proof(report: VerificationReport, *, signed: bool) -> list[str]:
         if report.unproven and not signed
         else ""
     )
-    if report.proof == BY_ID:
-        return [f"every byte of {PAYLOAD}/ proven against the bundle id{but}"]
-    if report.proof == BY_LISTS and not signed:
-        command = f"stage verify --id {report.bundle_id} {shlex.quote(str(report.root))}"
-        return [
-            "files above 64 MiB proven against their block lists alone, which the id of a bundle "
-            f"of format 1 does not cover: `{command}` reads them whole"
-        ]
-    return []
+    return [f"every byte of {PAYLOAD}/ proven against the bundle id{but}"] if report.proof else []
 
 
 def is_for_a_patch(report: VerificationReport) -> bool:

@@ -1,13 +1,8 @@
 """Reads a payload and compares it with its digests, on every core.
 
-The unit of work is a 16 MiB block of a large file, or a whole small file. The digests of a large
-file's blocks are in `blocks/<sha256>`. The tag manifest vouches for that list as it does for the
-lock: a file of the right size of which every block matches is the file. So one 4 GiB file keeps all
-cores busy, and a bad byte is known to its block. (docs/adr/0015: what an id without a signature is
-worth.)
-
-Processes (`stage.util.processes`) take the units in batches, the largest files first. The batches
-get smaller towards the end, so that no process is left alone with much to read.
+Processes (`stage.util.processes`) take the files in batches, the largest files first. The batches
+get smaller towards the end, so that no process is left alone with much to read. One file is read by
+one process.
 """
 
 from __future__ import annotations
@@ -24,9 +19,8 @@ from typing import NamedTuple
 
 from stage.bundle.stamp import Stamp, stamp_of
 from stage.errors import NO_MEANS
-from stage.util.digests import BLOCK_SIZE
 from stage.util.processes import MOST_PIECES, Send, Workers
-from stage.verify.report import Finding, in_ranges
+from stage.verify.report import Finding
 
 # The memory of a worker; more was no faster. It begins a page: into a `bytearray`, which begins 16
 # bytes off, the kernel copies at two thirds of the speed (AMD EPYC).
@@ -41,35 +35,23 @@ Progress = Callable[[int], None]
 
 
 class PayloadFile(NamedTuple):
-    """A file to read: path in the bundle, bytes, sha256, and sha256 of its blocks where known."""
+    """A file to read: path in the bundle, bytes, sha256."""
 
     path: str
     size: int
     sha256: str
-    blocks: tuple[str, ...] = ()
-
-
-class Unit(NamedTuple):
-    """Bytes `start` to `end` of a file, and their sha256; the whole file unless it has blocks."""
-
-    file: PayloadFile
-    start: int
-    end: int
-    sha256: str
 
 
 class Batch(NamedTuple):
-    """Units that were read together and are sound, and the stamps of their files.
+    """Files that were read together and are sound.
 
     Attributes:
-        places: the units' indices in the list of all.
-        stamp: of the files that begin in this batch, each once.
-        others: of the files of units that do not begin their file, one for each unit.
+        places: the files' indices in the list of all.
+        stamp: of the files.
     """
 
     places: range
     stamp: Stamp
-    others: Stamp
 
 
 class Readback(NamedTuple):
@@ -79,31 +61,12 @@ class Readback(NamedTuple):
     stamp: Stamp = Stamp()
 
 
-class _Bad(NamedTuple):
-    """A unit that is not as it should be: its digest (None: not read), its length, or why not."""
-
-    unit: Unit
-    sha256: str | None
-    size: int
-    why: str
-
-
-def units(files: Iterable[PayloadFile]) -> list[Unit]:
+def in_order(files: Iterable[PayloadFile]) -> list[PayloadFile]:
     """Everything to read, the largest file first; the same for the same `files`."""
-    ordered: list[Unit] = []
-    for file in sorted(sorted(files), key=attrgetter("size"), reverse=True):
-        if file.blocks:
-            starts = range(0, file.size, BLOCK_SIZE)
-            ordered += [
-                Unit(file, start, min(start + BLOCK_SIZE, file.size), digest)
-                for start, digest in zip(starts, file.blocks, strict=True)
-            ]
-        else:
-            ordered.append(Unit(file, 0, file.size, file.sha256))
-    return ordered
+    return sorted(sorted(files), key=attrgetter("size"), reverse=True)
 
 
-def batches(work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> list[range]:
+def batches(work: Sequence[PayloadFile], jobs: int, skip: Sequence[range] = ()) -> list[range]:
     """Divides the work: each batch is a part of the rest, so that all processes end together.
 
     Args:
@@ -112,10 +75,10 @@ def batches(work: Sequence[Unit], jobs: int, skip: Sequence[range] = ()) -> list
     Returns:
         At most `MOST_PIECES` ranges of indices.
     """
-    costs = [unit.end - unit.start + COST_OF_OPENING for unit in work]
+    costs = [file.size + COST_OF_OPENING for file in work]
     for run in skip:
         costs[run.start : run.stop] = [0] * len(run)
-    before = [0, *accumulate(costs)]  # the cost of all units before an index
+    before = [0, *accumulate(costs)]  # the cost of all files before an index
     least = max(LEAST_BATCH, before[-1] // (MOST_PIECES // 2))
     largest = max(LARGEST_BATCH, least)
     result: list[range] = []
@@ -140,7 +103,7 @@ def _gaps(runs: Iterable[range], end: int) -> Iterator[range]:
 
 def read_back(
     root: Path,
-    work: Sequence[Unit],
+    work: Sequence[PayloadFile],
     jobs: int,
     skip: Sequence[range] = (),
     *,
@@ -161,7 +124,7 @@ def read_back(
     """
     shared = batches(work, jobs, skip)
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    bad, stamp = [], Stamp()
+    findings, stamp = [], Stamp()
     try:
         with Workers(_Reader(folder, work, shared).read, len(shared), jobs) as workers:
             for kind, *rest in workers.messages():
@@ -170,114 +133,97 @@ def read_back(
                 elif kind == _BAD:
                     place, digest, size, why = rest
                     if why in NO_MEANS:
-                        raise OSError(why, os.strerror(why), work[place].file.path)
-                    bad.append(_Bad(work[place], digest, size, os.strerror(why) if why else ""))
+                        raise OSError(why, os.strerror(why), work[place].path)
+                    findings.append(_finding(work[place], digest, size, why))
                 elif kind == _SOUND:
-                    number, sums, others = rest
-                    batch = Batch(shared[number], Stamp(*sums), Stamp(*others))
+                    number, sums = rest
+                    batch = Batch(shared[number], Stamp(*sums))
                     stamp = stamp.plus(batch.stamp)
                     if keep:
                         keep(batch)
     finally:
         os.close(folder)
-    return Readback(tuple(_as_findings(bad)), stamp)
+    return Readback(tuple(findings), stamp)
 
 
 class _Reader:
     """Reads batches of `work` below the folder of a descriptor, in any process."""
 
-    def __init__(self, folder: int, work: Sequence[Unit], batches: Sequence[range]) -> None:
+    def __init__(self, folder: int, work: Sequence[PayloadFile], batches: Sequence[range]) -> None:
         self._folder = folder
         self._work = work
         self._batches = batches
         self._buffer = memoryview(b"")
+        self._unreported = 0
 
     def read(self, number: int, send: Send) -> None:
-        """Reads one batch; sends the bytes read, the bad units, and the stamp of a sound batch."""
+        """Reads one batch; sends the bytes read, the bad files, and the stamp of a sound batch."""
         places = self._batches[number]
-        others: list[os.stat_result] = []
-        stamp = stamp_of(self._sound(places, others, send))
-        if stamp.files + len(others) == len(places):
-            send([_SOUND, number, stamp, stamp_of(others)])
+        stamp = stamp_of(self._sound(places, send))
+        if stamp.files == len(places):
+            send([_SOUND, number, stamp])
 
-    def _sound(
-        self, places: range, others: list[os.stat_result], send: Send
-    ) -> Iterator[os.stat_result]:
-        """Reads these units; yields the status of the file of each sound one that begins it."""
-        read = 0
+    def _sound(self, places: range, send: Send) -> Iterator[os.stat_result]:
+        """Reads these files; yields the status of each sound one."""
         for place in places:
-            file, start, end, expected = self._work[place]
+            file = self._work[place]
             digest, size = None, 0
             try:
                 source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._folder)
                 try:
                     status = os.fstat(source)
                     if status.st_size == file.size:
-                        digest, size = self._hash(source, start, end, file)
+                        digest, size = self._hash(source, file.size, send)
                 finally:
                     os.close(source)
             except OSError as error:
                 send([_BAD, place, None, 0, error.errno])
                 continue
-            read += size
-            if read >= REPORT_EVERY:
-                send([_READ, read])
-                read = 0
-            if digest != expected:
-                send([_BAD, place, digest, size if digest else status.st_size, 0])
-            elif start:
-                others.append(status)
-            else:
+            if digest == file.sha256:
                 yield status
-        send([_READ, read])
+            else:
+                send([_BAD, place, digest, size if digest else status.st_size, 0])
+        send([_READ, self._unreported])
+        self._unreported = 0
 
-    def _hash(self, source: int, start: int, end: int, file: PayloadFile) -> tuple[str, int]:
-        """sha256 and length of the unit as it is; of a whole file, also of added bytes."""
+    def _hash(self, source: int, end: int, send: Send) -> tuple[str, int]:
+        """sha256 and length of the file as it is, also of added bytes."""
         if end <= SMALL:
             data = os.read(source, end + 1)
             if len(data) == end:
+                self._report(end, send)
                 return sha256(data).hexdigest(), end
             os.lseek(source, 0, os.SEEK_SET)  # it changed, or was read in parts: the slow way
         if not self._buffer:
             self._buffer = memoryview(mmap(-1, BUFFER_SIZE, access=ACCESS_COPY))
-        want = end - start if file.blocks else None
         digest, size = sha256(), 0
-        if start:
-            os.lseek(source, start, os.SEEK_SET)
-        while want is None or size < want:
-            count = os.readv(
-                source, [self._buffer if want is None else self._buffer[: want - size]]
-            )
-            if not count:
-                break
+        while count := os.readv(source, [self._buffer]):
             digest.update(self._buffer[:count])
             size += count
+            self._report(count, send)
         return digest.hexdigest(), size
+
+    def _report(self, count: int, send: Send) -> None:
+        self._unreported += count
+        if self._unreported >= REPORT_EVERY:
+            send([_READ, self._unreported])
+            self._unreported = 0
 
 
 _READ, _BAD, _SOUND = "read", "bad", "sound"
 
 
-def _as_findings(bad: Iterable[_Bad]) -> list[Finding]:
-    by_path: dict[str, list[_Bad]] = {}
-    for one in bad:
-        by_path.setdefault(one.unit.file.path, []).append(one)
-    return [_finding(several) for several in by_path.values()]
+def _finding(file: PayloadFile, digest: str | None, size: int, why: int) -> Finding:
+    """What is wrong with a file.
 
-
-def _finding(bad: list[_Bad]) -> Finding:
-    first, file = bad[0], bad[0].unit.file
-    for one in bad:
-        if one.sha256 is None and not one.why:
-            return Finding(file.path, "mismatched", f"{file.size} bytes", f"{one.size} bytes")
-    if file.blocks:
-        return in_ranges(
-            file.path, file.sha256, [(one.unit.start, one.unit.end, one.why) for one in bad]
-        )
-    if first.why:
-        return Finding(file.path, "unreadable", f"sha256 {file.sha256}", first.why)
-    if first.size != file.size:
-        return Finding(
-            file.path, "mismatched", f"{file.size} bytes", f"{first.size} bytes when read"
-        )
-    return Finding(file.path, "mismatched", f"sha256 {file.sha256}", f"sha256 {first.sha256}")
+    Args:
+        digest, size: as it is; None: not read, because of its size or of `why`.
+        why: the number of the system's error; 0: none.
+    """
+    if why:
+        return Finding(file.path, "unreadable", f"sha256 {file.sha256}", os.strerror(why))
+    if digest is None:
+        return Finding(file.path, "mismatched", f"{file.size} bytes", f"{size} bytes")
+    if size != file.size:
+        return Finding(file.path, "mismatched", f"{file.size} bytes", f"{size} bytes when read")
+    return Finding(file.path, "mismatched", f"sha256 {file.sha256}", f"sha256 {digest}")

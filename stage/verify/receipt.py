@@ -48,8 +48,6 @@ class Receipt:
         began, ended: seconds since 1970; `began`: of the first byte, also if it was resumed.
         tool: name and version of what verified.
         stamp: of all payload files, as they were read.
-        proof: what they were compared with (`report.BY_ID` or `BY_LISTS`); None in receipts of
-            earlier versions.
     """
 
     bundle_id: str
@@ -64,7 +62,6 @@ class Receipt:
     tool: str
     stamp: Stamp
     format: int = FORMAT
-    proof: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it is on disk."""
@@ -167,7 +164,6 @@ def record(folder: Path, report: VerificationReport) -> str | None:
         ended=time.time(),
         tool=f"airlift {__version__}",
         stamp=report.stamp,
-        proof=report.proof,
     )
     _write(path, receipt.to_json())
     return None

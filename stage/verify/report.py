@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,12 @@ from stage.util.fields import Fields, read_document
 from stage.util.files import read_file
 from stage.util.paths import printable
 
-Ranges = tuple[tuple[int, int], ...]
-
 PROBLEMS = ("missing", "extra", "mismatched", "unsafe", "unreadable", "invalid", "unloadable")
 LEVELS = ("fast", "full", "deep")
-BY_ID, BY_LISTS = "bundle id", "block lists"
-"""What a payload can be compared with. A bundle id of lock format 1 covers no block lists."""
+BY_ID = "bundle id"
+"""What a payload that was read is compared with."""
 
 ASKED_FOR = "bundle id "  # of the finding that a bundle is another one
-_RANGES_SHOWN = 3
 _REMEDY = "Give a file that `stage verify --report` wrote."
 
 
@@ -41,15 +38,12 @@ class Finding:
             file), `unreadable`, `invalid` (not the text it has to be), or `unloadable` (`--deep`:
             as fetched, but no loader takes it).
         expected, found: text for a person.
-        ranges: for a file with block digests, the bad bytes: sorted, disjoint (start, end) offsets,
-            end exclusive. Empty: the place in the file is unknown.
     """
 
     path: str
     problem: str
     expected: str
     found: str
-    ranges: Ranges = ()
 
     def __str__(self) -> str:
         return as_shown(
@@ -57,19 +51,13 @@ class Finding:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As in a report; `ranges` only where there are any."""
-        document: dict[str, Any] = {
-            "path": self.path,
-            "problem": self.problem,
-            "expected": self.expected,
-            "found": self.found,
-        }
-        return {**document, "ranges": [list(r) for r in self.ranges]} if self.ranges else document
+        """As in a report."""
+        return asdict(self)
 
 
 def is_closed(finding: Finding) -> bool:
     """Whether only a right to read is missing: nothing is known to be wrong with the bytes."""
-    return finding.problem == "unreadable" and finding.found.startswith(os.strerror(errno.EACCES))
+    return finding.problem == "unreadable" and finding.found == os.strerror(errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class VerificationReport:
             Not in the JSON.
         stamp: of the payload files that were read; None unless all are sound and none was changed
             just before. Not in the JSON.
-        proof: what the payload was compared with, `BY_ID` or `BY_LISTS`; None: with nothing.
+        proof: what the payload was compared with, `BY_ID`; None: with nothing.
         unproven: files beside the payload that the bundle id does not cover: only the tag manifest
             vouches for them, and a signature for that.
         has_unknown_verifier: this version does not know its `stage-verify.py`. Not in the JSON.
@@ -158,37 +146,6 @@ class FindingCollector:
         return list(self._by_path.values())
 
 
-def in_ranges(path: str, sha256: str, parts: Iterable[tuple[int, int, str]]) -> Finding:
-    """The one finding on a file of which some parts are bad.
-
-    Args:
-        parts: (start, end, why) of each bad part; `why`: the system's message where it could not
-            be read, else empty.
-    """
-    ordered = sorted(parts)
-    ranges = joined((start, end) for start, end, _ in ordered)
-    spans = ", ".join(f"{start}-{end}" for start, end in ranges[:_RANGES_SHOWN])
-    if len(ranges) > _RANGES_SHOWN:
-        spans += f" and {len(ranges) - _RANGES_SHOWN} more ranges"
-    reasons = [why for _, _, why in ordered if why]
-    if reasons:
-        return Finding(
-            path, "unreadable", f"sha256 {sha256}", f"{reasons[0]} at bytes {spans}", ranges
-        )
-    return Finding(path, "mismatched", f"sha256 {sha256}", f"other bytes at {spans}", ranges)
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same bytes in the fewest ranges."""
-    result: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((start, end))
-    return tuple(result)
-
-
 def read_report(path: Path) -> VerificationReport:
     """Reads what `stage verify --report` wrote.
 
@@ -212,20 +169,15 @@ def read_report(path: Path) -> VerificationReport:
         findings=tuple(map(_finding, fields.each("findings"))),
     )
     if (proof := fields.maybe_inside("proof")) is not None:  # absent in reports of old versions
-        payload = proof.choice("payload", (BY_ID, BY_LISTS))
+        payload = proof.choice("payload", (BY_ID,))
         report = replace(report, proof=payload, unproven=proof.texts("unproven"))
     return report
 
 
 def _finding(fields: Fields) -> Finding:
-    rows = fields.rows("ranges", "start", "end")
-    ranges = [(row.take("start", int), row.take("end", int)) for row in rows]
-    if any(start >= end for start, end in ranges):
-        fields.fail("should be ranges whose start is before their end", "ranges")
     return Finding(
         path=fields.take("path", str),
         problem=fields.choice("problem", PROBLEMS) or fields.missing("problem"),
         expected=fields.take("expected", str),
         found=fields.take("found", str),
-        ranges=joined(ranges),
     )

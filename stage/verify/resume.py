@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 from stage.bundle.stamp import Stamp, stamp_of
 from stage.util.files import format_age, human_size
-from stage.verify.payload import Batch, Unit
+from stage.verify.payload import Batch, PayloadFile
 
 EXPIRES_S = 24 * 3600.0
 BEGINS_AFTER_S = 30.0  # less is soon read again
@@ -27,7 +27,7 @@ _MOST_RUNS = 256  # more ranges are not worth the bookkeeping
 
 
 class Resumed(NamedTuple):
-    """What need not be read again: ranges of units, their bytes, their files' stamp, since when."""
+    """What need not be read again: ranges of files, their bytes, their stamp, since when."""
 
     runs: tuple[range, ...] = ()
     size: int = 0
@@ -60,12 +60,12 @@ class VerifyCheckpoint:
         self._resume = resume
         self._after_s = after_s
         self._path = folder
-        self._work: Sequence[Unit] = ()
+        self._work: Sequence[PayloadFile] = ()
         self._began = time.time()
         self._file: IO[bytes] | None = None
         self._gave_up = False
 
-    def begin(self, seal: str, work: Sequence[Unit]) -> Resumed:
+    def begin(self, seal: str, work: Sequence[PayloadFile]) -> Resumed:
         """Starts a checkpoint of reading `work`; returns what an earlier one says about it.
 
         Args:
@@ -82,7 +82,7 @@ class VerifyCheckpoint:
             return Resumed()
         resumed = _resumed(self._root, work, _entries(lines, self._began - EXPIRES_S))
         if resumed.since is not None:
-            total = human_size(sum(unit.end - unit.start for unit in work))
+            total = human_size(sum(file.size for file in work))
             self._note(
                 f"resumed: {human_size(resumed.size)} of {total} were read and found sound in the "
                 f"last {format_age(self._began - resumed.since)}, and not touched since "
@@ -94,15 +94,10 @@ class VerifyCheckpoint:
         """Keeps a sound batch; call it as soon as that is known."""
         now = time.time()
         began_ns = int(self._began * 10**9)
-        if (
-            self._gave_up
-            or now - self._began < self._after_s
-            or not batch.stamp.plus(batch.others).is_older(began_ns)
-        ):
+        if self._gave_up or now - self._began < self._after_s or not batch.stamp.is_older(began_ns):
             return
-        first, last = (self._work[place] for place in (batch.places[0], batch.places[-1]))
-        ends = [first.file.path, first.start], [last.file.path, last.start]
-        entry = [now, *ends, _expected(self._work, batch.places), batch.stamp, batch.others]
+        ends = self._work[batch.places[0]].path, self._work[batch.places[-1]].path
+        entry = [now, *ends, _expected(self._work, batch.places), batch.stamp]
         try:
             if self._file is None:
                 self._file = self._open()
@@ -135,29 +130,28 @@ class VerifyCheckpoint:
 
 
 class _Entry(NamedTuple):
-    """A sound batch: when, its first and last unit, a digest of their sha256, their stamps."""
+    """A sound batch: when, its first and last file, a digest of their sha256, their stamp."""
 
     at: float
-    first: tuple[str, int]
-    last: tuple[str, int]
+    first: str
+    last: str
     expected: str
     stamp: Stamp
-    others: Stamp
 
 
 def _entries(lines: Sequence[bytes], oldest: float) -> Iterator[_Entry]:
     """The lines that can be read (the last may be half a one) and are young enough."""
     for line in lines:
         try:
-            at, first, last, expected, stamp, others = json.loads(line)
+            at, first, last, expected, stamp = json.loads(line)
             if oldest < float(at) <= time.time():
-                yield _Entry(at, tuple(first), tuple(last), expected, Stamp(*stamp), Stamp(*others))
+                yield _Entry(at, str(first), str(last), expected, Stamp(*stamp))
         except (ValueError, TypeError):
             continue
 
 
-def _resumed(root: Path, work: Sequence[Unit], entries: Iterable[_Entry]) -> Resumed:
-    places = {(unit.file.path, unit.start): place for place, unit in enumerate(work)}
+def _resumed(root: Path, work: Sequence[PayloadFile], entries: Iterable[_Entry]) -> Resumed:
+    places = {file.path: place for place, file in enumerate(work)}
     runs: list[range] = []
     total, since = Stamp(), time.time()
     for entry in entries:
@@ -166,29 +160,20 @@ def _resumed(root: Path, work: Sequence[Unit], entries: Iterable[_Entry]) -> Res
         run = range(places[entry.first], places[entry.last] + 1)
         if any(run.start < other.stop and other.start < run.stop for other in runs):
             continue
-        if _expected(work, run) == entry.expected and _stamps(root, work, run) == (
-            entry.stamp,
-            entry.others,
-        ):
+        if _expected(work, run) == entry.expected and _stamp(root, work, run) == entry.stamp:
             runs.append(run)
             total, since = total.plus(entry.stamp), min(since, entry.at)
-    size = sum(work[place].end - work[place].start for run in runs for place in run)
+    size = sum(work[place].size for run in runs for place in run)
     return Resumed(tuple(runs), size, total, since if runs else None)
 
 
-def _expected(work: Sequence[Unit], run: range) -> str:
+def _expected(work: Sequence[PayloadFile], run: range) -> str:
     return sha256("".join(work[place].sha256 for place in run).encode()).hexdigest()
 
 
-def _stamps(root: Path, work: Sequence[Unit], run: range) -> tuple[Stamp, Stamp] | None:
-    """The stamps a batch of these units would have now."""
-    statuses: dict[str, os.stat_result] = {}
+def _stamp(root: Path, work: Sequence[PayloadFile], run: range) -> Stamp | None:
+    """The stamp a batch of these files would have now."""
     try:
-        for place in run:
-            if (path := work[place].file.path) not in statuses:
-                statuses[path] = os.lstat(root / path)
+        return stamp_of([os.lstat(root / work[place].path) for place in run])
     except OSError:
         return None
-    begun = [statuses[work[place].file.path] for place in run if not work[place].start]
-    others = [statuses[work[place].file.path] for place in run if work[place].start]
-    return stamp_of(begun), stamp_of(others)

@@ -53,15 +53,12 @@ import unicodedata
 from pathlib import Path
 from shlex import quote
 
-BLOCK_SIZE = 16 * 2**20
-BLOCKS_ABOVE = 64 * 2**20
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
 TAG_MANIFEST = "tagmanifest-sha256.txt"
 SIGNATURE = TAG_MANIFEST + ".sig"
 MANIFEST, LOCK, BAGIT, BAG_INFO = "manifest-sha256.txt", "stage.lock", "bagit.txt", "bag-info.txt"
 REQUIRED = {BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", TAG_MANIFEST}
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, "stage.yaml", "stage-verify.py")
-TAG_PATH = re.compile(r"blocks/|(?:%s)\Z" % "|".join(map(re.escape, TAG_FILES)))
 COVERED = {BAGIT, MANIFEST, LOCK}  # by the bundle id
 ORDINARY = re.compile(r"(?:[\w+=@-][\w.+=@-]*/)*[\w+=@-][\w.+=@-]*\Z", re.ASCII)
 UTF_8 = ("utf-8", "surrogateescape")  # names on the disk, in every locale
@@ -137,22 +134,21 @@ def collide(paths):
 class Lock:
     """What a verification needs of a lock. Fields that say nothing about bytes are not checked.
 
-    `files`: path -> (size, sha256). `large`: for each file with a block list its path, the file's
-    size and sha256, and the list's sha256 (None in format 1). `has_lists`: each list's is known.
+    `files`: path -> (size, sha256).
     """
 
     def __init__(self, data):
-        self.files, self.large, self.is_canonical = {}, [], True
+        self.files, self.is_canonical = {}, True
         try:
             document = json.loads(data.decode())
             options = {"indent": 1, "sort_keys": True, "ensure_ascii": False, "allow_nan": False}
             text = (json.dumps(document, **options) + "\n").encode()
             version, assets = document["format"], document["assets"]
-            if type(version) is not int or version not in (1, 2):
-                message = "%s: format %r; this verifier reads format 1 and format 2."
+            if type(version) is not int or version != 1:
+                message = "%s: format %r; this verifier reads format 1."
                 raise CannotVerify(message % (LOCK, version), 2)
             for name in assets:
-                paths = [self.add_row(name, row, version) for row in assets[name]["files"]]
+                paths = [self.add_row(name, row) for row in assets[name]["files"]]
                 self.is_canonical &= paths == sorted(paths)
             if not isinstance(document["name"], str):
                 raise ValueError("name")
@@ -162,29 +158,25 @@ class Lock:
             raise CannotVerify("%s: two paths are one on some disk." % LOCK, 3)
         self.id = sha256_of(text)
         self.is_canonical &= text == data
-        self.has_lists = version > 1 or not self.large
         self.is_complete = None not in [digest for _, digest in self.files.values()]
-        self.is_complete &= version == 1 or None not in [row[3] for row in self.large]
 
-    def add_row(self, name, row, version):
-        path, size, digest, blocks = row["path"], row["size"], row["sha256"], row.get("blocks")
+    def add_row(self, name, row):
+        path, size, digest = row["path"], row["size"], row["sha256"]
         if unsafe(path) or path in self.files or path.split("/")[::2][:2] != ["data", name]:
             raise CannotVerify("%s: the path `%s` is not allowed." % (LOCK, escaped(path)), 3)
-        are_digests = all(value is None or is_hex(value) for value in (digest, blocks))
-        if type(size) is not int or not 0 <= size < 2**63 or not are_digests:
+        is_digest = digest is None or is_hex(digest)
+        if type(size) is not int or not 0 <= size < 2**63 or not is_digest:
             raise ValueError(path)
         self.files[path] = (size, digest)
-        if size > BLOCKS_ABOVE:
-            self.large.append(("blocks/%s" % digest, size, digest, blocks if version > 1 else None))
         return path
 
 
 class Verification:
     """Compares a bundle with its lock.
 
-    `found`: path -> (path, problem, expected, found, bad ranges of a large file). `entries`: path
-    -> size of each regular file. `tags`: the files beside the payload that can be believed.
-    `recorded`: the digests of the tag manifest. `expected`: path -> (size, sha256) of the payload.
+    `found`: path -> (path, problem, expected, found). `entries`: path -> size of each regular file.
+    `tags`: the files beside the payload that can be believed. `expected`: path -> (size, sha256) of
+    the payload.
     """
 
     def __init__(self, root, level, jobs, wanted):
@@ -192,7 +184,7 @@ class Verification:
         self.found, self.entries, self.texts, self.proof = {}, {}, {}, None
         check_is_bundle(root)
         self.scan()
-        self.tags, self.recorded = self.check_tags()
+        self.tags = self.check_tags()
         self.lock, is_another = self.read_lock(), False
         if self.lock is None:
             digests = parse_manifest(self.tags.get(MANIFEST, b""))
@@ -204,18 +196,14 @@ class Verification:
                 self.add(LOCK, "mismatched", "bundle id " + wanted, "bundle id " + self.lock.id)
             self.check_implied_texts()
             if level == "full":
-                self.proof = "bundle id" if wanted or self.lock.has_lists else "block lists"
+                self.proof = "bundle id"
         files = self.check_names()
         if level == "full" and not is_another:
-            # The id of a lock of format 1 covers no block list: then large files are read whole.
-            if wanted and not (self.lock and self.lock.has_lists):
-                self.tags = {path: self.tags[path] for path in TAG_FILES if path in self.tags}
             self.check_bytes(files)
 
     def report(self):
         """As `stage verify --json` writes it."""
-        keys = ("path", "problem", "expected", "found", "ranges")
-        rows = [row if row[4] else row[:4] for _, row in sorted(self.found.items())]
+        keys = ("path", "problem", "expected", "found")
         unproven = [path for path in sorted(TAG_FILES) if path in set(self.tags) - COVERED]
         return {
             "format": 1,
@@ -225,13 +213,13 @@ class Verification:
             "ok": not self.found,
             "files": len(self.expected),
             "bytes": sum(size or 0 for size, _ in self.expected.values()),
-            "findings": [dict(zip(keys, row)) for row in rows],
+            "findings": [dict(zip(keys, row)) for _, row in sorted(self.found.items())],
             "proof": {"payload": self.proof, "unproven": unproven},
         }
 
-    def add(self, path, problem, expected, found, ranges=()):
+    def add(self, path, problem, expected, found):
         """Notes a finding unless there is one on that path."""
-        self.found.setdefault(path, (path, problem, expected, found, ranges))
+        self.found.setdefault(path, (path, problem, expected, found))
 
     def real(self, path):
         return os.path.join(os.fsencode(str(self.root)), path.encode(*UTF_8))
@@ -245,7 +233,7 @@ class Verification:
                 status = os.lstat(self.real(path))
                 if stat.S_ISREG(status.st_mode):
                     self.entries[path], expected = status.st_size, "a readable file"
-                    if TAG_PATH.match(path) or path in (TAG_MANIFEST, SIGNATURE):
+                    if path in TAG_FILES or path in (TAG_MANIFEST, SIGNATURE):
                         self.read_tag(path, status.st_size)
                 elif stat.S_ISDIR(status.st_mode):
                     for entry in os.scandir(self.real(path)):
@@ -269,11 +257,11 @@ class Verification:
                 self.texts[path] = source.read()
 
     def check_tags(self):
-        """The tag files that can be believed, and the digests that the tag manifest records."""
+        """The tag files that can be believed."""
         texts, unfinished = self.texts, "nothing: the bundle is unfinished"
         if TAG_MANIFEST not in texts:
             self.add(TAG_MANIFEST, "missing", "the file that ends a bundle", unfinished)
-            return {path: texts[path] for path in TAG_FILES if path in texts}, None
+            return {path: texts[path] for path in TAG_FILES if path in texts}
         manifest, _ = texts.pop(TAG_MANIFEST), texts.pop(SIGNATURE, None)
         recorded = parse_manifest(manifest)
         uncovered = [path for path in TAG_FILES if path in texts and path not in recorded]
@@ -290,11 +278,11 @@ class Verification:
                 expected = "sha256 %s (recorded in %s)" % (digest, TAG_MANIFEST)
                 self.add(path, "mismatched", expected, "sha256 " + actual)
         is_exact = manifest == manifest_text(recorded)
-        if not is_exact or uncovered or not all(map(TAG_PATH.match, recorded)):
+        if not is_exact or uncovered or set(recorded) - set(TAG_FILES):
             detail = "no sound line for " + uncovered[0] if uncovered else "something else"
             expected = "one `<sha256>  <path>` line for each tag file, sorted"
             self.add(TAG_MANIFEST, "invalid", expected, detail)
-        return sound, recorded
+        return sound
 
     def read_lock(self):
         """The lock; None where there is none that can be believed."""
@@ -328,33 +316,14 @@ class Verification:
             label = line.partition(":")[0].lower()
             if BAG_INFO in tags and [i for i in info if i.lower().startswith(label)] != [line]:
                 self.add(BAG_INFO, "invalid", "one line `%s`" % line, "none such, or others")
-        for row in sorted(lock.large, key=lambda row: row[0]):
-            self.check_block_list(*row)
-
-    def check_block_list(self, path, size, digest, expected):
-        """Removes a list from the tags that is not the one of the lock (`expected`: its sha256)."""
-        text = self.tags.get(path)
-        if text is not None and not self.blocks_of(digest, size):
-            self.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
-        elif text is not None and expected not in (None, sha256_of(text)):
-            del self.tags[path]
-            expected = "sha256 %s (recorded in %s)" % (expected, LOCK)
-            self.add(path, "mismatched", expected, "sha256 " + sha256_of(text))
-        elif text is None and path in self.texts and path not in self.found:
-            detail = "no sound line for " + path
-            self.add(TAG_MANIFEST, "invalid", "one line for each tag file", detail)
 
     def check_names(self):
         """(path, size, sha256) of the files that can be read and compared, the largest first."""
-        witnesses = self.entries if self.recorded is None else self.recorded
-        blocks = {path for path in witnesses if path.startswith("blocks/")}
-        if self.lock is not None:
-            blocks = {path for path, _, digest, _ in self.lock.large if digest}
-        known = REQUIRED.union(TAG_FILES, [SIGNATURE], self.expected, blocks)
+        known = REQUIRED.union(TAG_FILES, [SIGNATURE], self.expected)
         for path in set(self.entries) - known:
             if self.lock is not None or self.expected or not path.startswith("data/"):
                 self.add(path, "extra", "nothing of that name", "a file")
-        for path in REQUIRED.union(self.expected, blocks) - set(self.entries):
+        for path in REQUIRED.union(self.expected) - set(self.entries):
             self.add(path, "missing", "a file", "nothing")
         sound = []
         for path in set(self.expected) & set(self.entries):
@@ -365,57 +334,32 @@ class Verification:
                 sound.append((path, there, digest))
         return sorted(sound, key=lambda file: (-file[1], file[0]))
 
-    def blocks_of(self, digest, size):
-        blocks = self.tags.get("blocks/%s" % digest, b"").decode("ascii", "replace").splitlines()
-        is_sound = size > BLOCKS_ABOVE and len(blocks) == -(-size // BLOCK_SIZE)
-        return blocks if is_sound and all(map(is_hex, blocks)) else []
-
     def check_bytes(self, files):
-        work = []  # (path, start, end, sha256, is a block)
-        for path, size, digest in files:
-            blocks = self.blocks_of(digest, size)
-            for start, block in zip(range(0, size, BLOCK_SIZE), blocks):
-                work.append((path, start, min(start + BLOCK_SIZE, size), block, True))
-            work += [] if blocks else [(path, 0, size, digest, False)]
-        bad, blocks = share_out(lambda part: self.check_units(work, part), len(work), self.jobs), {}
+        bad = share_out(lambda part: self.check_files(files, part), len(files), self.jobs)
         for number, digest, size, why in sorted(bad):
-            path, start, end, expected, is_block = work[number]
-            if is_block:
-                blocks.setdefault(path, []).append((start, end, why))
-            elif why:
+            path, end, expected = files[number]
+            if why:
                 self.add(path, "unreadable", "sha256 " + expected, why)
             elif size != end:
                 self.add(path, "mismatched", "%d bytes" % end, "%d bytes when read" % size)
             else:
                 self.add(path, "mismatched", "sha256 " + expected, "sha256 " + digest)
-        for path, parts in blocks.items():
-            ranges, reasons = [], [why for _, _, why in parts if why]
-            for start, end, _ in parts:
-                start = ranges.pop()[0] if ranges and ranges[-1][1] == start else start
-                ranges.append([start, end])
-            shown = ", ".join("%d-%d" % (start, end) for start, end in ranges[:3])
-            shown += " and %d more ranges" % (len(ranges) - 3) if len(ranges) > 3 else ""
-            text = "%s at bytes " % reasons[0] if reasons else "other bytes at "
-            problem, expected = "unreadable" if reasons else "mismatched", self.expected[path][1]
-            self.add(path, problem, "sha256 " + expected, text + shown, ranges)
 
-    def check_units(self, work, numbers):
-        """[number, digest, size, why not read] of each unit that is not as it should be."""
+    def check_files(self, files, numbers):
+        """[number, digest, size, why not read] of each file that is not as it should be."""
         # It begins a page: memory that begins 16 bytes off is filled at two thirds of the speed.
         buffer, bad = memoryview(mmap.mmap(-1, 2**20)), []
         for number in numbers:
-            path, start, end, expected, is_block = work[number]
+            path, end, expected = files[number]
             digest, size, count = hashlib.sha256(), 0, 1
-            most = end - start if is_block else sys.maxsize
             try:
                 source = os.open(self.real(path), os.O_RDONLY | os.O_NOFOLLOW)
                 with open(source, "rb", buffering=0) as file:
-                    file.seek(start)
-                    while count and size < most:
-                        count = file.readinto(buffer[: most - size])
+                    while count:
+                        count = file.readinto(buffer)
                         digest.update(buffer[:count])
                         size += count
-                if (digest.hexdigest(), size) != (expected, end - start):
+                if (digest.hexdigest(), size) != (expected, end):
                     bad.append([number, digest.hexdigest(), size, ""])
             except OSError as error:
                 bad.append([number, "", 0, reason(error)])
@@ -484,7 +428,7 @@ def remedies(report, written):
     problems = {finding["problem"] for finding in findings}
     if any(finding["expected"].startswith("bundle id ") for finding in findings):
         yield "This is another bundle than the one asked for; its payload was not read."
-    elif any(finding["found"].startswith(os.strerror(errno.EACCES)) for finding in findings):
+    elif os.strerror(errno.EACCES) in [finding["found"] for finding in findings]:
         yield "No right to read: chmod -R u+rX %s (its owner can); then verify again." % bundle
     elif problems - {"extra", "unsafe"}:
         first = "" if written else "python3 -I %s --report FILE %s; " % (quote(sys.argv[0]), bundle)
@@ -502,13 +446,9 @@ def describe(report):
     not_read = "" if payload else " (bytes not read)"
     yield "%s: sound: %s, %d bytes, %s" % (report["bundle"], files, report["bytes"], how + not_read)
     yield "bundle id %s" % report["bundle_id"]
-    if payload == "bundle id":
+    if payload:
         but = " (which does not cover %s)" % beside if beside else ""
         yield "every byte of data/ proven against the bundle id" + but
-    elif payload:
-        command = "stage verify --id %s %s" % (report["bundle_id"], quote(report["bundle"]))
-        lists = "files above 64 MiB proven against their block lists alone, which the id of a"
-        yield "%s bundle of format 1 does not cover: `%s` reads them whole" % (lists, command)
 
 
 def run(arguments, out, err):

@@ -9,18 +9,16 @@ what the payload is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage.bundle import bundle as layout
 from stage.errors import PolicyError, UsageError, require_damage
-from stage.util.digests import BLOCK_SIZE, BLOCKS_ABOVE, is_hex, sha256_of_bytes
+from stage.util.digests import sha256_of_bytes
 from stage.util.files import MAX_TEXT
 from stage.verify.report import FindingCollector
 
 if TYPE_CHECKING:
-    from stage.lock.model import LockedFile
     from stage.lock.write import Lockfile
 
 Payload = dict[
@@ -31,16 +29,14 @@ SMALL_TEXT = 2**20  # bytes
 _SMALL = (layout.BAGIT, layout.BAG_INFO, layout.SIGNATURE)
 
 
-def check_tags(
-    root: Path, sizes: Mapping[str, int], found: FindingCollector
-) -> tuple[dict[str, bytes], dict[str, str] | None]:
+def check_tags(root: Path, sizes: Mapping[str, int], found: FindingCollector) -> dict[str, bytes]:
     """Reads every file beside the payload and compares it with the tag manifest.
 
     Args:
         sizes: path -> bytes of the regular files that are not payload.
 
     Returns:
-        The sound ones, and the digests of the tag manifest; None in its place if there is none.
+        The sound ones.
     """
     texts = _read_tags(root, sizes, found)
     if layout.TAG_MANIFEST not in texts:
@@ -51,14 +47,14 @@ def check_tags(
                 "the file that ends a bundle",
                 "nothing: the bundle is unfinished",
             )
-        return {path: text for path, text in texts.items() if path in layout.TAG_FILES}, None
+        return {path: text for path, text in texts.items() if path in layout.TAG_FILES}
     manifest = texts.pop(layout.TAG_MANIFEST)
     texts.pop(layout.SIGNATURE, None)
     recorded = layout.parse_manifest(manifest)
     sound: dict[str, bytes] = {}
     for path, digest in recorded.items():
         if path not in texts:
-            if path in layout.TAG_FILES:  # `verify` reports missing block lists
+            if path in layout.TAG_FILES:
                 found.add(path, "missing", f"sha256 {digest}", "nothing")
             continue
         actual = sha256_of_bytes(texts[path])
@@ -75,14 +71,14 @@ def check_tags(
     unrecorded = {
         path: texts[path] for path in layout.TAG_FILES if path in texts and path not in recorded
     }
-    return sound | unrecorded, recorded
+    return sound | unrecorded
 
 
 def _read_tags(root: Path, sizes: Mapping[str, int], found: FindingCollector) -> dict[str, bytes]:
     """The tag files that can be read. `sizes` and `found` are as for `check_tags`."""
     texts: dict[str, bytes] = {}
     for path, size in sizes.items():
-        if not _is_tag_path(path) and path not in layout.SEAL:
+        if path not in (*layout.TAG_FILES, *layout.SEAL):
             continue
         most = SMALL_TEXT if path in _SMALL else MAX_TEXT
         if size > most:
@@ -104,7 +100,7 @@ def _check_tag_manifest_text(
 ) -> None:
     """The tag manifest must be exactly the text that its lines imply, and cover all tag files."""
     uncovered = [path for path in layout.TAG_FILES if path in texts and path not in recorded]
-    unknown = [path for path in recorded if not _is_tag_path(path)]
+    unknown = [path for path in recorded if path not in layout.TAG_FILES]
     if manifest != layout.manifest_text(recorded) or uncovered or unknown:
         detail = f"no sound line for {uncovered[0]}" if uncovered else "something else"
         found.add(
@@ -113,10 +109,6 @@ def _check_tag_manifest_text(
             "one `<sha256>  <path>` line for each tag file, sorted",
             detail,
         )
-
-
-def _is_tag_path(path: str) -> bool:
-    return path in layout.TAG_FILES or path.startswith(f"{layout.BLOCKS}/")
 
 
 def read_sound_lock(
@@ -147,9 +139,7 @@ def read_sound_lock(
     return lock
 
 
-def check_lock(
-    root: Path, lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector
-) -> None:
+def check_lock(lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector) -> None:
     """Checks the lock's text, and the other tag files against it.
 
     A lock can be written in one way only, or two bundle ids could be of the same bytes.
@@ -161,7 +151,7 @@ def check_lock(
             "a complete lock in its one true text",
             "an edited or unfinished one",
         )
-    _check_implied_texts(root, lock, tags, found)
+    _check_implied_texts(lock, tags, found)
 
 
 def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> Payload:
@@ -173,7 +163,7 @@ def expected_payload(lock: Lockfile | None, tags: Mapping[str, bytes]) -> Payloa
 
 
 def _check_implied_texts(
-    root: Path, lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector
+    lock: Lockfile, tags: Mapping[str, bytes], found: FindingCollector
 ) -> None:
     """`bagit.txt`, the manifest and `bag-info.txt` must be what the lock implies."""
     implied = {layout.BAGIT: layout.BAGIT_TEXT}
@@ -191,69 +181,9 @@ def _check_implied_texts(
             label = line.partition(":")[0].lower()
             if [other for other in lines if other.lower().startswith(label)] != [line]:
                 found.add(layout.BAG_INFO, "invalid", f"one line `{line}`", "none such, or others")
-    for file in filter(attrgetter("has_blocks"), lock.files):
-        _check_block_list(file, tags, found)
-    for path in sorted(layout.tag_paths(lock) - set(tags)):
-        if path not in found and (root / path).is_file():
-            found.add(
-                layout.TAG_MANIFEST,
-                "invalid",
-                "one line for each tag file",
-                f"no sound line for {path}",
-            )
-
-
-def _check_block_list(file: LockedFile, tags: Mapping[str, bytes], found: FindingCollector) -> None:
-    """The block list of a large file is that of the lock (format 2), or at least a block list."""
-    path = layout.blocks_path(file.sha256 or "")
-    if path in tags and not block_digests(tags, file.sha256 or "", file.size):
-        found.add(path, "invalid", "a sha256 a line, for each 16 MiB", "something else")
-    elif path in tags and not _vouches(file, tags[path]):
-        actual = sha256_of_bytes(tags[path])
-        found.add(
-            path,
-            "mismatched",
-            f"sha256 {file.blocks} (recorded in {layout.LOCK})",
-            f"sha256 {actual}",
-        )
-
-
-def _vouches(file: LockedFile, block_list: bytes) -> bool:
-    return file.blocks is None or sha256_of_bytes(block_list) == file.blocks
-
-
-def believable_lists(
-    lock: Lockfile | None, tags: Mapping[str, bytes], *, pinned: bool
-) -> dict[str, bytes]:
-    """The block lists that a verification may use: `blocks/<sha256>` -> text.
-
-    Args:
-        pinned: the verdict is about the bundle id. That of a lock of format 1 covers no block list.
-    """
-    lists = {path: text for path, text in tags.items() if path.startswith(f"{layout.BLOCKS}/")}
-    if lock is None or lock.format == 1:
-        return {} if pinned else lists
-    large = {layout.blocks_path(file.sha256 or ""): file for file in lock.files if file.has_blocks}
-    return {
-        path: text for path, text in lists.items() if path in large and _vouches(large[path], text)
-    }
 
 
 def unproven(tags: Mapping[str, bytes]) -> tuple[str, ...]:
     """The sound files beside the payload that the bundle id does not cover."""
     covered = {layout.BAGIT, layout.MANIFEST, layout.LOCK}
     return tuple(sorted(path for path in layout.TAG_FILES if path in tags and path not in covered))
-
-
-def block_digests(tags: Mapping[str, bytes], sha256: str, size: int) -> tuple[str, ...]:
-    """The digests of a large file's blocks, in order; none if there is no list to believe.
-
-    Args:
-        tags: the sound files beside the payload.
-        sha256, size: of the whole file.
-    """
-    if size <= BLOCKS_ABOVE or (text := tags.get(layout.blocks_path(sha256))) is None:
-        return ()
-    digests = text.decode("ascii", "replace").splitlines()
-    sound = len(digests) == -(-size // BLOCK_SIZE) and all(is_hex(digest, 64) for digest in digests)
-    return tuple(digests) if sound else ()

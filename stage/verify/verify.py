@@ -18,23 +18,15 @@ from stage.bundle import bundle as layout
 from stage.bundle.bundle import check_is_bundle
 from stage.bundle.stamp import Stamp, now_ns, unsure_ns
 from stage.errors import require_damage
-from stage.util.digests import BLOCKS_ABOVE, sha256_of_bytes
+from stage.util.digests import sha256_of_bytes
 from stage.util.files import read_file
 from stage.util.paths import printable
 from stage.util.processes import cores
-from stage.verify.payload import PayloadFile, Readback, Unit, read_back, units
-from stage.verify.report import (
-    ASKED_FOR,
-    BY_ID,
-    BY_LISTS,
-    FindingCollector,
-    VerificationReport,
-)
+from stage.verify.payload import PayloadFile, Readback, in_order, read_back
+from stage.verify.report import ASKED_FOR, BY_ID, FindingCollector, VerificationReport
 from stage.verify.resume import Resumed, VerifyCheckpoint
 from stage.verify.tag_files import (
     Payload,
-    believable_lists,
-    block_digests,
     check_lock,
     check_tags,
     expected_payload,
@@ -65,9 +57,8 @@ def verify(
         jobs: processes that read (default: one per core that this process may use).
         progress: called with the number of payload bytes just read.
         journal: where to resume, and to keep progress in case of an interruption.
-        bundle_id: the id that the bundle must have, 64 hex digits. Then large files are read whole
-            where the id does not cover their block lists (lock format 1). Another bundle is one
-            finding, and its payload is not read.
+        bundle_id: the id that the bundle must have, 64 hex digits. Another bundle is one finding,
+            and its payload is not read.
 
     Raises:
         UsageError: not a bundle, or a sound lock of a newer format.
@@ -76,22 +67,21 @@ def verify(
     check_is_bundle(root)
     began, began_ns, found = time.time(), now_ns(), FindingCollector()
     entries = _scan(root, found)
-    tags, recorded = check_tags(root, _sizes_beside(root, entries), found)
+    tags = check_tags(root, _sizes_beside(root, entries), found)
     seal = _seal(root, entries)
     lock = read_sound_lock(root, tags, found)
     if lock is not None:
-        check_lock(root, lock, tags, found)
+        check_lock(lock, tags, found)
     expected = expected_payload(lock, tags)
     for large_text in (layout.LOCK, layout.MANIFEST):
         tags.pop(large_text, None)
-    _check_names(entries, expected, lock, recorded, found)
+    _check_names(entries, expected, lock, found)
     if level == "fast":  # else each file is read, and so its size is known
         _check_sizes(root, entries, expected, found)
     is_another = _is_another(lock, bundle_id, found)
     read, resumed = Readback(), Resumed()
     if level == "full" and not is_another:
-        lists = believable_lists(lock, tags, pinned=bundle_id is not None)
-        work = units(_files(root, entries, expected, lists))
+        work = in_order(_files(root, entries, expected))
         read, resumed = _read(root, work, jobs or cores(), seal, journal, progress)
         found.add_all(read.findings)
     is_sound = level == "full" and not found.findings
@@ -105,7 +95,7 @@ def verify(
         seal=seal,
         began=resumed.since or began,
         stamp=_settled(root, read.stamp.plus(resumed.stamp), began_ns) if is_sound else None,
-        proof=_proof(lock, bundle_id) if level == "full" else None,
+        proof=BY_ID if level == "full" and lock is not None else None,
         unproven=unproven(tags),
         has_unknown_verifier=_has_unknown_verifier(tags),
     )
@@ -122,7 +112,7 @@ def _has_unknown_verifier(tags: Mapping[str, bytes]) -> bool:
 
 def _read(
     root: Path,
-    work: list[Unit],
+    work: list[PayloadFile],
     jobs: int,
     seal: str | None,
     journal: VerifyCheckpoint | None,
@@ -135,13 +125,6 @@ def _read(
     read = read_back(root, work, jobs, resumed.runs, progress=progress, keep=journal.add)
     journal.finished()
     return read, resumed
-
-
-def _proof(lock: Lockfile | None, bundle_id: str | None) -> str | None:
-    """What the payload's bytes are compared with."""
-    if lock is None:
-        return None
-    return BY_ID if bundle_id is not None or lock.proves_blocks else BY_LISTS
 
 
 def _sizes_beside(root: Path, entries: Entries) -> dict[str, int]:
@@ -233,18 +216,11 @@ def _check_names(
     there: Entries,
     expected: Mapping[str, object],
     lock: Lockfile | None,
-    recorded: Mapping[str, str] | None,
     found: FindingCollector,
 ) -> None:
     """Finds extra and missing files."""
     beside = {path for path in there if not path.startswith(f"{layout.PAYLOAD}/")}
-    blocks = {
-        path
-        for path in (there if recorded is None else recorded)
-        if path.startswith(f"{layout.BLOCKS}/")
-    }
     tags = {*layout.TAG_FILES, *layout.SEAL}
-    tags |= layout.tag_paths(lock) if lock is not None else blocks
     knows_payload = lock is not None or bool(expected)
     for path in (beside - tags) | (there - beside - expected.keys() if knows_payload else set()):
         found.add(path, "extra", "nothing of that name", "a file")
@@ -261,14 +237,11 @@ def _check_sizes(root: Path, entries: Entries, expected: Payload, found: Finding
             found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
 
 
-def _files(
-    root: Path, entries: Entries, expected: Payload, lists: Mapping[str, bytes]
-) -> list[PayloadFile]:
+def _files(root: Path, entries: Entries, expected: Payload) -> list[PayloadFile]:
     """The files that exist and have a digest."""
     files = []
     for path, (size, digest) in expected.items():
         if digest is not None and path in entries:
             size = _size(root, path) if size is None else size
-            blocks = block_digests(lists, digest, size) if size > BLOCKS_ABOVE else ()
-            files.append(PayloadFile(path, size, digest, blocks))
+            files.append(PayloadFile(path, size, digest))
     return files

@@ -2,7 +2,7 @@
 
 It has each row of the lock, the sha256 of each file of `data/` (all but environments), the values
 of what was converted, and the packages of the environment. Left out are what changes with each
-commit (Airlift's own wheel, the image and what is in it), `blocks/`, and the bill of materials.
+commit: Airlift's own wheel, the image and what is in it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def made_with(text: str) -> Json:
 def _asset(asset: Json, document: Json) -> Json:
     """An asset of the lock. Digest and size of what a library wrote go to their own part."""
     for file in asset["files"]:
-        file.pop("blocks", None)
         if file["path"].endswith(".parquet") and file.get("made_by") not in (None, "download"):
             document[MADE][file["path"]] = ""
             del file["sha256"], file["size"]

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from stage.cli import main
 from tests.golden.bags import many, sha256, small, tiny, write_bag
-from tests.stage.damages import DAMAGES, NEED_BLOCKS
+from tests.stage.damages import DAMAGES, NEED_BIG
 from tests.stage.workbench import Workbench
 from tests.support.staging import run_here
 
@@ -51,7 +51,7 @@ def _of_size(folder: Path, size: str, standalone: _Standalone) -> Iterator[Verdi
     judge = _Judge(bench.root, standalone, sound)
     yield {"damage": f"{size} none", **judge.sound}
     for damage in DAMAGES:
-        for number in range(0 if damage in NEED_BLOCKS else ROUNDS[size]):
+        for number in range(0 if damage in NEED_BIG else ROUNDS[size]):
             name = f"{size} {damage.__name__} {number}"
             damage(bench.root, random.Random(f"{SEED} {name}"))
             yield {"damage": name, **judge.verdict()}

@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from stage.bundle.bundle import Bundle, finish, write_blocks
+from stage.bundle.bundle import Bundle, finish
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.write import FORMAT, Lockfile
+from stage.lock.write import Lockfile
 from stage.util.digests import Digest, hash_file
-from tests.stage.locks import COMMIT, in_format_1
+from tests.stage.locks import COMMIT
 from tests.support.staging import safetensors
 
 BIG = "data/files/big/sparse.bin"
-BIG_SIZE = 65 * 2**20  # above 64 MiB, so it has block digests
+BIG_SIZE = 65 * 2**20  # takes long enough to be interrupted
 REQUEST = b"format: 1\nname: made\nassets:\n  bert:\n    model: acme/bert\n"
 FACTS = [("Bagging-Date", "2026-01-02"), ("Airlift-Host", "laptop")]
 
@@ -60,15 +60,13 @@ def make_bundle(
     big: bool = True,
     files: Mapping[str, bytes] | None = None,
     name: str = "made",
-    format: int = FORMAT,
 ) -> Bundle:
     """Writes a finished bundle.
 
     Args:
-        big: adds a file that is large enough to have blocks.
+        big: adds a large file.
         files: payload path -> bytes of all other files (default: `contents`).
         name: of the bundle, in its lock.
-        format: of the lock.
     """
     root.mkdir()
     files = contents() if files is None else files
@@ -82,20 +80,15 @@ def make_bundle(
             target.seek(20 * 2**20)
             target.write(b"not only zeros")
     lock = replace(_lock(root, big, files), name=name)
-    lock = in_format_1(lock) if format == 1 else lock
     return finish(root, lock, REQUEST, facts)
 
 
 def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
     def entry(path: str, upstream: bool) -> LockedFile:
         digests = hash_file(root / path, git=True)
-        if digests.blocks:
-            write_blocks(root, digests.sha256, digests.blocks)
         evidence = Digest("git-sha1", digests.git_sha1 or "") if upstream else None
         name = path.rpartition("/")[2]
-        return LockedFile(
-            path, digests.size, digests.sha256, evidence, name, blocks=digests.blocks_sha256
-        )
+        return LockedFile(path, digests.size, digests.sha256, evidence, name)
 
     def below(folder: str, upstream: bool = True) -> tuple[LockedFile, ...]:
         return tuple(entry(path, upstream) for path in files if path.startswith(folder))

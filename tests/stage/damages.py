@@ -21,7 +21,7 @@ from tests.stage.bundles import BIG
 
 Damage = Callable[[Path, random.Random], set[str]]
 BAGIT, BAG_INFO, REQUEST, LOCK = "bagit.txt", "bag-info.txt", "stage.yaml", "stage.lock"
-MANIFEST, TAG_MANIFEST, BLOCKS = "manifest-sha256.txt", "tagmanifest-sha256.txt", "blocks"
+MANIFEST, TAG_MANIFEST = "manifest-sha256.txt", "tagmanifest-sha256.txt"
 
 
 def files(root: Path) -> list[str]:
@@ -314,22 +314,6 @@ def edit_the_tag_manifest(root: Path, chance: random.Random) -> set[str]:
     return {TAG_MANIFEST} | ({name} if kind in ("digest", "case") else set())
 
 
-def edit_a_block_file(root: Path, chance: random.Random) -> set[str]:
-    path = chance.choice(sorted((root / BLOCKS).iterdir()))
-    lines = path.read_text().splitlines(keepends=True)
-    chance.shuffle(lines)
-    path.write_text("".join(lines[1:]))
-    return {path.relative_to(root).as_posix()}
-
-
-def drop_a_block_files_line_and_edit_it(root: Path, chance: random.Random) -> set[str]:
-    damaged = edit_a_block_file(root, chance)
-    path = root / TAG_MANIFEST
-    lines = [line for line in path.read_text().splitlines(keepends=True) if BLOCKS not in line]
-    path.write_text("".join(lines))
-    return {TAG_MANIFEST, *damaged}
-
-
 def edit_the_request(root: Path, chance: random.Random) -> set[str]:
     (root / REQUEST).write_bytes((root / REQUEST).read_bytes().replace(b"acme", b"acne"))
     return {REQUEST}
@@ -399,11 +383,7 @@ def _reseal(root: Path, *names: str) -> None:
     path.write_bytes(_manifest_text(digests))
 
 
-NEED_BLOCKS = (
-    flip_a_bit_of_the_big_file,
-    edit_a_block_file,
-    drop_a_block_files_line_and_edit_it,
-)
+NEED_BIG = (flip_a_bit_of_the_big_file,)
 DAMAGES: tuple[Damage, ...] = (
     flip_a_bit,
     flip_a_bit_of_a_tag_file,
@@ -432,7 +412,5 @@ DAMAGES: tuple[Damage, ...] = (
     edit_bag_info_and_the_index,
     edit_bagit_and_the_index,
     edit_the_tag_manifest,
-    edit_a_block_file,
-    drop_a_block_files_line_and_edit_it,
     edit_the_request,
 )

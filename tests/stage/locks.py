@@ -24,8 +24,8 @@ from stage.lock.model import (
     Part,
     Source,
 )
-from stage.lock.write import FORMATS, Lockfile
-from stage.util.digests import BLOCKS_ABOVE, Digest
+from stage.lock.write import Lockfile
+from stage.util.digests import Digest
 from stage.util.paths import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -35,8 +35,7 @@ def locked_file(path: str, size: int = 10, evidence: str = "lfs-sha256") -> Lock
     """A complete file entry whose digests are made of its name."""
     digest = path.encode().hex().ljust(64, "0")[-64:]
     upstream = Digest(evidence, digest[: 40 if evidence == "git-sha1" else 64])
-    blocks = digest[::-1] if size > BLOCKS_ABOVE else None
-    return LockedFile(path, size, digest, upstream, path.rpartition("/")[2], blocks=blocks)
+    return LockedFile(path, size, digest, upstream, path.rpartition("/")[2])
 
 
 def every_kind() -> Lockfile:
@@ -134,15 +133,6 @@ def fetched_and_made() -> Lockfile:
     return Lockfile("brought", {asset.name: asset for asset in (lora, base, raw)})
 
 
-def in_format_1(lock: Lockfile) -> Lockfile:
-    """The same lock as releases before format 2 wrote it."""
-    assets = {
-        name: replace(asset, files=tuple(replace(file, blocks=None) for file in asset.files))
-        for name, asset in lock.assets.items()
-    }
-    return replace(lock, assets=assets, format=1)
-
-
 def document(lock: Lockfile | None = None) -> dict[str, Any]:
     """A lock's JSON as plain data, for edits."""
     parsed: dict[str, Any] = json.loads((lock or every_kind()).to_json())
@@ -167,7 +157,6 @@ def canonical(lock: Lockfile) -> Lockfile:
             )
             for name in sorted(lock.assets)
         },
-        lock.format,
     )
 
 
@@ -214,7 +203,7 @@ def _environments(paths: list[str], folder: str) -> st.SearchStrategy[LockedEnvi
 
 
 @st.composite
-def _assets(draw: st.DrawFn, name: str, format: int) -> LockedAsset:
+def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     kind = draw(st.sampled_from(sorted(FOLDERS)))
     folder = f"data/{FOLDERS[kind]}/{name}/"
     leaves = st.lists(
@@ -227,12 +216,11 @@ def _assets(draw: st.DrawFn, name: str, format: int) -> LockedAsset:
     files = [
         LockedFile(
             path,
-            size := draw(sizes),
+            draw(sizes),
             draw(st.none() | hexes[64]),
             draw(st.none() | digests),
             draw(texts),
             draw(made_by),
-            draw(st.none() | hexes[64]) if format > 1 and size > BLOCKS_ABOVE else None,
         )
         for path in paths
     ]
@@ -293,9 +281,8 @@ def _assets(draw: st.DrawFn, name: str, format: int) -> LockedAsset:
 
 @st.composite
 def locks(draw: st.DrawFn) -> Lockfile:
-    """Any valid lock: complete or not, in any format."""
-    format = draw(st.sampled_from(FORMATS))
+    """Any valid lock, complete or not."""
     names = draw(st.lists(asset_names, max_size=3, unique=True))
-    lock = Lockfile(draw(texts), {name: draw(_assets(name, format)) for name in names}, format)
+    lock = Lockfile(draw(texts), {name: draw(_assets(name)) for name in names})
     paths = [file.path for file in lock.files]
-    return lock if not collisions(paths) else Lockfile(lock.name, {}, format)
+    return lock if not collisions(paths) else Lockfile(lock.name, {})

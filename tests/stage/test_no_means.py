@@ -31,7 +31,7 @@ SPARE_KIB = (2_000_000, 280_000, 100_000, 45_000, 20_000, 10_000, 5_000)
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound bundle. Several processes read one of its files in blocks."""
+    """A sound bundle with a large file."""
     return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
 
 

@@ -56,7 +56,7 @@ print(json.dumps([took, sorted(set(sys.modules) - before)]))
 STEPS = {
     "attribute": "import stage; assert stage.verify(path, quiet=True).ok",
     "from": "from stage import verify; assert verify(path, 'fast').ok",
-    "submodule": "import stage.verify.payload; assert stage.verify.payload.units",
+    "submodule": "import stage.verify.payload; assert stage.verify.payload.in_order",
     "same names": "import stage.verify.verify, stage.fetch.fetch; assert callable(stage.fetch)",
     "from the submodule": "from stage.verify.verify import verify as v; assert v is not None",
     "bundle": "import stage; assert stage.open_bundle(path)['bert'].path.is_dir()",

@@ -20,7 +20,7 @@ from typing import Any
 from scripts.lib.bench.arithmetic import Target, cost_table, table, target_table
 from scripts.lib.bench.measure import Sample
 
-_STAGE = ("fetch-large", "fetch-many", "verify-four", "verify-one", "verify-small")
+_STAGE = ("fetch-large", "fetch-many", "verify-four", "verify-small")
 _RUNNER = ("train-fp32", "train-bf16", "train-loop", "prepare")
 ORDER = (*_STAGE, "env-create", "env-import", *_RUNNER)
 INTRODUCTION = """\

@@ -22,11 +22,11 @@ CONFIG = "data/models/bert/config.json"
 HUGE = 10**11  # bytes of a sparse file
 
 
-def bag(spoil: Callable[[Path], object], command: str = "verify", *, big: bool = False) -> Prepare:
+def bag(spoil: Callable[[Path], object], command: str = "verify") -> Prepare:
     """A damaged bundle, and the command that reads it."""
 
     def prepare(place: Place) -> list[str]:
-        spoil(place.bundle(big=big))
+        spoil(place.bundle())
         return [command, "bundle"]
 
     return prepare
@@ -111,15 +111,6 @@ def _sparse(name: str, size: int = HUGE) -> Callable[[Path], object]:
 
 def _no_right_to(name: str) -> Callable[[Path], object]:
     return lambda root: (root / name).chmod(0)
-
-
-def _blocks(change: Callable[[bytes], bytes]) -> Prepare:
-    def spoil(root: Path) -> None:
-        path = next((root / layout.BLOCKS).iterdir())
-        path.write_bytes(change(path.read_bytes()))
-        reseal(root, path.relative_to(root).as_posix())
-
-    return bag(spoil, big=True)
 
 
 def _names_that_are_no_text(root: Path) -> None:
@@ -316,14 +307,6 @@ CASES = [
         (layout.LOCK, "unreadable"),
         bag(_no_right_to(layout.LOCK)),
         how="nobody",
-    ),
-    Case("blocks one too few", 1, ("blocks/", *INVALID), _blocks(lambda text: text[65:])),
-    Case("blocks upper case", 1, ("blocks/", *INVALID), _blocks(bytes.upper)),
-    Case(
-        "blocks of other bytes",
-        1,
-        ("blocks/", "mismatched", "recorded in stage.lock"),
-        _blocks(lambda text: line("")[:64] + b"\n" + text[65:]),
     ),
     Case(
         "journal in a finished bundle",

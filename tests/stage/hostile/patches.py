@@ -16,7 +16,6 @@ from stage.transfer.patch import PLAN
 from stage.util.digests import sha256_of_bytes
 from stage.util.progress import Reporter
 from stage.verify.report import Finding, VerificationReport
-from tests.stage.bundles import BIG
 from tests.stage.hostile.runner import Case, Place
 
 INCOMPLETE = json.dumps(
@@ -113,11 +112,11 @@ def with_file(path: str) -> Callable[[dict[str, Any]], object]:
     return edit
 
 
-def reported(text: bytes | Callable[[Path], bytes], *, big: bool = False) -> Prepare:
+def reported(text: bytes | Callable[[Path], bytes]) -> Prepare:
     """`stage patch --report` of an invented report."""
 
     def prepare(place: Place) -> list[str]:
-        root = place.bundle(big=big)
+        root = place.bundle()
         place.write("report.json", text if isinstance(text, bytes) else text(root))
         return ["patch", "bundle", "--report", "report.json", "-o", "patch"]
 
@@ -125,9 +124,9 @@ def reported(text: bytes | Callable[[Path], bytes], *, big: bool = False) -> Pre
 
 
 def finding(**changes: Any) -> Prepare:
-    """A report with one finding: the file with blocks unless stated otherwise."""
-    found = {"path": BIG, "problem": "mismatched", "expected": "x", "found": "y", **changes}
-    return reported(lambda root: as_report(root, [found]), big=changes.get("path", BIG) == BIG)
+    """A report with one finding."""
+    found = {"path": CONFIG, "problem": "mismatched", "expected": "x", "found": "y", **changes}
+    return reported(lambda root: as_report(root, [found]))
 
 
 def as_report(root: Path, findings: list[Any], **changes: Any) -> bytes:
@@ -314,10 +313,4 @@ CASES = [
             )
         ),
     ),
-    Case("range negative", 2, NO_REPORT, finding(ranges=[[-1, 5]])),
-    Case("range backwards", 2, NO_REPORT, finding(ranges=[[5, 1]])),
-    Case("range of three", 2, NO_REPORT, finding(ranges=[[1, 2, 3]])),
-    Case("range of fractions", 2, NO_REPORT, finding(ranges=[[0.0, 1.5]])),
-    Case("range of texts", 2, NO_REPORT, finding(ranges="ab")),
-    Case("range of 2^70", 2, NO_REPORT, finding(ranges=[[0, 2**70]])),
 ]

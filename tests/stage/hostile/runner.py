@@ -73,9 +73,9 @@ class Place:
         path.write_bytes(data.encode() if isinstance(data, str) else data)
         return path
 
-    def bundle(self, *, big: bool = False) -> Path:
+    def bundle(self) -> Path:
         """A sound bundle, for the case to change."""
-        return make_bundle(self.folder / "bundle", big=big).root
+        return make_bundle(self.folder / "bundle", big=False).root
 
 
 @dataclass(frozen=True)

@@ -314,20 +314,6 @@ def test_an_empty_folder_that_a_person_made_outlives_a_fetch_that_fails(folder: 
     assert not (folder / "new").exists()
 
 
-def test_a_persons_file_among_the_block_digests_is_not_deleted(folder: Path) -> None:
-    manifest(folder, "r: {path: raw}")
-    run_here("fetch", "m.yaml", "-o", "bundle")
-    (folder / "bundle/blocks").mkdir()
-    for name in ("notes.txt", "0" * 64):
-        (folder / "bundle/blocks" / name).write_text("mine")
-    (folder / "raw/a.txt").write_text("new\n")
-    said = run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r", code=2).stderr
-    assert "`stage fetch` did not put these here: `blocks/notes.txt`." in said
-    (folder / "bundle/blocks/notes.txt").rename(folder / "notes.txt")
-    run_here("fetch", "m.yaml", "-o", "bundle", "--update", "r")
-    assert not (folder / "bundle/blocks").exists()
-
-
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
 
 

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import manifest_text, parse_manifest, write_blocks
+from stage.bundle.bundle import manifest_text, parse_manifest
 from stage.errors import DamageError
-from stage.lock.read import read_lock
 from stage.transfer.make_patch import patch_damage
-from stage.util.digests import hash_file, sha256_of_bytes
+from stage.util.digests import sha256_of_bytes
 from stage.util.progress import Reporter
-from stage.verify.receipt import Receipt, find, record
-from stage.verify.report import BY_ID, BY_LISTS, VerificationReport, read_report
+from stage.verify.receipt import Receipt, find
+from stage.verify.report import BY_ID, VerificationReport, read_report
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -31,20 +30,10 @@ TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"
 IN_THE_BIG_FILE = 40 * 2**20
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["format 1", "format 2"])
-def any_format(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound bundle of either format. Treat it as read-only."""
-    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle", format=request.param).root
-
-
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("first") / "bundle", format=1).root
-
-
-@pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("second") / "bundle", format=2).root
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Treat it as read-only."""
+    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
 
 
 @pytest.fixture
@@ -70,16 +59,10 @@ def reseal(root: Path) -> None:
 
 
 def forge(root: Path) -> Path:
-    """Flips a byte of the large file, and adapts the block list and the tag manifest to it."""
+    """Flips a byte of the large file, and writes the tag manifest again."""
     with open(root / BIG, "r+b") as file:
         file.seek(IN_THE_BIG_FILE)
         file.write(b"\x01")
-    locked = next(
-        file
-        for file in read_lock((root / layout.LOCK).read_bytes(), "lock").files
-        if file.path == BIG
-    )
-    write_blocks(root, str(locked.sha256), hash_file(root / BIG).blocks)
     reseal(root)
     return root
 
@@ -107,122 +90,97 @@ def standalone(bundle: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_large_file_changed_with_its_block_list_is_damage(second: Path, folder: Path) -> None:
-    copy = forge(copied(second, folder))
-    blocks = next(f"blocks/{path.name}" for path in (copy / "blocks").iterdir())
+def test_a_changed_file_is_damage_although_the_tag_manifest_was_written_again(
+    sound: Path, folder: Path
+) -> None:
+    copy = forge(copied(sound, folder))
     report = verify(copy)
-    assert report.bundle_id == id_of(second)
-    assert problems(report) == {(BIG, "mismatched"), (blocks, "mismatched")}
+    assert report.bundle_id == id_of(sound)
+    assert problems(report) == {(BIG, "mismatched")}
     code, said = standalone(copy, "--json")
     assert code == 1
     assert json.loads(said)["findings"] == [finding.to_json() for finding in report.findings]
 
 
-def test_under_format_1_it_is_damage_for_whoever_names_the_id(first: Path, folder: Path) -> None:
-    """The block lists cannot prove it; a line says so."""
-    copy = forge(copied(first, folder))
-    wanted = id_of(first)
-    said = stage("verify", copy, code=0).stdout
-    assert (
-        "proven against their block lists alone" in said
-        and f"stage verify --id {wanted} {copy}" in said
-    )
-    assert verify(copy).proof == BY_LISTS
-    report = verify(copy, bundle_id=wanted)
-    assert problems(report) == {(BIG, "mismatched")} and report.proof == BY_ID
-    said = stage("verify", copy, "--id", wanted, code=1).stdout
-    assert f"`{BIG}`: mismatched" in said
-    code, said = standalone(copy)
-    assert code == 0 and "proven against their block lists alone" in said
-    code, said = standalone(copy, "--json", "--id", wanted)
-    assert code == 1 and json.loads(said)["findings"] == [
-        finding.to_json() for finding in report.findings
-    ]
-
-
-def test_what_was_proven_is_said_and_is_in_the_report(any_format: Path, folder: Path) -> None:
-    is_first = b'"format": 1' in (any_format / layout.LOCK).read_bytes()
+def test_what_was_proven_is_said_and_is_in_the_report(sound: Path, folder: Path) -> None:
     unproven = ["bag-info.txt", "stage-verify.py", "stage.yaml"]
-    size = verify(any_format, "fast").size
-    for options, proof in (
-        ((), BY_LISTS if is_first else BY_ID),
-        (("--id", id_of(any_format)), BY_ID),
-    ):
-        said = stage("verify", any_format, *options, "--report", folder / "r.json", code=0).stdout
+    size = verify(sound, "fast").size
+    for options in ((), ("--id", id_of(sound))):
+        said = stage("verify", sound, *options, "--report", folder / "r.json", code=0).stdout
         assert json.loads((folder / "r.json").read_text())["proof"] == {
-            "payload": proof,
+            "payload": BY_ID,
             "unproven": unproven,
         }
-        assert read_report(folder / "r.json").proof == proof
-        assert ("proven against the bundle id" in said) == (proof == BY_ID)
-        assert standalone(any_format, *options) == (0, said.replace("68.4 MB", f"{size} bytes"))
-    fast = json.loads(stage("verify", any_format, "--fast", "--json", code=0).stdout)
+        assert read_report(folder / "r.json").proof == BY_ID
+        assert "proven against the bundle id" in said
+        assert standalone(sound, *options) == (0, said.replace("68.4 MB", f"{size} bytes"))
+    fast = json.loads(stage("verify", sound, "--fast", "--json", code=0).stdout)
     assert fast["proof"]["payload"] is None
 
 
-def test_another_bundle_is_not_read_and_not_called_sound(any_format: Path, folder: Path) -> None:
+def test_another_bundle_is_not_read_and_not_called_sound(sound: Path, folder: Path) -> None:
     wanted = "ab" * 32
-    said = stage("verify", any_format, "--id", wanted, code=1)
-    ids = f"expected bundle id {wanted}, found bundle id {id_of(any_format)}"
+    said = stage("verify", sound, "--id", wanted, code=1)
+    ids = f"expected bundle id {wanted}, found bundle id {id_of(sound)}"
     assert f"`stage.lock`: mismatched: {ids}" in said.stdout
     assert "another bundle" in said.stderr and "stage patch" not in said.stderr
     read: list[int] = []
-    report = verify(any_format, bundle_id=wanted, progress=read.append)
+    report = verify(sound, bundle_id=wanted, progress=read.append)
     assert sum(read) == 0 and problems(report) == {(layout.LOCK, "mismatched")}
-    code, told = standalone(any_format, "--id", wanted)
+    code, told = standalone(sound, "--id", wanted)
     assert code == 1 and "another bundle" in told
 
 
-def test_a_wrong_id_takes_no_receipt_away(second: Path, folder: Path) -> None:
+def test_a_wrong_id_takes_no_receipt_away(sound: Path, folder: Path) -> None:
     state = {"XDG_STATE_HOME": str(folder)}
-    stage("verify", second, code=0, **state)
-    assert isinstance(find(folder / "airlift", second), Receipt)
-    stage("verify", second, "--id", "ab" * 32, code=1, **state)
-    assert isinstance(find(folder / "airlift", second), Receipt)
+    stage("verify", sound, code=0, **state)
+    assert isinstance(find(folder / "airlift", sound), Receipt)
+    stage("verify", sound, "--id", "ab" * 32, code=1, **state)
+    assert isinstance(find(folder / "airlift", sound), Receipt)
 
 
-def test_the_id_may_be_given_as_the_lock(second: Path, folder: Path) -> None:
-    shutil.copy(second / layout.LOCK, folder / "x.lock")
+def test_the_id_may_be_given_as_the_lock(sound: Path, folder: Path) -> None:
+    shutil.copy(sound / layout.LOCK, folder / "x.lock")
     assert (
         "proven against the bundle id"
-        in stage("verify", second, "--id", folder / "x.lock", code=0).stdout
+        in stage("verify", sound, "--id", folder / "x.lock", code=0).stdout
     )
-    assert "proven" in stage("verify", second, "--id", f"sha256:{id_of(second)}", code=0).stdout
+    assert "proven" in stage("verify", sound, "--id", f"sha256:{id_of(sound)}", code=0).stdout
     for wrong in ("ab" * 6, folder / "none.lock", folder):
         assert (
-            f"--id {wrong}: neither an id" in stage("verify", second, "--id", wrong, code=2).stderr
+            f"--id {wrong}: neither an id" in stage("verify", sound, "--id", wrong, code=2).stderr
         )
-    assert "not a lock" in stage("verify", second, "--id", second / layout.BAGIT, code=2).stderr
+    assert "not a lock" in stage("verify", sound, "--id", sound / layout.BAGIT, code=2).stderr
 
 
-def test_a_lock_that_is_damaged_is_damage_and_no_other_bundle(second: Path, folder: Path) -> None:
-    copy = copied(second, folder)
+def test_a_lock_that_is_damaged_is_damage_and_no_other_bundle(sound: Path, folder: Path) -> None:
+    copy = copied(sound, folder)
     text = (copy / layout.LOCK).read_bytes()
     (copy / layout.LOCK).write_bytes(text.replace(b"acme", b"acmf"))
     (copy / BIG).unlink()
-    said = stage("verify", copy, "--id", id_of(second), code=1)
+    said = stage("verify", copy, "--id", id_of(sound), code=1)
     assert "stage patch" in said.stderr and "another bundle" not in said.stderr
     assert f"`{BIG}`: missing" in said.stdout
 
 
 @pytest.mark.parametrize("path", [layout.REQUEST, layout.BAG_INFO, layout.VERIFIER])
-def test_what_the_id_does_not_cover_is_named(second: Path, folder: Path, path: str) -> None:
+def test_what_the_id_does_not_cover_is_named(sound: Path, folder: Path, path: str) -> None:
     """Only a signature proves it; the report does not call it proven."""
-    copy = copied(second, folder)
+    copy = copied(sound, folder)
     (copy / path).write_bytes((copy / path).read_bytes().replace(b"e", b"a", 1))
     reseal(copy)
-    said = stage("verify", copy, "--id", id_of(second), code=0)
+    said = stage("verify", copy, "--id", id_of(sound), code=0)
     assert "(which does not cover " in said.stdout and path in said.stdout
     assert (layout.VERIFIER in said.stderr) == (path == layout.VERIFIER)
 
 
-def test_a_verifier_that_lies_is_said_to_be_none_of_ours(second: Path, folder: Path) -> None:
-    copy = copied(second, folder)
+def test_a_verifier_that_lies_is_said_to_be_none_of_ours(sound: Path, folder: Path) -> None:
+    copy = copied(sound, folder)
     (copy / layout.VERIFIER).write_text("print('sound: every byte is as it was fetched')\n")
     reseal(copy)
     said = stage("verify", copy, "-q", code=0).stderr
     assert "none that this version of airlift knows" in said and "do not run it" in said
-    assert stage("verify", second, "-q", code=0).stderr == ""
+    assert stage("verify", sound, "-q", code=0).stderr == ""
 
 
 def test_the_verifier_of_this_version_is_known() -> None:
@@ -230,36 +188,13 @@ def test_the_verifier_of_this_version_is_known() -> None:
     assert not layout.is_known_verifier(b"")
 
 
-def test_a_forged_origin_makes_no_patch(second: Path, folder: Path) -> None:
+def test_a_forged_origin_makes_no_patch(sound: Path, folder: Path) -> None:
     (folder / "damaged").mkdir()
-    damaged = copied(second, folder / "damaged")
+    damaged = copied(sound, folder / "damaged")
     with open(damaged / BIG, "r+b") as file:
         file.seek(IN_THE_BIG_FILE)
         file.write(b"\x02")
     report = verify(damaged)
-    origin = forge(copied(second, folder))
+    origin = forge(copied(sound, folder))
     with pytest.raises(DamageError, match="damaged here too"):
         patch_damage(origin, report, folder / "patch", Reporter(quiet=True))
-
-
-def test_a_bundle_of_format_1_becomes_one_of_format_2_by_a_patch_without_payload(
-    first: Path, second: Path, folder: Path
-) -> None:
-    copy = copied(first, folder)
-    stage("patch", second, "--since", first / layout.LOCK, "-o", folder / "p", code=0)
-    assert sum(path.stat().st_size for path in (folder / "p").rglob("*") if path.is_file()) < 2**17
-    stage("apply", copy, folder / "p", code=0)
-    report = verify(copy, bundle_id=id_of(second))
-    assert report.ok and report.proof == BY_ID
-
-
-def test_a_receipt_says_what_was_proven(any_format: Path, folder: Path) -> None:
-    is_first = b'"format": 1' in (any_format / layout.LOCK).read_bytes()
-    assert record(folder, verify(any_format)) is None
-    receipt = find(folder, any_format)
-    assert isinstance(receipt, Receipt) and receipt.proof == (BY_LISTS if is_first else BY_ID)
-    path = next((folder / "receipts").iterdir())
-    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "proof"}
-    path.write_text(json.dumps(older))
-    receipt = find(folder, any_format)
-    assert isinstance(receipt, Receipt) and receipt.proof is None

@@ -23,12 +23,10 @@ from tests.stage.locks import (
     document,
     every_kind,
     fetched_and_made,
-    in_format_1,
     locks,
 )
 
-GOLDEN_ID_1 = "d6263835fd734f93846e238eec9cc894044cfa4cd043f1df7256b1713d7c308b"
-GOLDEN_ID_2 = "4d73b0b28de9858aa26e409ed5cae8bb11b1179686e5c3f7cd1d98e2c8da4228"
+GOLDEN_ID = "d6263835fd734f93846e238eec9cc894044cfa4cd043f1df7256b1713d7c308b"
 
 
 def read(parsed: object) -> Lockfile:
@@ -59,7 +57,7 @@ def test_the_text_does_not_depend_on_any_order(lock: Lockfile, chance: random.Ra
         )
         for asset in _shuffled(tuple(lock.assets.values()), chance)
     ]
-    shuffled = Lockfile(lock.name, {asset.name: asset for asset in assets}, lock.format)
+    shuffled = Lockfile(lock.name, {asset.name: asset for asset in assets})
     assert shuffled.to_json() == lock.to_json()
 
 
@@ -69,40 +67,10 @@ def _shuffled(items: tuple[Any, ...], chance: random.Random) -> tuple[Any, ...]:
 
 def test_the_text_never_changes_between_versions() -> None:
     """Bundle ids depend on it: a change here needs a new format number."""
-    for lock, golden in ((in_format_1(every_kind()), GOLDEN_ID_1), (every_kind(), GOLDEN_ID_2)):
-        text = lock.to_json()
-        assert text.startswith(b'{\n "assets": {\n  "bert": {\n   "aliases": [\n    "acme/bert"\n')
-        assert text.endswith(b' "format": %d,\n "name": "every-kind"\n}\n' % lock.format)
-        assert lock.id == sha256_of_bytes(text) == golden
-
-
-def test_the_id_covers_the_block_list_of_every_large_file_and_of_no_other() -> None:
-    entries = {file["path"]: file for file in document()["assets"]["bert"]["files"]}
-    assert len(entries["data/models/bert/model.safetensors"]["blocks"]) == 64
-    assert "blocks" not in entries["data/models/bert/config.json"]
-    assert b"blocks" not in in_format_1(every_kind()).to_json()
-
-
-def test_a_lock_without_the_digest_of_a_block_list_is_incomplete_and_says_so() -> None:
-    """As `stage lock` writes it: the size of a file is known before its digest."""
-    model = every_kind().assets["bert"]
-    lock = every_kind().with_asset(
-        replace(model, files=tuple(replace(f, blocks=None) for f in model.files))
-    )
-    assert not lock.is_complete and b'"blocks": null' in lock.to_json()
-    assert read_lock(lock.to_json(), "x.lock") == canonical(lock)
-    assert in_format_1(every_kind()).is_complete, "format 1 has no such digests"
-
-
-def test_blocks_that_no_lock_of_that_format_has_are_not_taken_over() -> None:
-    """Else they would not be written, but would be read."""
-    first = document(in_format_1(every_kind()))
-    for entry in first["assets"]["bert"]["files"]:
-        entry["blocks"] = "e" * 64
-    assert read(first) == canonical(in_format_1(every_kind()))
-    second = document()
-    second["assets"]["bert"]["files"][0]["blocks"] = "e" * 64  # config.json: a small one
-    assert read(second) == canonical(every_kind())
+    text = every_kind().to_json()
+    assert text.startswith(b'{\n "assets": {\n  "bert": {\n   "aliases": [\n    "acme/bert"\n')
+    assert text.endswith(b' "format": 1,\n "name": "every-kind"\n}\n')
+    assert every_kind().id == sha256_of_bytes(text) == GOLDEN_ID
 
 
 def test_a_lock_is_complete_when_every_digest_row_count_and_schema_is_known() -> None:
@@ -179,7 +147,7 @@ REQUIRED = [
         "upstream",
         "declared_rows",
     }
-    and place[-1] not in {"sha256", "blocks", "rows", "schema", "lfs-sha256", "git-sha1"}
+    and place[-1] not in {"sha256", "rows", "schema", "lfs-sha256", "git-sha1"}
     and "request" not in place[:-1]
     and place[:-1]
     not in {("assets",), ("assets", "lines", "configs"), ("assets", "lines", "configs", "plain")}
@@ -273,11 +241,9 @@ def test_endless_nesting_is_refused(depth: int) -> None:
         read_lock(text.encode(), "x.lock")
 
 
-@pytest.mark.parametrize("version", [3, 99, 0, -1, True, 1.0, "1", None, [1]])
+@pytest.mark.parametrize("version", [2, 99, 0, -1, True, 1.0, "1", None, [1]])
 def test_another_format_is_said_to_need_another_version(version: object) -> None:
-    with pytest.raises(
-        UsageError, match="this version of airlift reads format 1 and format 2"
-    ) as refusal:
+    with pytest.raises(UsageError, match=r"this version of airlift reads format 1\.") as refusal:
         read({**document(), "format": version})
     assert "newer airlift" in refusal.value.remedy
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stage.bundle.bundle import finish, write_blocks
+from stage.bundle.bundle import finish
 from stage.lock.model import LockedAsset, LockedFile, Source
 from stage.lock.write import Lockfile
 from stage.transfer.make_patch import patch_damage
@@ -75,19 +75,8 @@ def new_version(old: Path, root: Path, *, big: bool = True) -> Path:
         files = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             digests = hash_file(path)
-            if digests.blocks:
-                write_blocks(root, digests.sha256, digests.blocks)
             relative = path.relative_to(root).as_posix()
-            files.append(
-                LockedFile(
-                    relative,
-                    digests.size,
-                    digests.sha256,
-                    None,
-                    path.name,
-                    blocks=digests.blocks_sha256,
-                )
-            )
+            files.append(LockedFile(relative, digests.size, digests.sha256, None, path.name))
         assets.append(LockedAsset(name, kind, {"path": "x"}, Source("path", "x"), tuple(files)))
     finish(
         root,

@@ -32,10 +32,7 @@ def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
         file.seek(40 * MIB + 5)
         file.write(b"\x01")
     done = stage("verify", copy, "--report", tmp_path / "r.json", "-q")
-    assert done.returncode == 1 and "other bytes at 33554432-50331648" in done.stdout
-    assert json.loads((tmp_path / "r.json").read_text())["findings"][0]["ranges"] == [
-        [33554432, 50331648]
-    ]
+    assert done.returncode == 1 and f"`{BIG}`: mismatched" in done.stdout
     done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch")
     assert done.returncode == 0 and "1 file, 68.2 MB" in done.stdout, done.stderr
     assert BIG_SIZE < size_of(tmp_path / "patch") < BIG_SIZE + MIB

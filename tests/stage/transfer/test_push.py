@@ -251,7 +251,7 @@ def test_a_copy_that_nothing_there_can_verify_is_called_not_verified_with_the_co
 def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
     sshd: Sshd, big_bundle: Path, tmp_path: Path, tools: Path
 ) -> None:
-    """A disk that damages what it is given, twice: a block of a large file, and a small file."""
+    """A disk that damages what it is given, twice: a large file, and a small file."""
     there = tmp_path / "there is space" / "bundle"
     there.parent.mkdir()
     stage = (tools / "stage").read_text()

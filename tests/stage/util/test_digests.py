@@ -8,12 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.util.digests import (
-    BLOCK_SIZE,
-    BLOCKS_ABOVE,
     Digest,
     Digester,
     FileDigests,
@@ -47,45 +45,13 @@ def test_git_and_coreutils_agree(tmp_path: Path) -> None:
     assert subprocess.check_output(["sha256sum", file], text=True).split()[0] == found.sha256
 
 
-def test_an_empty_file_has_digests_and_no_blocks(tmp_path: Path) -> None:
+def test_an_empty_file_has_digests(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     found = hash_file(tmp_path / "empty", git=True)
-    assert (found.size, found.blocks) == (0, ())
+    assert found.size == 0
     assert (
         found.git_sha1 == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
     )  # git's well-known empty blob
-
-
-@pytest.mark.parametrize(
-    ("size", "blocks"), [(BLOCKS_ABOVE, 0), (BLOCKS_ABOVE + 1, 5), (BLOCKS_ABOVE + BLOCK_SIZE, 5)]
-)
-def test_only_a_file_above_64_mib_has_block_digests(tmp_path: Path, size: int, blocks: int) -> None:
-    file = tmp_path / "sparse"
-    with open(file, "wb") as target:
-        target.truncate(size)
-        target.seek(BLOCK_SIZE + 7)
-        target.write(b"x")
-    found = hash_file(file)
-    with open(file, "rb") as source:
-        expected = [hashlib.sha256(source.read(BLOCK_SIZE)).hexdigest() for _ in range(blocks)]
-    assert list(found.blocks) == expected
-
-
-@settings(max_examples=25)
-@given(st.lists(st.integers(1, 9_000_000), max_size=20))
-def test_blocks_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
-    """Pieces that cross block borders. All bytes are zeros: only the counting is tested."""
-    total = sum(sizes)
-    digester = Digester(BLOCKS_ABOVE + 1)
-    for size in sizes:
-        digester.update(memoryview(ZEROS)[:size])
-    whole, rest = divmod(total, BLOCK_SIZE)
-    expected = [ZERO_BLOCK] * whole + ([hashlib.sha256(bytes(rest)).hexdigest()] if rest else [])
-    assert list(digester.result().blocks) == expected
-
-
-ZEROS = bytes(9_000_000)
-ZERO_BLOCK = hashlib.sha256(bytes(BLOCK_SIZE)).hexdigest()
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))

@@ -122,7 +122,6 @@ def test_every_python_here_runs_it_where_it_lies(copy: Path, python: str) -> Non
         file.write(b"x")
     damaged = standalone(python, copy, "--json")
     assert damaged.returncode == 1 and json.loads(damaged.stdout) == verify(copy).to_json()
-    assert json.loads(damaged.stdout)["findings"][0]["ranges"] == [[32 * 2**20, 48 * 2**20]]
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,8 @@ HF, HF_VERIFIED = "hf download", "hf download + hf cache verify"
 ARIA2, ARIA2_VERIFIED = "aria2c", "aria2c --checksum"
 MIRROR, CURL = "model-mirror mirror", "curl"
 NOTE = (
-    "`stage fetch` resolves, downloads, hashes, compares with the Hub's digests, writes block "
-    "digests and tag files, and syncs everything to the disk; without `--no-offline-check` it also "
+    "`stage fetch` resolves, downloads, hashes, compares with the Hub's digests, writes tag "
+    "files, and syncs everything to the disk; without `--no-offline-check` it also "
     "loads the model, which no other tool here does. `hf cache verify` and `model-mirror mirror` "
     "compare with the Hub's digests too; "
 )
