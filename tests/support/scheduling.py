@@ -12,8 +12,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SITE = "tests/site/"
-# Tests on the site mostly wait for Slurm. They start first, beside tests that need one core. Tests
-# that train two ranks for minutes come before the many short files, so both workers end together.
+# Tests on the site mostly wait for Slurm: they start first, and have a worker of their own. Tests
+# that train two ranks for minutes come before the many short files, so all workers end together.
 ORDER = (
     SITE,
     "tests/stage/",
