@@ -254,7 +254,7 @@ CASES = [
     Case("size negative", 5, ("no size",), weights(size=-1)),
     Case("size text", 5, ("no size",), weights(size="10")),
     Case("size of 2^70", 5, ("no size",), weights(size=2**70)),
-    Case("size larger than any disk", 5, ("are missing",), weights(size=2**62)),
+    Case("size larger than any disk", 2, ("does not serve over plain HTTP",), weights(size=2**62)),
     Case("size smaller than the file", 5, ("the listing says 10",), weights(size=10)),
     Case(
         "bytes of another file",
