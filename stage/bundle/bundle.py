@@ -36,12 +36,6 @@ FETCH_PARTIAL = "fetch.partial"  # during `stage fetch`: payload paths that it m
 PATCH_PLAN = "patch.json"  # a folder with it is a patch
 
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-EARLIER_VERIFIERS = frozenset(
-    {
-        "46d56bb783ead564f9a3bdb560c8a463415e1971be49df97c891652bfd986964",  # 791fc8c
-    }
-)
-"""sha256 of each earlier `stage-verify.py`. When the file changes, add the old one here."""
 
 SEAL = (TAG_MANIFEST, SIGNATURE)  # written last, removed first
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, VERIFIER)
@@ -247,8 +241,8 @@ def verifier_text() -> bytes:
 
 
 def is_known_verifier(text: bytes) -> bool:
-    """Whether a `stage-verify.py` is as this version or an earlier one wrote it."""
-    return text == verifier_text() or sha256_of_bytes(text) in EARLIER_VERIFIERS
+    """Whether a `stage-verify.py` is as this version writes it."""
+    return text == verifier_text()
 
 
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:

@@ -46,16 +46,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
 if __name__ == "__main__":
     os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-    # Imported once: the ranks are forked. Each engine of DeepSpeed imports this optimizer, and
-    # with it torch's compiler.
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     import torch.multiprocessing as mp
-    import torch.utils.tensorboard  # noqa: F401
-    import transformers.models.bert.modeling_bert  # noqa: F401
-
-    import runner.training.engines.deepspeed
-    import runner.training.engines.fsdp
-    import runner.training.start  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         ranks = int(sys.argv[1])
