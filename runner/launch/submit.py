@@ -7,12 +7,14 @@ in the queue or in a log are found here.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +22,6 @@ from pathlib import Path
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import (
     IncompleteError,
-    StageError,
     UsageError,
     human_count,
     say,
@@ -31,9 +32,11 @@ from runner.plan import devices
 from runner.plan.devices import NodeShape
 from runner.plan.shapes import Device
 from runner.ranks.environment import runner_command
-from runner.run_folder.layout import RunFolder
+from runner.run_folder.layout import RunFolder, write_json
+from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.commands import ask, job_number
 from runner.slurm.job_array import Member
+from runner.slurm.jobs import Job, queued, submitted_since
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
 from runner.slurm.shell_variables import overriding
 
@@ -96,9 +99,29 @@ REMEDIES = {
 _WAITS = ("down, drained or reserved", "required node not available", "requested nodes are busy")
 """Parts of sbatch's messages, with --test-only, on a job that sbatch without it accepts."""
 
-_NO_ANSWER = ("unable to contact", "socket timed out", "connection refused", "temporarily unable")
+_NO_ANSWER = (
+    "unable to contact",
+    "timed out",
+    "connection",
+    "temporarily una",
+    "send failure",
+    "receive failure",
+    "shutdown failure",
+    "unexpected message",
+    "broken pipe",
+    "no route",
+    "in standby",
+    "header lengths",
+    "insufficient data",
+)
+"""Parts of sbatch's messages where Slurm's controller may have taken the job all the same."""
 _NOT_YOURS = ("i/o error writing script", "zero bytes were transmitted", "job credential")
 """Parts of sbatch's messages on what the site must repair."""
+
+_SETTLED_AFTER_S = 30.0
+"""A controller that did not answer sbatch has taken the job, or lost it, after this time."""
+
+_SAME_COMMAND = "Run the same command again: it looks for the job first, and makes no second one."
 
 _ADVICE_ELSEWHERE = (
     "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
@@ -261,45 +284,109 @@ def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[i
 
 
 def submit(wanted: SbatchRequest) -> int:
-    """Writes the script to the run folder and submits it.
+    """Writes the script to the run folder and submits it: exactly one job, whatever fails.
+
+    One process at a time does this for a run folder. What is in the queue is written down before
+    sbatch, so that a job whose number never came is found: now, or by the next `submit`.
 
     Returns:
         The job's number.
 
     Raises:
-        UsageError: there is no sbatch, Slurm would refuse the job, or a job for this run folder is
-            in the queue already.
-        IncompleteError: Slurm's controller does not answer.
+        UsageError: there is no sbatch, Slurm would refuse the job, a job for this run folder is in
+            the queue already, or another process submits one.
+        IncompleteError: Slurm does not answer.
     """
     script = sbatch_script(wanted)
     _check_time(wanted)
-    _check_no_second_job(wanted.script)
+    folder = RunFolder(wanted.run_folder)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    try:
+        with hold_run_folder(folder, os.environ, to_submit=True):
+            return _submit_alone(wanted, script, folder)
+    finally:
+        with suppress(OSError):  # it is not empty
+            folder.root.rmdir()
+
+
+def _submit_alone(wanted: SbatchRequest, script: str, folder: RunFolder) -> int:
+    try:
+        jobs = _jobs_of(wanted.script)
+    except IncompleteError:
+        _test(script, wanted)  # it may know why
+        raise
+    if folder.intent.exists() and (job := _find_job(folder, wanted.script)):
+        _note_job(folder, job)
+        if wanted.script.is_file() and wanted.script.read_text(encoding="utf-8") == script:
+            say(f"Slurm took job {job} when its answer to an earlier `runner submit` was lost")
+            return job
+    if other := next((job for job in jobs if not job.is_over), None):
+        raise UsageError(
+            f"job {other.id} ({other.state.lower()}) already writes {folder.root}",
+            f"Let it finish, or `scancel {other.id}` first; --output FOLDER starts another run.",
+        )
     if warning := _test(script, wanted):
         say(f"warning: {warning}")
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(wanted.script, script.encode())
+    write_json(folder.intent, {"since": time.time(), "known": [job.id for job in jobs]})
     try:
         output = _sbatch("--parsable", str(wanted.script)).stdout
-    except StageError:
-        _leave_nothing(wanted)
+        job = int(job_number(output) or 0)
+        if not job:
+            raise IncompleteError(f"sbatch printed no job number: {output!r}", _SAME_COMMAND)
+    except IncompleteError as error:
+        os.utime(folder.intent)
+        job = _find_job(folder, wanted.script, error)
+        if not job:
+            raise
+    except UsageError:
+        _leave_nothing(wanted, folder)
         raise
-    number = job_number(output)
-    if not number:
-        raise UsageError(
-            f"sbatch printed no job number: {output.strip()!r}",
-            "Look with `squeue --me` before you submit it again: the job may be there.",
-        )
-    write_atomically(RunFolder(wanted.run_folder).submitted, f"{number}\n".encode())
-    return int(number)
+    _note_job(folder, job)
+    return job
 
 
-def _leave_nothing(wanted: SbatchRequest) -> None:
-    """Removes what `submit` wrote for a job that Slurm refused, unless the folder has a run."""
-    wanted.script.unlink(missing_ok=True)
-    for folder in (wanted.log.parent, wanted.run_folder):
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
+def _note_job(folder: RunFolder, job: int) -> None:
+    write_atomically(folder.submitted, f"{job}\n".encode())
+    folder.intent.unlink(missing_ok=True)
+
+
+def _leave_nothing(wanted: SbatchRequest, folder: RunFolder) -> None:
+    """Removes what `submit` wrote for a job that Slurm refused."""
+    for path in (wanted.script, folder.intent):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # it is not empty
+        wanted.log.parent.rmdir()
+
+
+def _find_job(folder: RunFolder, script: Path, error: IncompleteError | None = None) -> int:
+    """The job that an sbatch made, whose answer never came; 0: there is none.
+
+    A controller too busy to answer may take a job later: for a while after the intent, squeue and
+    the accounts are asked again.
+
+    Args:
+        error: of that sbatch.
+
+    Raises:
+        IncompleteError: they do not answer, so that nobody knows.
+    """
+    intent = json.loads(folder.intent.read_text(encoding="utf-8"))
+    while True:
+        settled = age_s(folder.intent) >= _SETTLED_AFTER_S
+        try:
+            found = {job.id for job in _jobs_of(script)} - {*intent["known"]}
+            if found := found or {*submitted_since(intent["since"], script)}:
+                return min(found)  # of a job array the array's own
+            if settled:
+                return 0
+        except IncompleteError as silent:
+            if settled:
+                said = f"{error.message}; then {silent.message}" if error else silent.message
+                raise IncompleteError(said, _SAME_COMMAND) from None
+        time.sleep(1)
 
 
 def try_script(script: Path) -> None:
@@ -404,21 +491,16 @@ def _partition_option(partition: str | None) -> list[str]:
     return [f"--partition={partition}"] if partition else []
 
 
-def _check_no_second_job(script: Path) -> None:
-    """Checks that no other job writes this run folder: they would damage each other's checkpoints.
+def _jobs_of(script: Path) -> list[Job]:
+    """The jobs of a run folder, also those that ended some minutes ago.
 
     Raises:
-        UsageError: one does.
+        IncompleteError: squeue does not answer.
     """
-    shown = ask("squeue", "--noheader", "--me", "--format=%i|%T|%o")
-    for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
-        job, _, rest = line.partition("|")
-        state, _, command = rest.partition("|")
-        if command.strip() == str(script):
-            raise UsageError(
-                f"job {job} ({state.lower()}) already writes {script.parent}",
-                f"Let it finish, or `scancel {job}` first; --output FOLDER starts another run.",
-            )
+    jobs = queued(with_ended=True)
+    if jobs is None:
+        raise IncompleteError("there is no squeue on this machine", _ADVICE_ELSEWHERE)
+    return [job for job in jobs if job.script == str(script)]
 
 
 def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -432,9 +514,10 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     lines = [line.partition("error: ")[2] or line for line in done.stderr.splitlines()]
     message = " ".join(lines).strip()
     lowered = message.lower()
-    if any(text in lowered for text in _NO_ANSWER):
+    if not message or any(text in lowered for text in _NO_ANSWER):
         raise IncompleteError(
-            f"Slurm does not answer: {message}", "Try again; `scontrol ping` shows when it is back."
+            f"Slurm does not answer: {message or f'sbatch ended with {done.returncode}'}",
+            "Try again: no second job is made. `scontrol ping` shows when Slurm is back.",
         )
     if any(text in lowered for text in _NOT_YOURS):
         raise IncompleteError(

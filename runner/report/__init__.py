@@ -7,7 +7,6 @@ shows the values under the pointer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from runner.errors import write_atomically
 from runner.report.page import page
 from runner.run_folder.history import History
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.run_lock import GONE_AFTER_S
+from runner.run_folder.run_lock import GONE_AFTER_S, age_s
 
 
 def write(folders: Sequence[Path], output: Path | None) -> Path:
@@ -44,7 +43,4 @@ def write(folders: Sequence[Path], output: Path | None) -> Path:
 
 def _is_running(folder: RunFolder) -> bool:
     """Whether a launcher touched its lock a short time ago; asks neither Slurm nor a process."""
-    try:
-        return time.time() - folder.holder.stat().st_mtime < GONE_AFTER_S
-    except OSError:
-        return False
+    return age_s(folder.holder) < GONE_AFTER_S

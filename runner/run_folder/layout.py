@@ -22,6 +22,9 @@ from typing import Any
 
 from runner.errors import __version__, write_atomically
 
+HOLDER = "holder"
+"""The file in the folder of a lock."""
+
 PACKAGES = (
     "torch",
     "deepspeed",
@@ -82,8 +85,18 @@ class RunFolder:
 
     @property
     def holder(self) -> Path:
-        """The lock file of the launcher that trains here (`runner.run_folder.run_lock`)."""
-        return self.root / "running"
+        """The lock of the launcher that trains here (`runner.run_folder.run_lock`)."""
+        return self.root / "running" / HOLDER
+
+    @property
+    def submitter(self) -> Path:
+        """The lock of the `runner submit` that is at work here."""
+        return self.root / "submitting" / HOLDER
+
+    @property
+    def intent(self) -> Path:
+        """The jobs there were before an sbatch whose answer has not come."""
+        return self.root / "submit.intent"
 
     @property
     def stores(self) -> Path:

@@ -1,9 +1,9 @@
-"""The lock of a run folder: two launchers would overwrite each other's checkpoints.
+"""The locks of a run folder: one process trains there, and one submits.
 
-`hold_run_folder` creates `<run folder>/running` by a hard link, touches it while it holds the lock,
-and removes it at the end. A launcher that was killed leaves the file behind; another launcher takes
-the lock when neither the old launcher nor its ranks run (docs/adr/0012). flock is not used: on some
-Lustre mounts it does nothing.
+`hold_run_folder` makes the folder `<run folder>/running` (`submitting` of `runner submit`), touches
+the file in it while it holds the lock, and removes it at the end. A process that was killed leaves
+the folder behind; another takes the lock when neither the old one nor its ranks run
+(docs/adr/0012). flock is not used: on some Lustre mounts it does nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from runner.errors import FULL_DISK, IncompleteError, UsageError, say
 from runner.ranks.processes import birth_time, is_alive
-from runner.run_folder.layout import RunFolder
+from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name
 
 TOUCH_EVERY_S = 20.0
@@ -34,7 +36,7 @@ _CLEARING_S = 10.0
 
 @dataclass(frozen=True)
 class RunLock:
-    """The launcher that holds a run folder: the content of the file `running`.
+    """The process that holds a run folder: the content of `running/holder`.
 
     Attributes:
         born: the `birth_time` of its process; None where there is no /proc.
@@ -79,25 +81,30 @@ class RunLock:
 
 
 @contextmanager
-def hold_run_folder(folder: RunFolder, environ: Mapping[str, str]) -> Iterator[None]:
-    """Holds the lock of a run folder while the block runs.
+def hold_run_folder(
+    folder: RunFolder, environ: Mapping[str, str], *, to_submit: bool = False
+) -> Iterator[None]:
+    """Holds a lock of a run folder while the block runs.
+
+    Args:
+        to_submit: the lock of those who submit, not of those who train.
 
     Raises:
-        UsageError: another launcher holds it; names that launcher.
+        UsageError: another process holds it; names that process.
         IncompleteError: the file cannot be written.
     """
-    me = RunLock.me(environ)
-    _take(folder, me)
+    me, lock = RunLock.me(environ), folder.submitter if to_submit else folder.holder
+    _take(folder, lock, me)
     over = threading.Event()
-    touching = threading.Thread(target=_touch, args=(folder.holder, over), daemon=True)
+    touching = threading.Thread(target=_touch, args=(lock, over), daemon=True)
     touching.start()
     try:
         yield
     finally:
         over.set()
         touching.join()
-        if _read(folder.holder) == me:
-            folder.holder.unlink(missing_ok=True)
+        if _read(lock) == me:
+            _remove(lock)
 
 
 def check_not_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
@@ -107,116 +114,101 @@ def check_not_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
         UsageError: one does; names it, since when, and what to do.
     """
     if holder := holder_of(folder, RunLock.me(environ)):
-        raise _refused(folder, holder, RunLock.me(environ))
+        raise _refused(folder, folder.holder, holder, RunLock.me(environ))
 
 
 def holder_of(folder: RunFolder, me: RunLock) -> RunLock | None:
     """The launcher that holds the run folder; None if there is none or it is gone."""
     holder = _read(folder.holder)
-    return holder if holder is not None and not _why_gone(holder, me, folder) else None
+    if holder is None or _why_gone(holder, me, folder, folder.holder):
+        return None
+    return holder
 
 
-def _take(folder: RunFolder, me: RunLock) -> None:
+def _take(folder: RunFolder, lock: Path, me: RunLock) -> None:
     for _ in range(_TRIES):
         try:
-            if _create(folder.holder, me):
+            if _create(lock.parent, me):
                 return
         except OSError as error:
             remedy = "Free space or quota there" if error.errno in FULL_DISK else "Correct that"
             raise IncompleteError(
-                f"{folder.holder}: {error.strerror}.", f"{remedy}, then run the same command again."
+                f"{lock}: {error.strerror}.", f"{remedy}, then run the same command again."
             ) from None
-        _clear(folder, me)
+        _clear(folder, lock, me)
     raise UsageError(
-        f"{folder.holder}: other launchers start and end in this run folder.",
+        f"{lock.parent}: other processes start and end in this run folder.",
         f"runner status {folder.root}",
     )
 
 
 def _create(path: Path, me: RunLock) -> bool:
-    """Creates the lock with its content in one step; whether there was none.
+    """Makes the lock's folder with its content in one step; whether there was none.
 
-    Nobody sees a lock without content: a launcher that was slow to write it would be taken for one
-    that was killed before it wrote.
+    Nobody sees a lock without content: a process that was slow to write it would be taken for one
+    that was killed before it wrote. A folder never takes the place of one that is not empty.
     """
     own = path.with_name(f"{path.name}.{me.host}.{me.pid}.{threading.get_native_id()}")
     try:
-        own.write_text(json.dumps(asdict(me)), encoding="utf-8")
-        with suppress(OSError):  # NFS may report a link that it made as a failure
-            os.link(own, path)
-        if own.stat().st_nlink > 1:
-            return True
-        if path.exists() or _has_hard_links(own):
-            return False
-        return _create_in_two_steps(path, me)
+        own.mkdir()
+        (own / HOLDER).write_text(json.dumps(asdict(me)), encoding="utf-8")
+        try:
+            own.rename(path)
+        except OSError:  # NFS may report a step that it did as a failure
+            return _read(path / HOLDER) == me
+        return True
     finally:
-        own.unlink(missing_ok=True)
+        shutil.rmtree(own, ignore_errors=True)
 
 
-def _has_hard_links(own: Path) -> bool:
-    """Whether the disk of a file has hard links. Some disks of other systems have none."""
-    trial = own.with_name(f"{own.name}.link")
-    try:
-        os.link(own, trial)
-    except OSError:
-        return False
-    trial.unlink(missing_ok=True)
-    return True
+def _remove(lock: Path) -> None:
+    lock.unlink(missing_ok=True)
+    with suppress(OSError):  # another process made its own in the meantime
+        lock.parent.rmdir()
 
 
-def _create_in_two_steps(path: Path, me: RunLock) -> bool:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(me)))
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return True
-
-
-def _clear(folder: RunFolder, me: RunLock) -> None:
-    """Removes the lock of a launcher that is gone.
+def _clear(folder: RunFolder, lock: Path, me: RunLock) -> None:
+    """Removes the lock of a process that is gone.
 
     Raises:
         UsageError: it is not gone.
     """
-    holder = _read(folder.holder)
+    holder = _read(lock)
     if holder is None:
-        if not folder.holder.exists():
-            return  # its launcher ended meanwhile: there is nothing to remove
-        if _age_s(folder.holder) < 1:  # it is being written
-            time.sleep(0.3)
-            return
+        if not lock.exists():
+            time.sleep(0.1)
+            return  # its process ends: there is nothing to remove
         why = "it cannot be read"
     else:
-        why = _why_gone(holder, me, folder)
+        why = _why_gone(holder, me, folder, lock)
         if not why:
-            raise _refused(folder, holder, me)
+            raise _refused(folder, lock, holder, me)
     # One launcher at a time: between its second look and its removal nobody else can remove the old
     # lock, so it never removes the new lock of another launcher that came at the same time.
-    clearing = folder.holder.with_name(f"{folder.holder.name}.clearing")
+    clearing = lock.parent.with_name(f"{lock.parent.name}.clearing")
     try:
         os.close(os.open(clearing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     except FileExistsError:
-        if _age_s(clearing) > _CLEARING_S:
+        if age_s(clearing) > _CLEARING_S:
             clearing.unlink(missing_ok=True)
         time.sleep(0.3)
         return
     try:
-        if _read(folder.holder) != holder or not folder.holder.exists():
+        if _read(lock) != holder or not lock.exists():
             return
-        folder.holder.unlink(missing_ok=True)
+        _remove(lock)
         if holder is not None:
             say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")
     finally:
         clearing.unlink(missing_ok=True)
 
 
-def _refused(folder: RunFolder, holder: RunLock, me: RunLock) -> UsageError:
+def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> UsageError:
+    if lock == folder.submitter:
+        return UsageError(
+            f"{folder.root}: {holder.describe()} submits this run.",
+            f"Wait for its end; then see the job: runner status {folder.root}",
+        )
     if _is_gone_here(holder, me) and (step := _step_of(holder)):
         return UsageError(
             f"{folder.root}: {holder.describe()} was killed, and its ranks still run "
@@ -229,7 +221,7 @@ def _refused(folder: RunFolder, holder: RunLock, me: RunLock) -> UsageError:
     )
 
 
-def _why_gone(holder: RunLock, me: RunLock, folder: RunFolder) -> str:
+def _why_gone(holder: RunLock, me: RunLock, folder: RunFolder, lock: Path) -> str:
     """The reason to believe that a launcher and its ranks are gone; empty: they may still run."""
     if holder.job is not None and holder.job == me.job and me.restart > holder.restart:
         return "this job was requeued"
@@ -250,8 +242,10 @@ def _why_gone(holder: RunLock, me: RunLock, folder: RunFolder) -> str:
             return ""
         if (step := _step_of(holder)) is not None:
             return "" if step else "that process is gone"
-    signs = [folder.holder, folder.metrics, *folder.logs.glob("rank-*.pulse")]
-    silent = min(map(_age_s, signs))
+    signs = [lock]
+    if lock == folder.holder:
+        signs += [folder.metrics, *folder.logs.glob("rank-*.pulse")]
+    silent = min(map(age_s, signs))
     return f"no sign of life for {silent / 60:.0f} min" if silent > GONE_AFTER_S else ""
 
 
@@ -291,11 +285,20 @@ def _read(path: Path) -> RunLock | None:
     return found if fits and found.pid > 0 else None
 
 
-def _age_s(path: Path) -> float:
+def age_s(path: Path) -> float:
+    """Seconds since a file was written; by the clock of its disk, which is not that of each node.
+
+    Infinite: there is no such file.
+    """
     try:
-        return time.time() - path.stat().st_mtime
+        written = path.stat().st_mtime
     except OSError:
         return float("inf")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - written
+    except OSError:  # this user may only read there
+        return time.time() - written
 
 
 def _machine() -> str:

@@ -6,8 +6,10 @@ or a Slurm without accounting, is no error.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError
 from runner.slurm.commands import ask
@@ -78,6 +80,12 @@ _LAUNCH_FAILURES = {
 """Slurm's reasons for a job that ended before its script began -> an explanation."""
 
 
+_NO_ACCOUNTS = ("storage is disabled", "invalid field")
+"""Parts of sacct's messages where it has nothing to say of a job's script."""
+
+_CLOCKS_DIFFER_S = 60.0
+
+
 @dataclass(frozen=True)
 class Job:
     """A job as Slurm reports it. Times are Slurm's texts; empty if it reports none."""
@@ -124,14 +132,20 @@ class Job:
         return _LAUNCH_FAILURES.get(self.reason.partition(",")[0], "")
 
 
-def queued(job_id: int | None = None) -> list[Job] | None:
-    """This user's jobs in the queue, or the job with this number. None: there is no Slurm."""
+def queued(job_id: int | None = None, *, with_ended: bool = False) -> list[Job] | None:
+    """This user's jobs in the queue, or the job with this number. None: there is no Slurm.
+
+    Args:
+        with_ended: also those that ended some minutes ago.
+
+    Raises:
+        IncompleteError: squeue does not answer, which does not say that there is no job.
+    """
     which = [f"--jobs={job_id}"] if job_id is not None else ["--me"]
-    shown = ask("squeue", "--noheader", *which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
-    if shown is None:
-        return None
-    # squeue fails for an unknown number. %A, because %i of an array's task is `17_2`.
-    return [job for line in shown.stdout.splitlines() if (job := _queued(line)) is not None]
+    which += ["--states=all"] if with_ended else []
+    # %A, because %i of an array's task is `17_2`.
+    lines = _squeue(*which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
+    return lines and [job for line in lines if (job := _queued(line)) is not None]
 
 
 def ended(job_id: int) -> Job | None:
@@ -148,6 +162,29 @@ def ended(job_id: int) -> Job | None:
             code = "".join(fields[4:5])
             return Job(job_id, state, nodes=fields[3], elapsed=fields[2], exit_code=code)
     return _remembered(job_id)
+
+
+def submitted_since(since: float, script: Path) -> list[int]:
+    """The jobs of a script that were submitted after a time, from the accounting.
+
+    Empty: there is none, or no accounts are kept, or none of scripts (before Slurm 21.08).
+
+    Raises:
+        IncompleteError: the accounting does not answer.
+    """
+    begin = time.strftime("%FT%T", time.localtime(since - _CLOCKS_DIFFER_S))
+    asked = (f"--starttime={begin}", "--format=JobID,Submit,SubmitLine")
+    shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked)
+    if shown is None or any(words in shown.stderr.lower() for words in _NO_ACCOUNTS):
+        return []
+    if shown.returncode != 0:
+        raise IncompleteError(f"sacct: {shown.stderr.strip()}", "Try again later.")
+    rows = [line.split("|", 2) for line in shown.stdout.splitlines()]
+    return [
+        int(row[0].partition("_")[0])
+        for row in rows
+        if len(row) == 3 and row[1] >= begin and row[2].endswith(str(script))
+    ]
 
 
 def _remembered(job_id: int) -> Job | None:
@@ -218,11 +255,26 @@ def script_of(job_id: int) -> str | None:
 def _of_job(job_id: int, *options: str) -> list[str] | None:
     """The lines of squeue for one job; empty if Slurm has forgotten it. None: squeue failed."""
     try:
-        shown = ask("squeue", "--noheader", f"--jobs={job_id}", *options)
+        return _squeue(f"--jobs={job_id}", *options)
     except IncompleteError:
         return None
-    if shown is None or (shown.returncode != 0 and "invalid job id" not in shown.stderr.lower()):
+
+
+def _squeue(*options: str) -> list[str] | None:
+    """The lines of squeue; none of a job that Slurm has forgotten. None: there is no Slurm here.
+
+    Raises:
+        IncompleteError: it does not answer.
+    """
+    shown = ask("squeue", "--noheader", *options)
+    said = shown.stderr.lower() if shown else ""
+    if shown is None or "configuration source" in said:
         return None
+    if shown.returncode != 0 and "invalid job id" not in said:
+        raise IncompleteError(
+            f"squeue does not show the jobs: {shown.stderr.strip() or 'it says nothing'}",
+            "Try again; `scontrol ping` shows when Slurm is back.",
+        )
     return [line.strip() for line in shown.stdout.splitlines() if line.strip()]
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from runner.bench import trial
 from runner.errors import StageError
 from runner.launch import srun
+from runner.launch import submit as submission
 from runner.launch.srun import run_batch
 from runner.launch.submit import submit
 from runner.ranks import environment as ranks_environment
@@ -166,9 +167,13 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)
-        print(
-            submit(request(folder, program, **{key: json.loads(value) for key, _, value in pairs}))
-        )
+        wanted = request(folder, program, **{key: json.loads(value) for key, _, value in pairs})
+        submission._SETTLED_AFTER_S = 3
+        try:
+            print(submit(wanted))
+        except StageError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
         return 0
     if "--output" in changes:  # a member of a sweep
         path = changes[changes.index("--output") + 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from runner.errors import StageError, UsageError
 from runner.launch import submit
 from runner.plan.devices import NodeShape
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import hold_run_folder
+from runner.slurm.script import SbatchRequest
 from tests.runner.slurm.test_script import CPU
 
 
@@ -119,7 +124,7 @@ def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> No
     programs = {
         "sbatch": f'[ "$1" = --test-only ] && {{ echo "{said}" >&2; exit 1; }}\necho 17',
         "sinfo": "echo 'batch*|8|64000|(null)'; echo 'batch*|8|64000|(null)'",
-        "squeue": "exit 1",
+        "squeue": "exit 0",
     }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -149,3 +154,86 @@ def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
     assert submit.submit(wanted) == 17
     assert f"warning: allocation failure: {words}" in capsys.readouterr().err
     assert (tmp_path / "run" / "submitted").read_text() == "17\n"
+
+
+# ---- exactly one job, where sbatch's answer is lost; with the real Slurm in tests/site
+
+Says = Callable[..., SbatchRequest]
+TIMED_OUT = 'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1'
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """A cluster whose commands run these lines; each sbatch but a test is counted in `sent`."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(submit, "_SETTLED_AFTER_S", 1.0)
+
+    def says(**bodies: str) -> SbatchRequest:
+        for name, body in bodies.items():
+            if name == "sbatch":
+                body = f'[ "$1" = --test-only ] && exit 0; echo >>{tmp_path}/sent; {body}'
+            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        return dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
+
+    says(sinfo="exit 1", squeue="exit 0", sacct="exit 0")
+    return says
+
+
+def sent(tmp_path: Path) -> int:
+    """How often a job was sent to Slurm."""
+    return len((tmp_path / "sent").read_text().splitlines())
+
+
+def test_a_lost_answer_is_looked_for_in_the_queue_and_in_the_accounts_before_anything_is_sent_again(
+    tmp_path: Path, slurm: Says
+) -> None:
+    wanted = slurm(sbatch=TIMED_OUT)
+    with pytest.raises(StageError, match="Socket timed out") as lost:
+        submit.submit(wanted)
+    assert lost.value.exit_code == 5 and wanted.script.exists() and wanted.log.parent.is_dir()
+    unknown = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+    slurm(sacct=unknown)
+    with pytest.raises(StageError, match="Connection refused") as lost:
+        submit.submit(wanted)
+    assert (lost.value.exit_code, sent(tmp_path)) == (5, 1)
+    slurm(sacct=f"echo '17_0|2999-01-01T00:00:00|sbatch --parsable {wanted.script}'")
+    assert submit.submit(wanted) == 17
+    assert sent(tmp_path) == 1 and not RunFolder(wanted.run_folder).intent.exists()
+
+
+def test_an_earlier_job_of_the_same_folder_is_not_taken_for_the_one_whose_answer_is_lost(
+    tmp_path: Path, slurm: Says
+) -> None:
+    wanted = slurm(sbatch=TIMED_OUT)
+    over = f"16|COMPLETED|None|n1|1:00|0:00|N/A|{wanted.script}"
+    old = f"15|2020-01-01T00:00:00|sbatch --parsable {wanted.script}"
+    slurm(squeue=f"echo '{over}'", sacct=f"echo '{old}'")
+    with pytest.raises(StageError, match="Socket timed out"):
+        submit.submit(wanted)
+    slurm(sbatch="echo 17")
+    assert (submit.submit(wanted), sent(tmp_path)) == (17, 2)
+
+
+def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_lost(
+    tmp_path: Path, slurm: Says
+) -> None:
+    wanted = slurm(sbatch=TIMED_OUT)
+    with pytest.raises(StageError, match="Socket timed out"):
+        submit.submit(wanted)
+    slurm(squeue=f"echo '17|PENDING|None||0:00|1:00|N/A|{wanted.script}'")
+    with pytest.raises(UsageError, match=r"job 17 .pending. already writes"):
+        submit.submit(dataclasses.replace(wanted, nodes=2))
+    assert (sent(tmp_path), (wanted.run_folder / "submitted").read_text()) == (1, "17\n")
+
+
+def test_one_process_at_a_time_submits_a_run(tmp_path: Path, slurm: Says) -> None:
+    wanted = slurm(sbatch="echo 17")
+    folder = RunFolder(wanted.run_folder)
+    folder.make()
+    with hold_run_folder(folder, {}, to_submit=True):
+        with pytest.raises(UsageError, match=f"process {os.getpid()} on .* submits this run"):
+            submit.submit(wanted)
+        with hold_run_folder(folder, {}):
+            pass  # another lock than that of those who train
+    assert (submit.submit(wanted), sent(tmp_path)) == (17, 1)

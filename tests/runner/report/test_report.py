@@ -154,7 +154,8 @@ def test_the_top_says_how_the_run_stands_and_what_it_cost(tmp_path: Path) -> Non
     top = page.text[: page.text.index("Curves")]
     for said in ("stopped", "20 of 40", "40.0 s", "0.0889", "3.25"):
         assert said in top, top
-    (tmp_path / "run/running").touch()
+    (tmp_path / "run/running").mkdir()
+    (tmp_path / "run/running/holder").touch()
     assert "running" in page_of(tmp_path / "run").text
 
 

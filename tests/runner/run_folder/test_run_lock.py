@@ -65,6 +65,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def held_by(folder: RunFolder, holder: RunLock, age_s: float = 0) -> None:
+    folder.holder.parent.mkdir(exist_ok=True)
     folder.holder.write_text(json.dumps(asdict(holder)))
     os.utime(folder.holder, (time.time() - age_s,) * 2)
 
@@ -204,6 +205,7 @@ def test_a_requeued_job_takes_its_place_again_at_once_and_a_second_step_of_it_do
     "text", ["", "{", "[]", '{"pid": 1}', json.dumps({**asdict(ME), "pid": "x"})]
 )
 def test_a_torn_word_of_a_holder_blocks_nobody_for_long(folder: RunFolder, text: str) -> None:
+    folder.holder.parent.mkdir()
     folder.holder.write_text(text)
     os.utime(folder.holder, (time.time() - 5,) * 2)
     with hold_run_folder(folder, {}):

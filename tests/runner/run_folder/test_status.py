@@ -274,7 +274,7 @@ def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
 
 def test_the_most_memory_of_each_phase_is_shown(tmp_path: Path, slurm: Callable[..., None]) -> None:
     folder = run_folder(tmp_path / "output" / "made")
-    slurm()
+    slurm(squeue="")
     lines = [
         {"step": 0, "load_host_gib": 4.0, "load_device_gib": 1.0},
         {"step": 20, "train_host_gib": 2.0, "train_device_gib": 8.0},
