@@ -27,6 +27,7 @@ from stage.errors import (
 )
 from stage.installation import install_command
 from stage.util.encodings import save_as_utf8
+from stage.util.file_kinds import DS_CONFIG, RUN_FILE, check_kind, suggest_file
 from stage.util.files import (
     format_age,
     human_count,
@@ -45,7 +46,9 @@ from stage.util.yaml_lines import (
 )
 
 __all__ = [
+    "DS_CONFIG",
     "FULL_DISK",
+    "RUN_FILE",
     "Choice",
     "CommandGroup",
     "DamageError",
@@ -60,6 +63,7 @@ __all__ = [
     "__version__",
     "as_shown",
     "check_keys",
+    "check_kind",
     "close_network",
     "format_age",
     "human_count",
@@ -81,6 +85,7 @@ __all__ = [
     "shortage",
     "silent",
     "suggest",
+    "suggest_file",
     "suggest_path",
     "sync_folder",
     "write_atomically",

@@ -12,7 +12,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 
@@ -237,7 +237,9 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return by_folded[near[0]] if near else None
 
 
-def suggest_path(path: Path, remedy: str = "Check the path.") -> str:
+def suggest_path(
+    path: Path, remedy: str = "Check the path.", fits: Callable[[Path], bool] = lambda _: True
+) -> str:
     """A remedy for a path that does not exist: the nearest path that does.
 
     Each part of the path is compared with the names in its folder, from left to right.
@@ -245,8 +247,9 @@ def suggest_path(path: Path, remedy: str = "Check the path.") -> str:
     Args:
         path: what the user wrote.
         remedy: what else to do; it follows the question, or replaces it where no path is near.
+        fits: whether a path can be what was meant.
     """
-    nearest = _nearest_path(path)
+    nearest = _nearest_path(path, fits)
     question = f"Did you mean {nearest}?" if nearest is not None else ""
     return " ".join(part for part in (question, remedy) if part)
 
@@ -263,7 +266,7 @@ def suggest_relative(written: str, path: Path, to: str) -> str:
     return suggest_path(path, f"Paths are relative to {to}." if is_relative else "Check the path.")
 
 
-def _nearest_path(path: Path) -> Path | None:
+def _nearest_path(path: Path, fits: Callable[[Path], bool]) -> Path | None:
     found = type(path)(path.anchor)
     for part in path.parts[1:] if path.anchor else path.parts:
         if part == ".." or (found / part).exists():
@@ -273,7 +276,8 @@ def _nearest_path(path: Path) -> Path | None:
             names = [entry.name for entry, _ in zip(found.iterdir(), range(_MOST_ENTRIES))]  # noqa: B905
         except OSError:
             return None
-        nearest = nearest_name(part, names)
+        while (nearest := nearest_name(part, names)) and not fits(found / nearest):
+            names.remove(nearest)
         if nearest is None:
             return None
         found = found / nearest

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from runner.errors import Mistakes, UsageError, save_as_utf8, suggest, suggest_path
+from runner.errors import (
+    DS_CONFIG,
+    Mistakes,
+    UsageError,
+    check_kind,
+    save_as_utf8,
+    suggest,
+    suggest_file,
+)
 
 PLAIN_KEYS = {
     "train_batch_size": "batch.global",
@@ -113,11 +121,13 @@ def load(path: Path, place: str) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        data = _parse(path.read_text(encoding="utf-8-sig"), once)
+        content = path.read_bytes()
+        check_kind(path, content, DS_CONFIG, f"{place}: ")
+        data = _parse(content.decode("utf-8-sig"), once)
     except FileNotFoundError:
         raise UsageError(
             f"{place}: {path}: no such file",
-            suggest_path(path, "The path is relative to the run file."),
+            suggest_file(path, DS_CONFIG, "The path is relative to the run file."),
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(

@@ -8,7 +8,6 @@ defaults that the user did not set.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,7 +40,15 @@ from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.overrides import override
 from runner.config.samples.masking import check_masking, keys_not_masked
 from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
-from runner.errors import DamageError, Lines, UsageError, reading_yaml, suggest, suggest_path
+from runner.errors import (
+    RUN_FILE,
+    DamageError,
+    Lines,
+    UsageError,
+    reading_yaml,
+    suggest,
+    suggest_path,
+)
 
 FORMAT = 1
 Auto = Literal["auto"]
@@ -201,8 +208,7 @@ class RunConfig:
             UsageError: all mistakes, with file:line: wrong values, settings that this version does
                 not support, and contradictions between the run file and the user's ds_config.json.
         """
-        with reading_yaml(path) as (data, in_file):
-            _check_not_manifest(path, data)
+        with reading_yaml(path, RUN_FILE) as (data, in_file):
             data, lines = override(data, in_file, overrides)
             if type(data.get("format")) is int:  # else `read` finds the mistake
                 lines.check_format(data["format"], FORMAT)
@@ -260,16 +266,6 @@ class RunConfig:
     def to_yaml(self) -> str:
         """Returns the text of `config.yaml` in a run folder."""
         return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
-
-
-def _check_not_manifest(path: Path, data: Mapping[str, Any]) -> None:
-    """Refuses a manifest, which `stage` reads."""
-    if "assets" in data and "task" not in data:
-        raise UsageError(
-            f"{path}: this is a manifest, which `stage` reads; `runner` reads run files.",
-            f"Make its bundle: stage fetch {shlex.quote(str(path))} -o bundle; "
-            "then write a run file: runner init TASK --bundle bundle",
-        )
 
 
 def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfig:

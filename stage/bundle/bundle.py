@@ -11,13 +11,15 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stage.errors import DamageError, UsageError, suggest, suggest_path
 from stage.util.digests import sha256_of_bytes
-from stage.util.files import read_file, sync_folder, write_atomically
+from stage.util.file_kinds import MAX_START, check_kind
+from stage.util.files import read_file, read_start, sync_folder, write_atomically
 
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset
@@ -151,6 +153,8 @@ def check_is_bundle(root: Path) -> None:
     if not root.exists():
         raise UsageError(f"{root}: no such folder.", suggest_path(root))
     if not root.is_dir():
+        with suppress(OSError):  # a pipe, or not readable: it is no bundle in any case
+            check_kind(root, read_start(root, MAX_START), "a bundle")
         raise UsageError(f"{root}: not a bundle: it is a file.", "Give the bundle's folder.")
     if (root / PATCH_PLAN).is_file() and not (root / LOCK).exists():
         raise UsageError(

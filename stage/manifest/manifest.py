@@ -26,6 +26,7 @@ from stage.manifest.requests import (
     UrlRequest,
 )
 from stage.util import paths as util_paths
+from stage.util.file_kinds import MANIFEST
 from stage.util.files import read_file
 from stage.util.yaml_lines import MAX_SIZE, Lines, Where, check_keys, reading_yaml
 
@@ -77,13 +78,7 @@ class Manifest:
             UsageError, PolicyError: all mistakes in the manifest, each with file:line.
         """
         path = Path(path)
-        if path.suffix == ".lock":
-            raise UsageError(
-                f"{path}: this is a lock, not a manifest.",
-                f"Give its manifest: {path.with_suffix('.yaml').name}",
-            )
-        with reading_yaml(path) as (data, lines):
-            _check_not_run_file(path, data)
+        with reading_yaml(path, MANIFEST) as (data, lines):
             lines.check_format(data.get("format"), FORMAT)
             entry = Entry(data, lines)
             with lines.mistakes:
@@ -107,20 +102,6 @@ _KEYS = {
     "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
     "environment": ("environment", "profile"),
 }
-
-
-def _check_not_run_file(path: Path, data: Mapping[str, Any]) -> None:
-    """Raises for a run file, which `runner` reads.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if "task" in data and "assets" not in data:
-        raise UsageError(
-            f"{path}: this is a run file, which `runner` reads; `stage` reads manifests.",
-            f"Give the manifest of its assets; or train from a bundle: "
-            f"runner check {shlex.quote(str(path))} --bundle BUNDLE",
-        )
 
 
 def _requests(path: Path, entry: Entry, lines: Lines) -> dict[str, Request]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from stage.errors import UsageError, suggest
 from stage.installation import install_command
 from stage.util.digests import is_hex
+from stage.util.file_kinds import check_kind
 from stage.util.files import MAX_NUMBER
 from stage.util.strict_json import Ambiguous, loads
 
@@ -156,6 +157,7 @@ def read_document(
     Raises:
         UsageError: no JSON, ambiguous JSON, no `format`, or another format.
     """
+    check_kind(file, data, what)
     try:
         document = loads(data)
     except Ambiguous as error:

@@ -19,10 +19,11 @@ from typing import Any
 
 import yaml
 
-from stage.errors import Mistakes, UsageError, join_errors, suggest, suggest_path
+from stage.errors import Mistakes, UsageError, join_errors, suggest
 from stage.installation import install_command
 from stage.util.encodings import is_utf16, save_as_utf8
-from stage.util.files import read_file
+from stage.util.file_kinds import MAX_START, check_kind, how_to_get, suggest_file
+from stage.util.files import read_file, read_start
 
 MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
 MAX_DEPTH = 50  # of lists and mappings: PyYAML takes minutes for a line of brackets
@@ -152,28 +153,33 @@ def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 @contextmanager
-def reading_yaml(path: Path) -> Iterator[tuple[dict[str, Any], Lines]]:
+def reading_yaml(path: Path, wanted: str = "") -> Iterator[tuple[dict[str, Any], Lines]]:
     """Reads a YAML mapping for the block that follows.
 
     The block checks the values. It keeps mistakes by `with lines.mistakes:`, and may raise one. At
     its end all mistakes are raised together; keys that are written twice are among them.
 
+    Args:
+        wanted: the kind of file (`stage.util.file_kinds`): another known kind is refused; "": any.
+
     Raises:
         UsageError, PolicyError: as for `load_yaml_with_lines`, or there are mistakes.
     """
-    data, lines = _load(path)
+    data, lines = _load(path, wanted)
     with lines.mistakes:
         yield data, lines
     lines.mistakes.check(str(path))
 
 
-def _load(path: Path) -> tuple[dict[str, Any], Lines]:
+def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
     content = b""
     try:
+        if wanted:  # before its size and encoding, which another kind may have
+            check_kind(path, read_start(Path(path), MAX_START), wanted)
         content = read_file(Path(path), MAX_SIZE)
         text = content.decode("utf-8-sig")
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", suggest_path(Path(path))) from None
+        raise UsageError(f"{path}: no such file", suggest_file(Path(path), wanted)) from None
     except IsADirectoryError:
         raise UsageError(
             f"{path}: is a folder, expected a YAML file",
@@ -203,7 +209,8 @@ def _load(path: Path) -> tuple[dict[str, Any], Lines]:
         ) from None
     if not isinstance(data, dict):
         raise UsageError(
-            f"{path}: expected `key: value` lines, found {_kind(data)}", "Begin with `format: 1`."
+            f"{path}: expected `key: value` lines, found {_kind(data)}",
+            how_to_get(wanted) or "Begin with `format: 1`.",
         )
     return data, lines
 

@@ -20,8 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from stage.errors import PolicyError, UsageError, suggest_path
+from stage.errors import PolicyError, UsageError
 from stage.util.fields import Fields
+from stage.util.file_kinds import CONDA_LOCK, check_kind, suggest_file
 from stage.util.paths import printable
 
 VERSION = 1
@@ -174,11 +175,12 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise UsageError(
             f"{path}: no such file.",
-            suggest_path(path, "Make it: stage env lock ENVIRONMENT.yml --profile P"),
+            suggest_file(path, CONDA_LOCK, "Make it: stage env lock ENVIRONMENT.yml --profile P"),
         ) from None
 
 
 def _document(data: bytes, where: str) -> Mapping[str, Any]:
+    check_kind(where, data, CONDA_LOCK)
     try:
         document = yaml.load(data, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

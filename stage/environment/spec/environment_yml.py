@@ -20,6 +20,7 @@ from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import UsageError
+from stage.util.file_kinds import ENVIRONMENT
 from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
 HASH_FORMAT = 1
@@ -76,7 +77,7 @@ class EnvironmentSpec:
         """
         path = Path(path)
         variables = os.environ if variables is None else variables
-        with reading_yaml(path) as (data, lines):
+        with reading_yaml(path, ENVIRONMENT) as (data, lines):
             with lines.mistakes:
                 check_keys(data, _KEYS, (), lines)
             conda, pip = _dependencies(data, lines)

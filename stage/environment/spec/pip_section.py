@@ -21,6 +21,7 @@ from stage.errors import Mistakes, PolicyError, StageError, UsageError
 from stage.installation import DISTRIBUTION
 from stage.util.digests import is_hex
 from stage.util.encodings import save_as_utf8
+from stage.util.file_kinds import REQUIREMENTS, check_kind
 
 _OURS = (DISTRIBUTION, "airlift")
 _FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
@@ -215,7 +216,9 @@ class _Reader:
             remedy = "Take one of the two `-r` lines out."
             raise UsageError(f"{place}: {path} names itself again.", remedy)
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            data = path.read_bytes()
+            check_kind(path, data, REQUIREMENTS, f"{place}: ")
+            lines = data.decode("utf-8-sig").splitlines()
         except OSError as error:
             problem = f"{place}: {path} cannot be read: {error.strerror}."
             raise UsageError(problem, "Check the path.") from None

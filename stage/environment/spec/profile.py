@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.errors import UsageError, suggest_path
+from stage.errors import UsageError
 from stage.util.fields import YamlFields
+from stage.util.file_kinds import PROFILE, suggest_file
 from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
 FORMAT = 1
@@ -92,8 +93,8 @@ class Profile:
         path = Path(path)
         if not path.exists():
             remedy = "`stage env probe` prints one on the cluster; envs/profiles/ has examples."
-            raise UsageError(f"{path}: no such profile.", suggest_path(path, remedy))
-        with reading_yaml(path) as (data, lines):
+            raise UsageError(f"{path}: no such profile.", suggest_file(path, PROFILE, remedy))
+        with reading_yaml(path, PROFILE) as (data, lines):
             lines.check_format(data.get("format"), FORMAT)
             with lines.mistakes:
                 check_keys(data, _KEYS, (), lines)

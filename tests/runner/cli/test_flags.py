@@ -144,7 +144,7 @@ CHECK = "check run.yaml --bundle bundle --set"
         ("exec --bundle bundle -- pyhton x.py", "Did you mean `python`?"),
         ("status mad", "Did you mean output/made?"),
         ("logs output/mad", "Did you mean output/made?"),
-        ("check manifest.yaml --bundle bundle", "this is a manifest, which `stage` reads"),
+        ("check manifest.yaml --bundle bundle", "this is a manifest, not a run file"),
     ],
 )
 def test_a_typing_error_is_answered_with_the_nearest_name_that_exists(

@@ -127,7 +127,7 @@ def test_the_version_is_the_distributions(bundle: Path) -> None:
         (["verify", "x", "--jobs", "0"], "Invalid value for '--jobs'", "verify --help"),
         (["verify", "x", "--fats"], "No such option", "verify --help"),
         (["fetch", "m.yaml"], "Missing option '-o'", "fetch --help"),
-        (["fetch", "no.yaml", "-o", "b"], "no.yaml: no such file", "Check the path"),
+        (["fetch", "no.yaml", "-o", "b"], "no.yaml: no such file", "`stage init NAME...` writes a manifest."),
         (["fetch", "m.yaml", "-o", "m.yaml"], "is a file; a bundle is a folder", "another -o"),
         (
             ["fetch", "m.yaml", "-o", "b", "--locked"],
@@ -167,7 +167,7 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
         ("lock manifest.yaml --update promts", "Did you mean `prompts`?"),
         ("lock typos.yaml", "Did you mean `csv`?"),
         ("lock gone.yaml", "Did you mean prompts.txt?"),
-        ("lock run.yaml", "this is a run file, which `runner` reads"),
+        ("lock run.yaml", "this is a run file, not a manifest"),
         ("env lock environmet.yml --profile p.yml", "Did you mean environment.yml?"),
         ("patch sound --since old.lok -o p", "Did you mean old.lock?"),
         ("verify sound --signers singers", "Did you mean signers?"),

@@ -352,8 +352,3 @@ def test_any_entry_is_read_or_refused_with_file_and_line(
     except UsageError as refusal:
         for mistake in refusal.parts or (refusal,):
             assert re.match(rf"{re.escape(str(path))}:3: ", mistake.message)
-
-
-def test_a_lock_in_place_of_its_manifest_is_called_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"my\.lock: this is a lock, not a manifest"):
-        Manifest.load(tmp_path / "my.lock")
