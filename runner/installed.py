@@ -118,8 +118,8 @@ def how_to_install(folders: Sequence[Path]) -> str:
     online = f"Where a package index can be reached: {install_command('train')}"
     if not folders:
         return (
-            f"{online}. Else stage an environment with the bundle (`environment:` in the manifest, "
-            "docs/environments.md)."
+            f"{online}. Else stage an environment with the bundle (in the manifest: "
+            "`train-env: {environment: ENVIRONMENT.yml, profile: PROFILE.yml}`)."
         )
     prefix = f"{PREFIX}/{folders[0].name}"
     return (

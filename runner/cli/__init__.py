@@ -49,7 +49,6 @@ class _Commands(CommandGroup):
 @click.group(
     cls=_Commands,
     sections=_SECTIONS,
-    page="docs/reference/runner/README.md",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="runner")

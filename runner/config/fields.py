@@ -124,7 +124,7 @@ def read(cls: type[T], mapping: Any, where: Where, lines: Lines) -> Read[T]:
             f"found {_show(mapping)}.",
             f"Write {written} {{{first}: {mapping}}}"
             if first and isinstance(mapping, str)
-            else "docs/reference/run-file.md lists its keys.",
+            else f"Its keys: {', '.join(fields)}.",
         )
     with lines.mistakes:
         check_keys(mapping, fields, where, lines, NAMES_ELSEWHERE)

@@ -138,7 +138,7 @@ class RunConfig:
         "text-classification",
         "token-classification",
         "image-classification",
-    ] = setting(like="task: masked-lm. A loss of your own: runner exec (docs/howto/own-script.md)")
+    ] = setting(like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py")
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)

@@ -64,8 +64,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     example = Path(__file__).with_name(EXAMPLES[task])
     blocks = _blocks(example.read_text(encoding="utf-8"))
     where = "BUNDLE" if bundle is None else str(bundle)
-    keys = "docs/reference/run-file.md"
-    head = f"# Next: runner check {path} --bundle {where}   (all keys: {keys})\n"
+    head = f"# Next: runner check {path} --bundle {where}   (it prints the other keys, too)\n"
     blocks["name"] = f"name: {_name(path)}\n"
     blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
     if bundle is None:

@@ -186,7 +186,7 @@ def note_on_tasks(command: Sequence[str], environ: Mapping[str, str]) -> str:
     return (
         f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: a script that does not "
         "read Slurm's own variables trains alone in each task (if so: srun --ntasks-per-node=1 "
-        "runner exec ... torchrun ..., docs/howto/own-script.md)"
+        "runner exec ... torchrun ...)"
     )
 
 

@@ -470,7 +470,7 @@ def _of_torch(
         f"{names}, only for {', '.join(compiled)}."
     )
     remedy = (
-        "Install a torch that has it: `stage env check` and docs/environments.md name them, or ask "
+        "Install a torch that has it: `stage env check` names those that do, or ask "
         "for another partition or GPU (slurm.options gres)."
     )
     if len(lacking) < len(gpus):

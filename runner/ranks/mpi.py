@@ -17,7 +17,6 @@ from pathlib import Path
 from runner.errors import UsageError
 from runner.slurm.environment import read_number
 
-PAGE = "docs/howto/other-schedulers.md"
 MPI_VARIABLES = (
     # name, rank, ranks, rank on this node, ranks on this node
     (
@@ -86,8 +85,8 @@ def check_knows_rank_0(task: MpiTask, given: str, hosts: Sequence[str]) -> None:
     raise UsageError(
         f"rank {task.rank} of {task.launcher} does not know where rank 0 is: MASTER_ADDR is not "
         "set",
-        f"Write before mpirun: export MASTER_ADDR=FIRST_HOST{forward} ({PAGE} says how to find "
-        "it).",
+        f"Write before mpirun: export MASTER_ADDR=FIRST_HOST{forward}. The first host is the first "
+        "word of $PBS_NODEFILE, $PE_HOSTFILE (files) or $LSB_MCPU_HOSTS.",
     )
 
 
@@ -129,7 +128,7 @@ def check_complete(
                 f"an MPI launcher started this process ({rank}={environ[rank]}), and its variables "
                 "do not say which of the processes on this node it is",
                 "Give each rank RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or use "
-                f"torchrun ({PAGE}).",
+                "torchrun.",
             )
     hosts = _hosts_of_job(environ)
     if len(hosts) > 1:
@@ -137,6 +136,5 @@ def check_complete(
         raise UsageError(
             f"this job has {len(hosts)} nodes ({names}); started like this, runner would use this "
             "one alone",
-            "Start one process for each rank: mpirun -np RANKS runner train RUN --bundle BUNDLE "
-            f"({PAGE}).",
+            "Start one process for each rank: mpirun -np RANKS runner train RUN --bundle BUNDLE.",
         )

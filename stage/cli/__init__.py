@@ -98,7 +98,6 @@ _SECTIONS = {
     cls=Group,
     elsewhere=_ELSEWHERE,
     sections=_SECTIONS,
-    page="docs/reference/stage/README.md",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="stage")

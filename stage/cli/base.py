@@ -36,7 +36,6 @@ class Group(click.Group):
     Args:
         elsewhere: commands that are imported at their first use: the module of each, by name.
         sections: the heading of each part of the help -> its commands, in order.
-        page: where to read more; it ends the help of the group and of its commands.
     """
 
     program = "stage"
@@ -51,21 +50,14 @@ class Group(click.Group):
         *args: Any,
         elsewhere: Mapping[str, str] | None = None,
         sections: Mapping[str, Sequence[str]] | None = None,
-        page: str = "",
         **kwargs: Any,
     ) -> None:
         self._elsewhere = elsewhere or {}
         self._sections = sections or {}
-        self._more = f"Read more: {page}" if page else None
         super().__init__(*args, **kwargs)
-        self.epilog = self._more
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self.commands, *self._elsewhere})
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.epilog = cmd.epilog or self._more
-        super().add_command(cmd, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands in their sections, with aligned summaries."""

@@ -21,7 +21,7 @@ from stage.cli.base import (
 _SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create")}
 
 
-@click.group(cls=Group, sections=_SECTIONS, page="docs/environments.md")
+@click.group(cls=Group, sections=_SECTIONS)
 def env() -> None:
     """Environments: lock for a cluster, create offline, check a cluster."""
 

@@ -31,7 +31,7 @@ class FetchPackage(ModuleType):
         update: Iterable[str] = (),
         dry_run: bool = False,
         endpoint: str | None = None,
-        jobs: int = 4,
+        jobs: int = 8,
         allow_pickle: bool = False,
         offline_check: bool = True,
         quiet: bool = False,

@@ -202,7 +202,7 @@ class YamlFields(Fields):
     Args:
         lines: the line of each key.
         where: the keys that lead to the mapping in the file.
-        reference: the page that documents the keys.
+        remedy: of a wrong value that has none of its own.
     """
 
     __slots__ = ("lines",)
@@ -212,9 +212,8 @@ class YamlFields(Fields):
         data: Mapping[str, Any],
         lines: Lines,
         where: Where = (),
-        reference: str = "docs/reference/manifest.md",
+        remedy: str = "Correct that line.",
     ) -> None:
-        remedy = f"Correct that line; {reference} says what each key takes."
         self.lines = lines
         super().__init__(data, str(lines.path), remedy, where)
 

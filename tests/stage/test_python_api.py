@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 
 import runner
 import stage
+from stage.cli import main as commands
 from tests.stage.bundles import make_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +75,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_functions_and_packages_of_one_name_work_in_any_order(bundle: Path) -> None:
     """Importing a module of the package `stage.verify` must not replace the function."""
     code = f"""
+import inspect
 import itertools, sys
 path = sys.argv[1]
 steps = {STEPS!r}
@@ -160,6 +163,22 @@ def test_the_documentation_names_all_that_is_public() -> None:
     for package in (stage, runner):
         missing = [n for n in package.__all__ if n != "__version__" and f"{n}" not in text]
         assert not missing
+
+
+def test_each_signature_of_the_documentation_is_there_with_the_defaults_of_the_command() -> None:
+    """It named `runner.resolve`, which does not exist, and another default of `jobs`."""
+    text = (ROOT / "docs/reference/python-api.md").read_text()
+    packages = {"stage": stage, "runner": runner}
+    titles = re.findall(r"^### (\w+)\.(\w+)$", text, re.MULTILINE)
+    assert len(titles) == 6
+    for package, name in titles:
+        function = getattr(packages[package], name)
+        assert f"    {package}.{name}(" in text
+        command = commands.commands.get(name) if package == "stage" else None
+        ours = inspect.signature(function).parameters
+        for option in command.params if command else ():
+            if option.name in ours and isinstance(option.default, bool | int | str):
+                assert option.default == ours[option.name].default, (name, option.name)
 
 
 def test_resolve_gives_the_lock_that_fetch_follows_and_writes_nothing(

@@ -25,7 +25,7 @@ def run_kernels() -> tuple[int, str]:
             raise StageError(
                 f"GPU {index} ({name}): {str(error).splitlines()[0]} torch {torch.__version__} is "
                 f"compiled for {' '.join(torch.cuda.get_arch_list())}.",
-                "Stage an environment for this device: see the profiles in docs/environments.md.",
+                "Stage an environment for this device: `stage env probe` prints its profile here.",
                 exit_code=1,
             ) from None
     return number, torch.cuda.get_device_name(0) if number else ""

@@ -124,20 +124,21 @@ def exit_codes() -> str:
 
 def python_api() -> str:
     """The public functions with their signatures and docstrings."""
-    functions = (stage.fetch, stage.verify, stage.resolve, stage.open_bundle)
-    of_runner = (runner.load_run, runner.resolve_inputs)
-    parts = [_function("stage", function) for function in functions]
-    return "\n\n".join([*parts, *(_function("runner", function) for function in of_runner)])
+    return "\n\n".join(
+        _function(f"{package.__name__}.{name}", getattr(package, name))
+        for package in (stage, runner)
+        for name in package.__all__
+        if callable(getattr(package, name)) and not inspect.isclass(getattr(package, name))
+    )
 
 
-def _function(package: str, function: typing.Any) -> str:
-    name = function.__name__.rpartition(".")[2]
+def _function(name: str, function: typing.Any) -> str:
     signature = str(inspect.signature(function)).replace("pathlib.", "")
-    signature = re.sub(r"'([^']*)'", r"\1", signature)
+    signature = re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", signature)
     described = function if inspect.isfunction(function) else type(function).__call__
     text = inspect.getdoc(described) or ""
     code = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
-    return f"### {package}.{name}\n\n    {package}.{name}{signature}\n\n{code}"
+    return f"### {name}\n\n    {name}{signature}\n\n{code}"
 
 
 def decisions() -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stage.errors import UsageError
 from stage.util.fields import YamlFields
-from stage.util.file_kinds import PROFILE, suggest_file
+from stage.util.file_kinds import PROFILE, how_to_get, suggest_file
 from stage.util.yaml_lines import Lines, check_keys, reading_yaml
 
 FORMAT = 1
@@ -92,8 +92,7 @@ class Profile:
         """
         path = Path(path)
         if not path.exists():
-            remedy = "`stage env probe` prints one on the cluster; envs/profiles/ has examples."
-            raise UsageError(f"{path}: no such profile.", suggest_file(path, PROFILE, remedy))
+            raise UsageError(f"{path}: no such profile.", suggest_file(path, PROFILE))
         with reading_yaml(path, PROFILE) as (data, lines):
             lines.check_format(data.get("format"), FORMAT)
             with lines.mistakes:
@@ -104,7 +103,7 @@ class Profile:
             for key in ("platform", "glibc"):
                 with lines.mistakes:
                     _require(key, given, lines)
-            fields = YamlFields(given, lines, reference="docs/environments.md")
+            fields = YamlFields(given, lines, remedy=how_to_get(PROFILE))
             return Profile(
                 path=path,
                 name=fields.optional("name") or path.stem,

@@ -127,7 +127,11 @@ def test_the_version_is_the_distributions(bundle: Path) -> None:
         (["verify", "x", "--jobs", "0"], "Invalid value for '--jobs'", "verify --help"),
         (["verify", "x", "--fats"], "No such option", "verify --help"),
         (["fetch", "m.yaml"], "Missing option '-o'", "fetch --help"),
-        (["fetch", "no.yaml", "-o", "b"], "no.yaml: no such file", "`stage init NAME...` writes a manifest."),
+        (
+            ["fetch", "no.yaml", "-o", "b"],
+            "no.yaml: no such file",
+            "`stage init NAME...` writes a manifest.",
+        ),
         (["fetch", "m.yaml", "-o", "m.yaml"], "is a file; a bundle is a folder", "another -o"),
         (
             ["fetch", "m.yaml", "-o", "b", "--locked"],

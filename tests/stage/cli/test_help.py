@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -47,11 +48,34 @@ def help_of(words: str, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("words", ["stage", "runner", "stage env", *ALL])
-def test_help_fits_80_columns_and_names_where_to_read_more(words: str) -> None:
+def test_help_fits_80_columns_and_names_no_file_of_the_checkout(words: str) -> None:
+    """An installed package has no `docs/`: "Read more: docs/..." could be read by nobody."""
     text = help_of(words)
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    page = re.search(r"Read more: (\S+)$", text.strip())
-    assert page and (ROOT / page[1]).is_file(), text
+    assert not re.search(r"(?<![\w/.])docs/", text)
+
+
+def test_no_message_names_a_page_of_the_checkout() -> None:
+    named = []
+    for path in [*ROOT.glob("stage/**/*.py"), *ROOT.glob("runner/**/*.py")]:
+        tree = ast.parse(path.read_bytes())
+        docstrings = {
+            node.body[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        named += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in docstrings
+            and re.search(r"(?<![\w/.])(docs/\w|envs/profiles)", node.value)
+            and len(node.value.splitlines()) == 1  # else a text below a name, as a docstring
+        ]
+    assert named == []
 
 
 @pytest.mark.parametrize("words", [words for words in ALL if words != "stage env"])
@@ -82,7 +106,7 @@ def test_commands_are_in_sections_with_summaries_on_one_line(
     words: str, headings: list[str]
 ) -> None:
     text = help_of(words)
-    part = text[text.index("Commands:") : text.index("Read more")]
+    part = text[text.index("Commands:") :]
     assert re.findall(r"^  (\S.*):$", part, re.MULTILINE) == headings  # so none is in "More"
     rows = re.findall(r"^    (\S+) +(\S.*)$", part, re.MULTILINE)
     depth = len(words.split()) + 1
