@@ -27,6 +27,40 @@ def test_what_is_generated_is_as_the_code_gives_it() -> None:
     assert generate.used() == set(generate.BLOCKS)
 
 
+def test_the_tree_and_the_rules_of_the_architecture_name_each_folder() -> None:
+    text = (DOCS / "explanation/architecture.md").read_text("utf-8")
+    rows = re.findall(r"^ {6}(.{46})(.*)$", text, re.MULTILINE)
+    tree = [{row[side].split()[0] for row in rows if row[side].strip()} for side in (0, 1)]
+    for package, named in zip(("stage", "runner"), tree, strict=True):
+        entries = (links.ROOT / package).iterdir()
+        found = {path.stem for path in entries if path.is_dir() or path.suffix == ".py"}
+        assert named == {name for name in found if not name.startswith("__")}
+    contracts = (links.ROOT / "pyproject.toml").read_text("utf-8").split("[[tool.importlinter")
+    rules = text[text.index("## Five import rules") :]
+    for package, contract in (("stage", contracts[1]), ("runner", contracts[2])):
+        layers = contract[contract.index("layers = [") : contract.index("\n]")]
+        wanted = set(re.findall(rf"\b{package}\.(\w+)", layers))
+        (listed,) = re.findall(rf"^\d\. `{package}`: ((?:.|\n  )*)", rules, re.MULTILINE)
+        assert set(re.findall(r"\w+", listed)) == wanted
+
+
+def test_files_that_pages_and_sources_name_are_there() -> None:
+    named = re.compile(
+        r"(?<![\w/.*-])(docs/[\w/-]+\.md|(?:stage|runner|scripts|tests)/[\w/-]+\.py)\b"
+    )
+    sources = [path for name in ("stage", "runner") for path in (links.ROOT / name).rglob("*.py")]
+    files = [links.ROOT / "pyproject.toml", *links.pages(), *sources]
+    gone = [
+        f"{file.relative_to(links.ROOT)}: {found}"
+        for file in files
+        for line in file.read_text("utf-8").splitlines()
+        if " became " not in line and "docs/spec.md" not in line  # of git-lfs
+        for found in named.findall(line)
+        if not (links.ROOT / found).exists() and not (file.parent / found).exists()
+    ]
+    assert gone == []
+
+
 def test_folders_hold_at_most_twelve_pages() -> None:
     folders = [path for path in DOCS.rglob("*") if path.is_dir() and path.name != "adr"]
     counts = {path: sum(file.is_file() for file in path.iterdir()) for path in folders}

@@ -50,7 +50,7 @@ def write(
 
 @pytest.fixture(scope="module")
 def on_two(shared_cluster: Cluster) -> Cluster:
-    """50 steps with every engine, and the beginnings of all journeys, on two ranks."""
+    """20 steps with every engine, and the beginnings of all journeys, on two ranks."""
     runs = [write(shared_cluster, name, engine, STEPS) for name, engine in ENGINES.items()]
     runs += [write(shared_cluster, name, engine, 10) for name, engine in OFFLOADED.items()]
     runs += [
