@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def check_tokenizer_files(config: RunConfig, model: ModelInput, vocabulary: int)
             template that the run needs.
         DamageError: a file cannot be read.
     """
-    if not any(map(_VOCABULARY.fullmatch, model.digests)):
+    if not has_tokenizer(model.digests):
         raise UsageError(
             f"{model.path}: no tokenizer can be loaded: it has none of a tokenizer's files.",
             "Stage a model whose repository has tokenizer.json (or vocab.txt, tokenizer.model).",
@@ -48,6 +49,11 @@ def check_tokenizer_files(config: RunConfig, model: ModelInput, vocabulary: int)
             "Stage the model's chat_template.jinja too, or give `format` or `prompt` and "
             "`response`.",
         )
+
+
+def has_tokenizer(names: Iterable[str]) -> bool:
+    """Returns whether a vocabulary is among these files of a model."""
+    return any(map(_VOCABULARY.fullmatch, names))
 
 
 def num_tokens(tokenizer: dict[str, Any]) -> int:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.model_types import MODEL_TYPES
-from runner.config.tasks import TASKS
+from runner.config.tasks import TASKS, data_of
+from runner.data.tokenizer_files import has_tokenizer
 from runner.errors import UsageError, as_shown, read_value
 from runner.examples.columns import KEYS, choose
 from runner.inputs import Bundle, SplitInput
 from runner.plan.shapes import ModelShape
+from runner.plan.transformers_tables import is_encoder, model_types
 
 EXAMPLES = {
     "masked-lm": "bert-large-deepspeed.yaml",
@@ -36,8 +37,11 @@ _VALIDATION = ("validation", "valid", "val", "dev", "test")
 @dataclass(frozen=True)
 class _Model:
     name: str
+    kind: str
     settings: Mapping[str, Any]
-    others: tuple[str, ...]
+    has_weights: bool
+    why_not: Mapping[str, str]
+    """Task -> why it is not for that task; in a few words, or none: its type says it."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,13 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
         return head + "".join(blocks.values()), said
     opened = Bundle.open(bundle)
-    model, data = _model(task, opened), _data(task, opened)
-    if f"asset: {model.name}" not in blocks["model"]:
-        _adapt(blocks, model)
+    (model, others), data = _model(task, opened), _data(task, opened)
+    _adapt(blocks, model)
+    init, why = "pretrained", "init: scratch trains from config.json alone"
+    if not model.has_weights:
+        init, why = "scratch", "no weights of it are in the bundle"
     blocks["model"] = (
-        f"model: {{asset: {_word(model.name)}, init: pretrained}}   "
-        f"# init: scratch trains from config.json alone{_also(model.others)}\n"
+        f"model: {{asset: {_word(model.name)}, init: {init}}}   # {why}{_also(others)}\n"
     )
     lines = [
         f"  {key}: {value}" + (f"   # {data.comments[key]}" if data.comments.get(key) else "")
@@ -84,7 +89,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
-    said = [f"model {model.name}: {_why(model.others)}", *_describe(data)]
+    said = [f"model {model.name}: {_why(others)}", *_describe(data)]
     if environment := _environment(opened):
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
         said.append(f"environment {environment}: the ranks run in it")
@@ -109,10 +114,11 @@ def _blocks(text: str) -> dict[str, str]:
 def _adapt(blocks: dict[str, str], model: _Model) -> None:
     """Removes from an example what fits its own model only."""
     length = ModelShape.of(model.settings, None).longest
-    if found := re.match(r"sequence_length: (\d+)", blocks.get("sequence_length", "")):
-        tokens = min(int(found[1]), length or int(found[1]))
-        most = f"   # tokens; the model takes {length}" if length else ""
-        blocks["sequence_length"] = f"sequence_length: {tokens}{most}\n"
+    found = re.match(r"sequence_length: (\d+)", blocks.get("sequence_length", ""))
+    if found and length and length < int(found[1]):
+        blocks["sequence_length"] = f"sequence_length: {length}   # tokens: all that it takes\n"
+    if model.name == read_value(blocks["model"])["model"]["asset"]:
+        return
     if "lora" in blocks:
         blocks["lora"] = re.sub(r", targets: \[[^]]*\]", "", blocks["lora"])
     if "quantization" in blocks:
@@ -143,12 +149,34 @@ def _shrink_batch(blocks: dict[str, str], rows: int | None) -> None:
         )
 
 
-def _model(task: str, bundle: Bundle) -> _Model:
+def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
+    """The model for a task, and the names of others that fit as well.
+
+    Raises:
+        UsageError: there is none.
+    """
+    models = _models(bundle)
+    types = model_types(TASKS[task].table)
+    # Of a type that no table has, a newer transformers may know more.
+    rank = {m.name: (not m.has_weights, m.kind not in types) for m in models}
+    found = [m for m in models if task not in m.why_not]
+    if not found:
+        have = ", ".join(
+            f"{m.name} ({m.kind}{m.why_not[task] and ': ' + m.why_not[task]})" for m in models
+        )
+        fit = [other for other in TASKS if any(other not in m.why_not for m in models)]
+        raise UsageError(
+            f"{bundle.root}: no model in this bundle fits the task {task}.",
+            f"Its models: {have or 'none'}. "
+            + (f"Tasks that they fit: {', '.join(fit)}. " if fit else "")
+            + "Or stage another one: stage init, stage fetch.",
+        )
+    best = min(found, key=lambda m: rank[m.name])
+    return best, [m.name for m in found if rank[m.name] == rank[best.name] and m is not best]
+
+
+def _models(bundle: Bundle) -> list[_Model]:
     found = []
-    types = set(MODEL_TYPES[TASKS[task].table].split())
-    encoders = set(MODEL_TYPES["MASKED_LM"].split())
-    known = {name for group in MODEL_TYPES.values() for name in group.split()}
-    models = {}
     for name, asset in bundle.lock.assets.items():
         path = bundle.asset_path(name) / "config.json"
         if asset.kind not in ("model", "files") or not path.is_file():
@@ -158,20 +186,22 @@ def _model(task: str, bundle: Bundle) -> _Model:
             kind = str(settings["model_type"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        models[name] = settings
-        # Some encoders can be built as decoders; a true decoder comes first.
-        rank = int(TASKS[task].table == "CAUSAL_LM" and kind in encoders)
-        if kind in types or kind not in known:
-            found.append((rank + 2 * (kind not in types), name))
-    if not found:
-        have = ", ".join(f"{name} ({kind['model_type']})" for name, kind in models.items())
-        raise UsageError(
-            f"{bundle.root}: no model in this bundle fits the task {task}.",
-            f"Its models: {have or 'none'}. Stage one: stage init, stage fetch.",
-        )
-    rank, best = min(found, key=lambda pair: pair[0])
-    others = [name for of, name in found if of == rank and name != best]
-    return _Model(best, models[best], tuple(others))
+        files = [file.path.removeprefix(f"{asset.folder}/") for file in asset.files]
+        has_weights = any(file.endswith(".safetensors") for file in files)
+        reasons = {task: _why_not(task, kind, settings, files) for task in TASKS}
+        why_not = {task: why for task, why in reasons.items() if why is not None}
+        found.append(_Model(name, kind, settings, has_weights, why_not))
+    return found
+
+
+def _why_not(task: str, kind: str, settings: Mapping[str, Any], files: Sequence[str]) -> str | None:
+    """Why `check` refuses a model for a task: as in `_Model`; None: it does not."""
+    tables = {name: model_types(kind.table) for name, kind in TASKS.items()}
+    if kind not in tables[task] and any(kind in types for types in tables.values()):
+        return ""
+    if TASKS[task].table == "CAUSAL_LM" and is_encoder(settings):
+        return "an encoder"
+    return "no tokenizer" if data_of(task) != "images" and not has_tokenizer(files) else None
 
 
 def _data(task: str, bundle: Bundle) -> _Data:

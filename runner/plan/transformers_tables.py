@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ def model_types(table: str) -> frozenset[str]:
     if not is_installed("transformers"):
         return frozenset(MODEL_TYPES[table].split())
     return frozenset(models_in_transformers(f"MODEL_FOR_{table}_MAPPING_NAMES"))
+
+
+def is_encoder(settings: Mapping[str, Any]) -> bool:
+    """Returns whether a model's tokens see the ones after them, by its config.json."""
+    return settings.get("model_type") in model_types("MASKED_LM") and not settings.get("is_decoder")
 
 
 def models_in_transformers(table: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from runner.installed import is_installed, is_light
 from runner.plan.model_layers import check_wrap, why_not_here
 from runner.plan.shapes import ModelShape, grown
 from runner.plan.transformers_tables import (
+    is_encoder,
     leave_torch_alone,
     model_types,
     pads_embedding,
@@ -36,7 +37,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
     """
     names = {task: model_types(kind.table) for task, kind in TASKS.items()}
     kind = model.settings.get("model_type")
-    is_encoder = kind in names["masked-lm"] and not model.settings.get("is_decoder")
+    encodes = is_encoder(model.settings)
     is_known = is_installed("transformers") or any(kind in types for types in names.values())
     if kind is None:
         raise UsageError(
@@ -48,7 +49,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
     if is_known and kind not in names[config.task]:
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
-        other = next((task for task in others if task == "masked-lm" or not is_encoder), None)
+        other = next((task for task in others if task == "masked-lm" or not encodes), None)
         wanted = "" if any(kind in types for types in names.values()) else newer_transformers(model)
         why, remedy = "", f"Set task: {other}" if other else "Use another model."
         if wanted:
@@ -63,7 +64,7 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
             f"({model.path / 'config.json'}{why}).",
             remedy,
         )
-    if config.task in ("causal-lm", "instruction") and is_encoder:
+    if config.task in ("causal-lm", "instruction") and encodes:
         remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
         raise UsageError(
             f"{config.place('model.asset')}: `{config.model.asset}` ({kind}) is an encoder: "

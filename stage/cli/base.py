@@ -147,7 +147,8 @@ class Group(click.Group):
                 sys.exit(2)
             context = getattr(error, "ctx", None)
             command = context.command_path if context else self._called(args, kwargs)
-            fail(UsageError(error.format_message(), self.remedy_of(error, command)))
+            message = " ".join(error.format_message().split())  # click lists choices with tabs
+            fail(UsageError(message, self.remedy_of(error, command)))
         except (KeyboardInterrupt, click.Abort):
             _leave_at_once(
                 IncompleteError(

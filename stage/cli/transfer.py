@@ -17,6 +17,10 @@ from stage.cli.base import quiet_option, say, silent
 from stage.errors import DamageError, IncompleteError, UsageError, suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stage.hub.lookup import RepositoryLookup
+    from stage.local.entry import LocalEntry
     from stage.transfer.push import PushOutcome
 
 
@@ -45,14 +49,15 @@ if TYPE_CHECKING:
 def init(
     names: tuple[str, ...], manifest: Path, endpoint: str | None, example: str | None, quiet: bool
 ) -> None:
-    """Write a manifest for the Hub repositories NAME...
+    """Write a manifest for names on the Hub and paths of yours.
 
-    A NAME is org/name, or datasets/org/name. The Hub is asked whether each is a model or a dataset,
-    for its licence and its configs.
+    A NAME is org/name, datasets/org/name, or a path: a table, a folder of texts or images, a model.
+    The Hub is asked for kind, licence and configs. What is on this machine is taken from here.
 
     \b
     Examples:
       stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext
+      stage init ./reviews.csv ./my-model
       stage init --example bert-large-wikitext2
     """
     if bool(names) == (example is not None):
@@ -60,13 +65,10 @@ def init(
     if example is not None:
         _write_example(example, manifest, quiet)
         return
-    from stage.hub.library import check_hub_library
-
-    check_hub_library()
-    from stage.fetch.new_manifest import check_not_local, manifest_text, write_manifest
-    from stage.fetch.sources import Sources
+    from stage.fetch.new_manifest import manifest_text, place_for_bundle, write_manifest
+    from stage.local.entry import LocalEntry, look_at
+    from stage.manifest.entry import is_local
     from stage.util.files import check_folder_of, check_writable
-    from stage.util.progress import Reporter
 
     if manifest.exists():
         raise UsageError(
@@ -74,24 +76,49 @@ def init(
         )
     check_folder_of(manifest)
     check_writable(manifest.parent)
-    for name in names:
-        check_not_local(name)
-    with Reporter(quiet=quiet) as reporter:
-        sources = Sources(endpoint, reporter)
-        try:
-            found = [sources.look_up(name) for name in names]
-        except IncompleteError as error:
-            without = "Without a network: stage init --example NAME."
-            raise IncompleteError(error.message, f"{error.remedy} {without}") from None
-    write_manifest(manifest, manifest_text(manifest, found))
+    here = {
+        name: look_at(Path(name)) for name in names if is_local(name, Path()) or Path(name).is_dir()
+    }
+    found = here | _on_the_hub([name for name in names if name not in here], endpoint, quiet)
+    every = [found[name] for name in names]
+    write_manifest(manifest, manifest_text(manifest, every))
     if quiet:
         return
-    for item in found:
+    for item in every:
+        if isinstance(item, LocalEntry):
+            how = f", `convert: {item.convert}`" if item.convert else ""
+            say(f"{item.path}: on this machine: {item.what}{how}")
+            continue
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
         say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
-    say(f"next: stage fetch {manifest} -o bundle --dry-run")
+    say(f"next: stage fetch {manifest} -o {place_for_bundle(every)} --dry-run")
+
+
+def _on_the_hub(
+    names: Sequence[str], endpoint: str | None, quiet: bool
+) -> dict[str, RepositoryLookup | LocalEntry]:
+    """The repositories with these names.
+
+    Raises:
+        UsageError, IncompleteError: as for `stage.hub.lookup`.
+    """
+    if not names:
+        return {}
+    from stage.hub.library import check_hub_library
+
+    check_hub_library()
+    from stage.fetch.sources import Sources
+    from stage.util.progress import Reporter
+
+    with Reporter(quiet=quiet) as reporter:
+        sources = Sources(endpoint, reporter)
+        try:
+            return {name: sources.look_up(name) for name in names}
+        except IncompleteError as error:
+            without = "Without a network: stage init --example NAME."
+            raise IncompleteError(error.message, f"{error.remedy} {without}") from None
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stage.convert.images import METADATA_FILES, is_image
+from stage.convert.formats import METADATA_FILES, conversion_of, is_hidden, is_image, is_model
 from stage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,12 +157,17 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
         what: names the asset in messages.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or the folder is a model's.
     """
+    if is_model(files):
+        raise UsageError(
+            f"{what}: `convert: {how}`: this is a model's folder, not rows of data.",
+            "Remove `convert`: a model is taken as it is.",
+        )
     if how == "cifar":  # `cifar.splits` finds its files by their names
         return sorted(files)
     if how == "imagefolder":
-        visible = [path for path in sorted(files) if not _is_hidden(path)]
+        visible = [path for path in sorted(files) if not is_hidden(path)]
         return [
             path for path in visible if is_image(path) or path.rpartition("/")[2] in METADATA_FILES
         ] or visible
@@ -171,14 +176,13 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
     found = [
         path
         for path in sorted(files)
-        if _bare(path).endswith(_SUFFIXES[how]) and not _is_hidden(path)
+        if _bare(path).endswith(_SUFFIXES[how]) and not is_hidden(path)
     ]
     if not found:
-        there = [_bare(path) for path in files if not _is_hidden(path)]
-        other = [h for h, ends in _SUFFIXES.items() if any(path.endswith(ends) for path in there)]
+        other = conversion_of(files)
         raise UsageError(
             f"{what}: `convert: {how}`: no file ends in {' or '.join(_SUFFIXES[how])}.",
-            (f"Write `convert: {other[0]}`. " if other else "")
+            (f"Write `convert: {other}`. " if other not in (None, how) else "")
             + f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
         )
     return found
@@ -189,7 +193,3 @@ def _bare(path: str) -> str:
     return next(
         (path.removesuffix(suffix) for suffix in _COMPRESSED if path.endswith(suffix)), path
     )
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "__")) for part in path.split("/"))

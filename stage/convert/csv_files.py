@@ -191,8 +191,11 @@ class _WrongRows:
         )
 
 
-def check_header(path: Path, separator: str | None) -> None:
+def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
     """Checks the encoding and the separator by the beginning of a file.
+
+    Args:
+        or_omit: how the entry can omit the file, for the remedy of an empty one.
 
     Raises:
         NotReadable: it is UTF-16 or UTF-32, it is empty, or its header has no comma but another
@@ -202,10 +205,24 @@ def check_header(path: Path, separator: str | None) -> None:
     header = _first_line(path)
     if not header:
         raise NotReadable(
-            "it is empty: a CSV begins with a line of names.", "Get it again, or omit it: exclude"
+            "it is empty: a CSV begins with a line of names.", f"Get it again{or_omit}."
         )
-    if separator is None and "," not in header and ".tsv" not in path.suffixes:
-        _check_separator(header)
+    if separator is None and (other := other_separator(path)):
+        columns = [column.strip('"') for column in header.split(other)]
+        raise NotReadable(
+            f"its header has no comma, and would be one column; "
+            f"cut at {other!r} it is {len(columns)}: "
+            f"{', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}.",
+            f"Add to its entry: separator: {json.dumps(other)}",
+        )
+
+
+def other_separator(path: Path) -> str | None:
+    """What would cut a header into columns that has no comma; pyarrow would read one column."""
+    header = _first_line(path)
+    if "," in header or ".tsv" in path.suffixes:
+        return None
+    return next((separator for separator in (";", "\t", "|") if separator in header), None)
 
 
 def _first_line(path: Path) -> str:
@@ -214,23 +231,6 @@ def _first_line(path: Path) -> str:
         head = stream.read(_HEADER)
     text = head.decode("utf-8", "replace").removeprefix("\ufeff").lstrip("\r\n")
     return (text.splitlines() or [""])[0]
-
-
-def _check_separator(header: str) -> None:
-    """Raises for a single column that another separator would split; pyarrow accepts such a file.
-
-    Raises:
-        NotReadable: names the separator.
-    """
-    for separator in (";", "\t", "|"):
-        if separator in header:
-            columns = [column.strip('"') for column in header.split(separator)]
-            raise NotReadable(
-                f"its header has no comma, and would be one column; "
-                f"cut at {separator!r} it is {len(columns)}: "
-                f"{', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}.",
-                f"Add to its entry: separator: {json.dumps(separator)}",
-            )
 
 
 @dataclass

@@ -8,8 +8,6 @@ row names are not in the dataset.
 Without them the folders are the labels, if there are several and all images are equally deep; else
 `image` is the only column. The metadata of the schema makes `datasets` decode the images; their
 bytes do not change.
-
-The table of suffixes is that of `datasets` (its packaged_modules/__init__.py).
 """
 
 from __future__ import annotations
@@ -23,60 +21,9 @@ import pyarrow as pa
 
 from stage.convert import readers
 from stage.convert.class_labels import class_label_features, is_text, with_features
+from stage.convert.formats import METADATA_FILES, is_image
 from stage.errors import UsageError
 from stage.util.files import human_size
-
-_IMAGES = """
-blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib png apng jp2 j2k jpc
-jpf jpx j2c icns ico im iim tif tiff jfif jpe jpg jpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba
-sgi ras tga icb vda vst webp wmf emf xbm xpm
-"""
-_AUDIO = """
-mpg aiff au avr caf flac htk svx mat4 mat5 mpc2k ogg paf pvf raw rf64 sd2 sds ircam voc w64 wav nist
-wavex wve xi mp3 opus 3gp 3g2 asf flv m4v webm f4v wmv wma ogm mxf nut
-"""
-_ENDINGS = {
-    "csv": "csv tsv",
-    "json": "json jsonl ndjson",
-    "text": "txt",
-    "arrow": "arrow",
-    "imagefolder": _IMAGES,
-    "parquet": "parquet geoparquet gpq",
-    "audio": _AUDIO,
-    "video": "mpeg avi mp4 mov mkv",
-    "WebDataset": "tar",
-    "zip": "zip",
-    "XML": "xml",
-    "HDF5": "hdf5 h5",
-    "CoNLL": "conll conllu",
-    "PDF": "pdf",
-    "Lance": "lance",
-    "Vortex": "vortex",
-    "time series": "tsfile",
-    "NIfTI": "nii",
-    "3D": "glb gltf ply stl",
-    "evaluation logs": "eval",
-    "Harbor tasks": "toml md",
-    "biology": "fa fasta fna ffn faa frn afa gb gbk genbank fq fastq pdb ent cif mmcif",
-}
-# Suffix -> format. The first five can be converted. The others are listed so that no file is taken
-# for another format.
-FORMATS = {
-    f".{ending}": format for format, endings in _ENDINGS.items() for ending in endings.split()
-}
-CONVERTED = ("csv", "json", "text", "arrow", "imagefolder")
-METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-
-
-def endings(path: str) -> list[str]:
-    """Every suffix of a file's name, in lower case: `.csv` and `.gz` of `x/a.csv.gz`."""
-    return [f".{ending.lower()}" for ending in path.rpartition("/")[2].split(".")[1:]]
-
-
-def is_image(path: str) -> bool:
-    """Whether a file is an image to `datasets`' imagefolder, by its suffix."""
-    return FORMATS.get((endings(path) or [""])[-1]) == "imagefolder"
-
 
 MAX_IMAGE = 256 * 2**20  # bytes
 BATCH_BYTES = 16 * 2**20

@@ -109,14 +109,14 @@ def rows_of(
             yield from rows(path, schema)
 
 
-def check_csv(name: str, path: Path, what: str, separator: str | None) -> None:
-    """Checks the header of a CSV, long before the conversion.
+def check_csv(name: str, path: Path, what: str, separator: str | None, or_omit: str) -> None:
+    """Checks the header of a CSV, long before the conversion. `or_omit`: as for `check_header`.
 
     Raises:
         UsageError: it has another encoding or another separator.
     """
     with _Located(what, name):
-        check_header(path, separator)
+        check_header(path, separator, or_omit)
 
 
 class _Located:

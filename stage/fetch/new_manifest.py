@@ -1,6 +1,7 @@
-"""`stage init`: makes a first manifest from names of repositories, commented and valid as it is.
+"""`stage init`: makes a first manifest, commented and valid as it is.
 
-Facts from the Hub (model or dataset, licence, configs) become entries and comments.
+Names of repositories and paths of this machine become entries; facts from the Hub (licence,
+configs) become comments.
 """
 
 from __future__ import annotations
@@ -12,31 +13,47 @@ from pathlib import Path
 
 from stage.errors import UsageError, as_shown
 from stage.hub.lookup import RepositoryLookup
+from stage.local.entry import LocalEntry
 from stage.lock.licences import identifiers
 from stage.manifest.manifest import FORMAT
-from stage.util.files import is_file
-from stage.util.paths import folded, names_a_local_path, problem_with_asset_name
+from stage.util.paths import folded, problem_with_asset_name
 from stage.util.yaml_lines import scalar
 
 _SHOWN_CONFIGS = 12
 
 
-def manifest_text(path: Path, found: Sequence[RepositoryLookup]) -> str:
-    """The text of a manifest with one entry for each repository."""
-    names = asset_names(item.repository for item in found)
+def manifest_text(path: Path, found: Sequence[RepositoryLookup | LocalEntry]) -> str:
+    """The text of a manifest with one entry for each repository, file or folder."""
+    hub = [item for item in found if isinstance(item, RepositoryLookup)]
+    names = asset_names(
+        item.repository if isinstance(item, RepositoryLookup) else item.name for item in found
+    )
     bundle = names[0] if path.stem == "manifest" else path.stem
-    stated = dict.fromkeys(word for item in found for word in identifiers(item.licence))
+    stated = dict.fromkeys(word for item in hub for word in identifiers(item.licence))
     lines = [
-        f"# Next: stage fetch {comment(path.name)} -o bundle   (--dry-run first shows the sizes)",
+        f"# Next: stage fetch {comment(path.name)} -o {place_for_bundle(found)}   "
+        "(--dry-run first shows the sizes)",
         f"format: {FORMAT}",
         f"name: {scalar(bundle)}",
-        f"# policy: {{licences: [{', '.join(_flow(comment(licence)) for licence in stated)}]}}"
-        "   # refuses others",
+        *[
+            f"# policy: {{licences: [{', '.join(_flow(comment(licence)) for licence in stated)}]}}"
+            "   # refuses others"
+        ]
+        * bool(hub),
         "assets:",
     ]
-    for name, repository in zip(names, found, strict=True):
-        lines += [f"  {scalar(name)}:", *(f"    {line}" for line in _entry(repository))]
+    for name, item in zip(names, found, strict=True):
+        entry = item.lines(path) if isinstance(item, LocalEntry) else _entry(item)
+        lines += [f"  {scalar(name)}:", *(f"    {line}" for line in entry)]
     return "\n".join(lines) + "\n"
+
+
+def place_for_bundle(found: Iterable[RepositoryLookup | LocalEntry]) -> Path:
+    """Where the bundle can be made: in no folder that it takes in."""
+    here = Path.cwd()
+    taken = [item.path.resolve() for item in found if isinstance(item, LocalEntry)]
+    outer = next((path for path in taken if path in (here, *here.parents)), None)
+    return Path("bundle") if outer is None else outer.with_name(f"{outer.name}-bundle")
 
 
 def _entry(found: RepositoryLookup) -> list[str]:
@@ -86,20 +103,6 @@ def asset_names(repositories: Iterable[str], taken: Iterable[str] = ()) -> list[
         used.add(folded(name))
         result.append(name)
     return result
-
-
-def check_not_local(name: str) -> None:
-    """Checks that a name is not that of a local file or folder.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if names_a_local_path(name) or is_file(Path(name)):
-        raise UsageError(
-            f"{name}: is on this machine; `init` asks a Hub for repositories (org/name).",
-            "In a manifest it is an asset of its own: "
-            f"`{_usable(Path(name).stem) or 'files'}: {{path: {name}}}`.",
-        )
 
 
 def _usable(name: str) -> str:

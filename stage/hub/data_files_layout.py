@@ -8,29 +8,26 @@ a foreign format), the result is a described problem, never a guess.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage.convert.images import CONVERTED, FORMATS, METADATA_FILES, endings
+from stage.convert.formats import (
+    CONVERTED,
+    conversion,
+    endings,
+    format_of,
+    is_data,
+    is_hidden,
+    is_of,
+)
 from stage.hub.parquet_layout import (
     config_name,
     declared_splits,
     entries,
-    is_hidden,
     splits_of_names,
 )
 
-_IGNORED = {
-    "README.md",
-    "config.json",
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dummy_data.zip",
-    "dataset_dict.json",
-}
-_PREFERRED = (".parquet", ".lance", ".vortex", ".arrow", ".jsonl", ".json", ".csv")
 _READ_COMPRESSED = (".gz", ".bz2", ".zst")
 _UNREAD_COMPRESSED = (".xz", ".lz4", ".7z", ".rar", ".lzma", ".zip")
 # Options of a card's config that change the rows; the conversion knows `sep` and `delimiter`.
@@ -66,7 +63,7 @@ def originals(configs: Any, paths: Sequence[str]) -> dict[str, Originals]:
         configs: as for `parquet_layout.from_card`.
         paths: all files of the repository.
     """
-    known = [path for path in paths if _is_data(path)]
+    known = [path for path in paths if is_data(path)]
     visible = [path for path in known if not is_hidden(path)]
     found = {}
     for entry in entries(configs):
@@ -83,20 +80,6 @@ def loading_script(repository: str, paths: Iterable[str]) -> str | None:
     return script if script in paths else None
 
 
-def format_of(paths: Iterable[str]) -> str | None:
-    """The format that most of these files have; a tie is decided as in `datasets.load`."""
-    counts = Counter(
-        (ending, _name(path) in METADATA_FILES) for path in paths for ending in endings(path)
-    )
-
-    def rank(item: tuple[tuple[str, bool], int]) -> tuple[Any, ...]:
-        (ending, is_metadata), count = item
-        return (not is_metadata, count, *(ending == preferred for preferred in _PREFERRED), ending)
-
-    ranked = sorted(counts.items(), key=rank, reverse=True)
-    return next((FORMATS[ending] for (ending, _), _ in ranked if ending in FORMATS), None)
-
-
 def _of_one_format(splits: Mapping[str, list[str]], entry: Mapping[str, Any]) -> Originals:
     formats = {split: format_of(paths) for split, paths in splits.items()}
     found = sorted({format for format in formats.values() if format})
@@ -106,11 +89,11 @@ def _of_one_format(splits: Mapping[str, list[str]], entry: Mapping[str, Any]) ->
         return Originals(problem=f"its files are {found[0] if found else 'of no known format'}")
     format = found[0]
     chosen = {
-        split: [path for path in paths if _is_of(format, path)] for split, paths in splits.items()
+        split: [path for path in paths if is_of(format, path)] for split, paths in splits.items()
     }
     every = [path for paths in chosen.values() for path in paths]
     return Originals(
-        convert=_conversion(format, every),
+        convert=conversion(format, every),
         splits={split: paths for split, paths in chosen.items() if paths},
         separator=_separator(entry),
         problem=_problem(format, every, entry),
@@ -142,23 +125,6 @@ def _separator(entry: Mapping[str, Any]) -> str | None:
     return None if value is None else str(value)
 
 
-def _conversion(format: str, paths: Sequence[str]) -> str:
-    """`json` reads JSON lines too; `jsonl` reports the number of a malformed line."""
-    if format == "json" and not any(".json" in endings(path) for path in paths):
-        return "jsonl"
-    return format
-
-
-def _is_of(format: str, path: str) -> bool:
-    if format == "imagefolder" and _name(path) in METADATA_FILES:
-        return True
-    return any(FORMATS.get(ending) in (format, "zip") for ending in endings(path))
-
-
-def _is_data(path: str) -> bool:
-    return _name(path) not in _IGNORED and any(ending in FORMATS for ending in endings(path))
-
-
 def _named(entry: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
     """Hidden files whose hidden parts an entry's patterns name."""
     text = str(entry.get("data_files"))
@@ -167,7 +133,3 @@ def _named(entry: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
         for p in paths
         if is_hidden(p) and all(part in text for part in p.split("/") if is_hidden(part))
     ]
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from stage.convert.formats import is_hidden
 from stage.errors import UsageError
 
 Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths in order
@@ -299,11 +300,6 @@ def _splits_in(base: str, paths: Sequence[str], *, sharded_in: str) -> dict[str,
 def _visible(paths: Iterable[str]) -> list[str]:
     """The parquet files that are not hidden (`.x`, `__x`)."""
     return [path for path in paths if path.endswith(".parquet") and not is_hidden(path)]
-
-
-def is_hidden(path: str) -> bool:
-    """Whether `datasets` skips a path that no pattern names."""
-    return any(part.startswith((".", "__")) for part in path.split("/"))
 
 
 def _sharded_split(path: str, folder: str) -> list[str]:

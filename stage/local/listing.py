@@ -98,7 +98,7 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
     """
     place = f"{manifest.place(name, 'path')}: `{name}`"
     base = _base(request, manifest, place)
-    walk = _Walk(base, request.include)
+    walk = Walk(base, request.include)
     if base.is_file():
         walk.sizes[base.name] = base.stat().st_size
     else:
@@ -145,7 +145,7 @@ def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
 
 
 def _selected(
-    base: Path, walk: _Walk, request: PathRequest, manifest: Manifest, place: str
+    base: Path, walk: Walk, request: PathRequest, manifest: Manifest, place: str
 ) -> Listing:
     reasons = {path: why_left(path, request.include, request.exclude) for path in walk.sizes}
     if request.convert and (asked := [path for path, reason in reasons.items() if reason is None]):
@@ -239,7 +239,7 @@ def _check_no_pointers(listing: Listing, place: str) -> None:
     )
 
 
-class _Walk:
+class Walk:
     """Lists a folder and its subfolders; counts and skips what programs left there.
 
     Attributes:
@@ -363,4 +363,5 @@ def _check_csv_headers(
     for path in listing.sizes:
         with mistakes:
             place = f"{manifest.place(name, 'path')}: `{name}`"
-            check_csv(path, listing.file(path), place, request.separator)
+            or_omit = f', or omit it: exclude: ["{path}"]' if len(listing.sizes) > 1 else ""
+            check_csv(path, listing.file(path), place, request.separator, or_omit)

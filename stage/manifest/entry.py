@@ -92,7 +92,7 @@ class Entry(YamlFields):
                 for part in ("datasets/", "spaces/"):
                     bare = bare.removeprefix(part)
                 self.fail("is an address", key, remedy=f"Write `{key}: {bare}`.")
-        if _is_local(value, self.lines.path.parent):
+        if is_local(value, self.lines.path.parent):
             also = ", and how to read it: `convert: csv`." if key == "dataset" else "."
             self.fail(
                 f"{value} is a local file or folder; `{key}` names a repository on the Hub, "
@@ -110,7 +110,7 @@ class Entry(YamlFields):
         return value
 
 
-def _is_local(value: str, folder: Path) -> bool:
+def is_local(value: str, folder: Path) -> bool:
     """Whether a value names a file on this machine, not a repository.
 
     A folder `org/name` is not enough: it may be a clone of the repository.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from runner.config.run_config import RunConfig
 from runner.examples import EXAMPLES
 from runner.examples.columns import choose
 from runner.inputs import SplitInput, resolve
+from tests.support.staging import run_as
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = [f"the film number {n} is longer than its title" for n in range(40)]
@@ -58,6 +60,82 @@ def test_check_has_no_word_on_examples_of_another_site(bundle: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert done.output.count("warning:") <= 1 and "nothing found that would fail" in done.output
+
+
+@pytest.fixture(scope="session")
+def own_bundle(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """A bundle of a person's own files, from `stage init PATH...`. Treat it as read-only."""
+    folder = tmp_path_factory.mktemp("own")
+    models = {
+        "gpt2": ("tiny-gpt2", ()),  # its name is the beginning of the example's
+        "bare": ("tiny-gpt2", ("model.safetensors",)),
+        "mute": ("tiny-gpt2", ("tokenizer.json", "tokenizer_config.json")),
+        "bert": ("tiny-bert", ()),
+    }
+    for name, (asset, left) in models.items():
+        source = bundle / "data/models" / asset
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns(*left))
+    rows = "".join(f"sentence number {n},{KINDS[n % 40]}\n" for n in range(200))
+    (folder / "reviews.csv").write_text(f"text,kind\n{rows}")
+    for file, names in {
+        "gpt2": ("gpt2", "mute"),
+        "bare": ("bare", "mute"),
+        "mute": ("mute",),
+        "bert": ("bert",),
+    }.items():
+        for words in (
+            ("init", "reviews.csv", *names, "-o", f"{file}.yaml"),
+            ("fetch", f"{file}.yaml", "-o", f"{file}-bundle"),
+        ):
+            assert run_as(words, folder, {"HOME": str(folder)}).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("models", "task"),
+    [
+        ("gpt2", "causal-lm"),
+        ("gpt2", "text-classification"),
+        ("bare", "causal-lm"),
+        ("bert", "masked-lm"),
+        ("bert", "text-classification"),
+    ],
+)
+def test_what_init_writes_for_files_of_ones_own_passes_check(
+    models: str, task: str, own_bundle: Path
+) -> None:
+    """A GPT-2 of 64 positions got `sequence_length: 1024`; one without weights, `pretrained`."""
+    where = own_bundle / f"{models}-bundle"
+    done = init(task, "--bundle", where, "-o", "mine.yaml")
+    assert done.exit_code == 0 and f"model {models}: " in done.output, done.output
+    options = ["mine.yaml", "--bundle", str(where), "--processes", "1"]
+    done = CliRunner().invoke(main, ["check", *options], prog_name="runner")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("models", "task", "why"),
+    [
+        ("bert", "causal-lm", "bert (bert: an encoder). Tasks that they fit: masked-lm, text-"),
+        ("bert", "instruction", "bert (bert: an encoder)"),
+        ("mute", "causal-lm", "mute (gpt2: no tokenizer). Or stage another one"),
+        ("gpt2", "masked-lm", "gpt2 (gpt2), mute (gpt2)"),
+    ],
+)
+def test_a_model_that_check_would_refuse_is_not_offered(
+    models: str, task: str, why: str, own_bundle: Path
+) -> None:
+    """Of a BERT alone it said "the only one that fits the task" causal-lm."""
+    done = init(task, "--bundle", own_bundle / f"{models}-bundle", "-o", "mine.yaml")
+    assert done.exit_code == 2 and why in done.output, done.output
+    assert not Path("mine.yaml").exists()
+
+
+def test_without_a_task_the_tasks_are_on_one_line() -> None:
+    """It printed a literal `\\t` before each of them."""
+    done = init()
+    assert done.exit_code == 2 and "Choose from: masked-lm, causal-lm," in done.output
+    assert "\\t" not in done.output
 
 
 def test_other_assets_that_fit_are_named_in_comments(bundle: Path) -> None:

@@ -50,12 +50,6 @@ def test_a_folder_with_its_own_manifest_can_be_fetched_again_and_again(folder: P
     assert not (folder / "b/data/files/a/all.lock").exists()
 
 
-@pytest.mark.parametrize("name", ["./raw", "raw/a.txt", "/etc"])
-def test_init_does_not_ask_a_hub_for_local_paths(folder: Path, name: str) -> None:
-    done = run_here("init", name, "-o", "new.yaml", code=2)
-    assert "is on this machine" in done.stderr and f"{{path: {name}}}" in done.stderr
-
-
 def test_a_patch_is_not_taken_for_a_damaged_bundle(folder: Path) -> None:
     (folder / "mend").mkdir()
     (folder / "mend/bagit.txt").write_text("BagIt-Version: 1.0\n")

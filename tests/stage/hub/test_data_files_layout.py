@@ -11,8 +11,8 @@ import yaml
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from stage.convert.images import FORMATS
-from stage.hub.data_files_layout import _CHANGES_ROWS, format_of, loading_script, originals
+from stage.convert.formats import FORMATS, format_of
+from stage.hub.data_files_layout import _CHANGES_ROWS, loading_script, originals
 from stage.hub.parquet_layout import Layout
 
 # The library's name of a format -> ours, where they differ
