@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import io
 import json
 import os
@@ -95,6 +96,8 @@ def serve(meeting: str, suite: int) -> None:
     offline.set_variables(os.environ)
     for name in IMPORTS:
         import_module(name)
+    # DeepSpeed collects garbage at each start: it would look at, and so copy, all of the above.
+    gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(meeting)
     listener.listen(64)

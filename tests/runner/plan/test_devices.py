@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from runner.plan.host_memory import host_memory
 from runner.plan.plan import decide
 from runner.plan.shapes import ModelShape
 from tests.runner.conftest import Cluster
+from tests.support.code import run_warm
 
 A_MIB = 2**20
 LARGE = ModelShape(1_300_000_000, 1024, 2048, 24, 50257)  # 20.8 GB of state
@@ -81,9 +81,10 @@ def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.Monke
 
 
 def test_a_job_with_gpus_that_torch_cannot_use_is_not_trained_on_the_cpu_in_silence(
-    run_python: Callable[[str], subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = run_python("""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = run_warm("""
 import os, torch
 torch.cuda.is_available = lambda: False  # on whatever machine this runs
 os.environ["SLURM_GPUS_ON_NODE"] = "4"
@@ -197,11 +198,9 @@ def test_looking_at_devices_needs_no_torch() -> None:
     assert (kind, torch) == ("cpu", False) and memory == host_memory({}) // 2
 
 
-def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone(
-    run_python: Callable[[str], subprocess.CompletedProcess[str]],
-) -> None:
+def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone() -> None:
     """It goes by LOCAL_RANK, which is 3 here, and the only GPU is number 0."""
-    done = run_python("""
+    done = run_warm("""
 import os, torch
 os.environ.update(LOCAL_RANK="3", DS_ACCELERATOR="cpu")
 import deepspeed
@@ -267,12 +266,7 @@ def test_a_broken_driver_is_refused_by_launcher_and_rank_unless_the_cpu_was_chos
     in_job = environ | {"SLURM_JOB_ID": "1"}  # which has none of its node's GPUs
     assert devices.notes(SlurmConfig(), 1, in_job) == []
     ranks = [(environ, "12.8"), (chosen, "12.8"), (in_job, "12.8"), (environ, "")]
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", FIND, cuda], env=variables, capture_output=True, text=True
-        ).stdout
-        for variables, cuda in ranks
-    ]
+    found = [run_warm(FIND, cuda, env=variables).stdout for variables, cuda in ranks]
     assert said in found[0] and "has a GPU, and it cannot be used" in found[0]
     assert found[1:] == ["cpu\n"] * 3, "a torch for CPUs alone was chosen too"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class Models:
         """What was read and held for the models `wide` and `narrow`."""
         case = f"{ranks} {engine}"
         if case not in self.found:
-            command = [sys.executable, "-m", "tests.runner.training.loading", str(ranks), engine]
+            command = [warm_python(), "-m", "tests.runner.training.loading", str(ranks), engine]
             done = subprocess.run(
                 [*command, str(self.folder / "run.yaml"), *(str(self.folder / n) for n in WIDTHS)],
                 cwd=ROOT,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from runner.plan.plan import decide
 from runner.plan.shapes import Device, ModelShape
 from runner.training.out_of_memory import explain, is_out_of_memory
 from tests.runner.conftest import Cluster
+from tests.support.code import run_warm
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.15 GiB of "
@@ -52,11 +51,9 @@ def test_a_rank_without_memory_says_in_one_paragraph_what_would_fit(cluster: Clu
     cluster.prepare(path)
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
     place |= {"MASTER_ADDR": "127.0.0.1", "AIRLIFT_MEETING_FILE": str(cluster.folder / "meet")}
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, str(path), str(cluster.bundle), CUDA],
-        cwd=cluster.folder, env=os.environ | place | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    environ = os.environ | place | {"OMP_NUM_THREADS": "1"}
+    arguments = (str(path), str(cluster.bundle), CUDA)
+    done = run_warm(RANK, *arguments, cwd=cluster.folder, env=environ)
     said = done.stdout + done.stderr
     assert done.returncode == 5, said
     assert "Traceback" not in said

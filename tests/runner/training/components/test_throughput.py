@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from runner.plan.plan import decide
 from runner.plan.shapes import Device, ModelShape
 from runner.training.components.throughput import StepClock, flops_per_token, not_finite
 from tests.runner.conftest import Cluster
+from tests.support.code import run_warm
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +120,9 @@ def test_a_gradient_that_is_no_number_updates_nothing_with_any_engine(
     shared_cluster: Cluster, tmp_path: Path
 ) -> None:
     shared_cluster.write("tiny", precision="fp32")
-    command = [
-        sys.executable,
-        "-c",
-        NO_GRADIENT,
-        str(shared_cluster.folder / "tiny.yaml"),
-        str(tmp_path / "meet"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    run_file = shared_cluster.folder / "tiny.yaml"
+    environ = shared_cluster.environment(DS_ACCELERATOR="cpu")
+    done = run_warm(NO_GRADIENT, str(run_file), str(tmp_path / "meet"), env=environ)
     said = [line.split() for line in done.stdout.splitlines() if line.startswith("said")]
     assert len(said) == 5, done.stderr
     assert [

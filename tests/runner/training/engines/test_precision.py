@@ -53,7 +53,7 @@ def test_gradients_and_master_weights_are_float32(seen: dict[str, Any], case: st
 
 
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "zero0"])
-def test_64_micro_batches_in_bf16_add_up_as_in_float64(seen: dict[str, Any], engine: str) -> None:
+def test_many_micro_batches_in_bf16_add_up_as_in_float64(seen: dict[str, Any], engine: str) -> None:
     expected = seen["sum-ddp" if engine == "ddp" else "sum"]
     assert seen[f"{engine}-sum"] == pytest.approx(expected, rel=1e-6)
 

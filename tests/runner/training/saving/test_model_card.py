@@ -18,6 +18,7 @@ from runner.training.saving.model_card import model_card
 from scripts.lib.demo.repositories import DATASET
 from stage.bundle.bundle import Bundle
 from tests.runner.conftest import Cluster, metrics
+from tests.support.code import run_warm
 
 PLAN = TrainingPlan(32, 2, 8, 2, 2, "bf16", 2, ())
 RECORD = {
@@ -108,9 +109,7 @@ def test_the_results_are_those_of_the_run(card: str, trained_at: Callable[[int],
 def test_its_code_to_load_the_model_works(card: str, trained_at: Callable[[int], Path]) -> None:
     code = card.partition("```python\n")[2].partition("```")[0]
     code += "assert type(model).__name__ == 'BertForMaskedLM' and tokenizer.mask_token == '[MASK]'"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=trained_at(2) / "model", capture_output=True, text=True
-    )
+    done = run_warm(code, cwd=trained_at(2) / "model")
     assert done.returncode == 0, done.stderr
 
 
