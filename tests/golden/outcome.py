@@ -215,6 +215,8 @@ JUDGES: dict[str, Callable[[Path, Mapping[str, Any]], int | str]] = {
 
 # ---- a row
 
+AT_ONCE = 8
+
 
 def _wait_less() -> None:
     """A requeued job waits a minute for its end, and Slurm is asked again after seconds."""
@@ -252,13 +254,19 @@ def _in_fork(row: Row, folder: Path) -> NoReturn:
         os._exit(code)
 
 
-def judged(row: Row, folder: Path) -> Row:
-    """The row with what is so now: exit code, requeue, and those of its words that are said."""
+def begun(row: Row, folder: Path) -> int:
+    """Judges the row in a process of its own."""
+    folder.mkdir()
     _lay_out(folder, row["given"])
     _programs(folder, row["given"])
     child = os.fork()
     if child == 0:
         _in_fork(row, folder)
+    return child
+
+
+def judged(row: Row, folder: Path, child: int) -> Row:
+    """The row with what is so now: exit code, requeue, and those of its words that are said."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     said = (folder / "said").read_text(errors="replace")
     if code == 99 or code < 0:
@@ -294,8 +302,10 @@ def as_text(found: list[Row]) -> str:
 
 def record(folder: Path) -> str:
     """The rows of the file, judged again. A new row is written by hand, without what follows."""
-    found = []
-    for number, row in enumerate(rows()):
-        (folder / str(number)).mkdir()
-        found.append(judged(row, folder / str(number)))
+    asked, begins, found = rows(), list[int](), list[Row]()
+    for number in range(len(asked) + AT_ONCE):  # most of them mostly wait
+        if number < len(asked):
+            begins.append(begun(asked[number], folder / str(number)))
+        if (done := number - AT_ONCE) >= 0:
+            found.append(judged(asked[done], folder / str(done), begins[done]))
     return as_text(found)

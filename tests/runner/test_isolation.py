@@ -61,7 +61,7 @@ def test_a_run_trains_with_its_own_packages_whatever_is_around(
         shutil.rmtree(tmp_path / "stale/stage")
         settings = {"PYTHONPATH": f"{tmp_path / 'stale'}:"}
     done = subprocess.run(
-        [BIN / "runner", "train", "tiny.yaml", "--processes", "2", "--bundle", cluster.bundle],
+        [BIN / "runner", "train", "tiny.yaml", "--processes", "1", "--bundle", cluster.bundle],
         cwd=cluster.folder,
         env=cluster.environment(**settings),
         capture_output=True,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from runner.bench import trial
 from runner.errors import StageError
-from runner.launch import srun
+from runner.launch import hang_detector, srun
 from runner.launch import submit as submission
 from runner.launch.srun import run_batch
 from runner.launch.submit import submit
@@ -56,14 +56,15 @@ def meet(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     dist.init_process_group("gloo")
     total = torch.tensor([float(place.rank)])
     dist.all_reduce(total)
-    facts = {
-        "host": socket.gethostname(),
-        "total": total.item(),
-        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-    }
-    (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **facts}))
+    report(folder, place, total=total.item())
     dist.barrier()
     dist.destroy_process_group()
+
+
+def report(folder: Path, place: ranks_environment.RankEnvironment, **more: float) -> None:
+    """A rank says what it is, and has no need of torch for it."""
+    facts = {"host": socket.gethostname(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), **more}
+    (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **facts}))
 
 
 def fail(folder: Path, place: ranks_environment.RankEnvironment) -> None:
@@ -152,6 +153,7 @@ PROGRAMS = {
     "train_briefly": train_briefly,
     "get_nowhere": get_nowhere,
     "meet": meet,
+    "report": report,
     "fail": fail,
     "hang": hang,
     "lose_a_peer": lose_a_peer,
@@ -197,7 +199,10 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         return 0
     if step == "launch":
         assert ranks_environment.role(os.environ) == "batch"
-        hang_after_s = 5.0 if program == "hang" else None
+        hang_after_s = None
+        if program == "hang":
+            hang_after_s = 5.0
+            hang_detector.STACKS_WAIT_S, hang_detector.COLLECTIVES_WAIT_S = 4.0, 0.5
         srun.MAX_REQUEUES = BOUNDS.get(program, srun.MAX_REQUEUES)
         return run_batch(
             [sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s

@@ -45,7 +45,7 @@ def test_ranks_of_two_nodes_meet(site: Site) -> None:
 @pytest.mark.parametrize("asked", ["gpus_per_node=2", 'options={"gpus-per-task": 1}'])
 def test_a_rank_sees_the_gpus_of_its_node(site: Site, asked: str) -> None:
     """Slurm would bind the tasks of --gpus-per-task, and NCCL would not see the other GPUs."""
-    job, folder = start(site, f"gpus-{asked[:3]}", "meet", asked)
+    job, folder = start(site, f"gpus-{asked[:3]}", "report", asked)
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
     assert [rank["gpus"] for rank in rank_reports(folder)] == ["0,1"] * 4
 
@@ -89,7 +89,7 @@ def test_a_job_submitted_from_inside_a_step_is_not_taken_for_that_step(site: Sit
         PROGRAM,
         "submit",
         str(folder),
-        "meet",
+        "report",
     ]
     job = int(site.run(*step).stdout)
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
@@ -192,7 +192,7 @@ def test_a_job_that_another_pushes_aside_saves_and_comes_back(site: Site) -> Non
         'options={"exclusive": true}',
     )
     wait_for_work(site, folder)
-    other, _ = start(site, "urgent", "meet", 'options={"exclusive": true}')
+    other, _ = start(site, "urgent", "report", 'options={"exclusive": true}')
     ended = site.wait_for_end(job)
     assert site.wait_for_end(other)["JobState"] == "COMPLETED"
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
@@ -223,7 +223,7 @@ def test_a_job_that_loses_a_node_starts_again(site: Site) -> None:
 
 def test_each_run_of_a_sweep_gets_a_run_folder_of_its_own(site: Site) -> None:
     folder = site.home / "sweep"
-    job = int(site.python(PROGRAM, "sweep", str(folder), "meet", "optimizer.lr=1e-4,3e-4").stdout)
+    job = int(site.python(PROGRAM, "sweep", str(folder), "report", "optimizer.lr=1e-4,3e-4").stdout)
     for member, name in enumerate(("lr=1e-4", "lr=3e-4")):
         ended = site.wait_for_end(f"{job}_{member}")
         assert ended["JobState"] == "COMPLETED", (

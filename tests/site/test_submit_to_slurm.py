@@ -58,7 +58,7 @@ def test_a_second_job_for_the_same_run_folder_is_refused_while_the_first_is_queu
 
 def test_a_run_folder_with_any_name_gets_its_log(site: Site) -> None:
     folder = site.home / 'it\'s 100% "mine" #1 %j'
-    job = int(site.python(PROGRAM, "submit", str(folder), "meet").stdout)
+    job = int(site.python(PROGRAM, "submit", str(folder), "report").stdout)
     assert site.wait_for_end(job)["JobState"] == "COMPLETED"
     assert "rank 0 listens on" in (folder / "logs" / f"slurm-{job}.out").read_text()
 

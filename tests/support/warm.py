@@ -149,6 +149,9 @@ def _fork(connection: socket.socket, listener: socket.socket) -> int:
         os.closerange(3, 1024)
         code = _be(wish)
     finally:
+        for stream in (sys.stdout, sys.stderr):  # the command may have put others there
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 

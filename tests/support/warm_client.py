@@ -14,6 +14,8 @@ from types import FrameType
 from typing import NoReturn
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables of launchers: torchrun and ours, Open MPI, MPICH."""
 HEADER = 8
 """Bytes of a message's length."""
 
@@ -64,11 +66,13 @@ def client(python: str, meeting: str) -> NoReturn:
 def _is_for_the_server(argv: list[str]) -> bool:
     if len(argv) < 2:
         return False
-    if argv[0] == "-m":
-        return argv[1].startswith("tests.")
+    if argv[0] == "-m" and argv[1].startswith("tests."):
+        return True
     # Variables by which a test changes what is imported need a new process.
     is_changed = "PYTHONPATH" in os.environ or "LD_PRELOAD" in os.environ
-    return argv[0].endswith("/bin/runner") and "RANK" in os.environ and not is_changed
+    is_rank = any(name in os.environ for name in RANKS)
+    is_runner = argv[0].endswith("/bin/runner") or argv[:2] == ["-m", "runner"]
+    return is_runner and is_rank and not is_changed
 
 
 def _connect(meeting: str) -> socket.socket:

@@ -16,6 +16,7 @@ from runner.ranks import environment as ranks_environment
 from runner.run_folder.layout import read_metrics
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_local import STEP
+from tests.support.warm import warm_python
 
 SHORT = ("--set", "steps=2", "--set", "checkpoint.every=2", "--set", "engine.name=ddp")
 
@@ -152,10 +153,9 @@ def start_ranks(
     cluster: Cluster, launcher, *options: str
 ) -> list[subprocess.CompletedProcess[str]]:  # type: ignore[no-untyped-def]
     """Two real processes with the variables of a launcher."""
+    words, python = ["train", "tiny.yaml", *SHORT, *options], warm_python()
     processes = [
-        cluster.start(
-            "train", "tiny.yaml", *SHORT, *options, **launcher(rank, 2, 2), MASTER_PORT="28471"
-        )
+        cluster.start(*words, python=python, **launcher(rank, 2, 2), MASTER_PORT="28471")
         for rank in range(2)
     ]
     said = [process.communicate(timeout=300) for process in processes]
@@ -204,7 +204,8 @@ def test_a_real_mpirun_starts_the_ranks(cluster: Cluster) -> None:
     )  # PyPI's mpich, of the extra `dev`
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     more = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
-    command = [mpirun, *more, "-np", "2", *cluster.command("train", "tiny.yaml", *SHORT)]
+    rank = [warm_python(), *cluster.command("train", "tiny.yaml", *SHORT)[1:]]
+    command = [mpirun, *more, "-np", "2", *rank]
     done = subprocess.run(
         command, cwd=cluster.folder, env=cluster.environment(PATH=os.environ["PATH"]),
         capture_output=True, text=True,

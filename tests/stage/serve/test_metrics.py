@@ -42,7 +42,12 @@ ASSET = "  share:\n    metric: share_equal\n"
 SCRIPT = """
 import json, evaluate
 metric = evaluate.load("share_equal")
-print(json.dumps(metric.compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0])))
+answer = metric.compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0])
+try:
+    answer["another"] = str(evaluate.load("f1"))
+except FileNotFoundError:
+    answer["another"] = "missing"
+print(json.dumps(answer))
 """
 
 
@@ -72,13 +77,7 @@ def test_a_script_computes_its_metric_from_the_bundle(source: TestHub, tmp_path:
         done = run_client(
             sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
         )
-        assert answer_of(done) == {"share_equal": 0.75}
-        assert served.said == []
-        asked = SCRIPT.replace("share_equal", "f1")
-        done = run_client(
-            sys.executable, asked, served.address, tmp_path / "node", PYTHONPATH=packages
-        )
-        assert done.returncode != 0
+        assert answer_of(done) == {"share_equal": 0.75, "another": "missing"}
     (said,) = served.said  # once, though evaluate looks in three places
     assert said.startswith("asked for, not here: metric f1: not in this bundle; on the laptop, ")
     assert "\n  f1:\n    metric: f1\n    allow_code: true" in said

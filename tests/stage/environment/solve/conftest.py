@@ -9,15 +9,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from scripts.lib.conda.channel import index as index_channel
 from stage.environment.solve.lock import own_requirements
-from stage.environment.spec.conda_lock import EnvironmentLock
+from stage.environment.spec.conda_lock import EnvironmentLock, LockedPackage
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop
 from tests.support.environment.pypi import Index, serve_index, wheel
+from tests.support.staging import run_as
 
 __all__ = ["conda_channel", "environment_laptop"]
 
@@ -36,16 +38,23 @@ dependencies:
 """
 
 
-COMMAND = (sys.executable, "-m", "stage", "env", "lock", "environment.yml", "--profile", "a800.yml")
+ARGUMENTS = ("env", "lock", "environment.yml", "--profile", "a800.yml")
+COMMAND = (sys.executable, "-m", "stage", *ARGUMENTS)
 
 
 @dataclass
 class Desk:
-    """A folder with `environment.yml` and `a800.yml`, a channel of its own and an index."""
+    """A folder with `environment.yml` and `a800.yml`, a channel of its own and an index.
+
+    Attributes:
+        conda: the conda half of each lock from here on, for tests of the pip half: conda-lock takes
+            two seconds to solve the same again. None: it is solved.
+    """
 
     folder: Path
     channel: Path
     index: Index
+    conda: tuple[LockedPackage, ...] | None = None
 
     @property
     def lock_path(self) -> Path:
@@ -72,6 +81,10 @@ class Desk:
         return {**kept, **home, "PATH": "/usr/bin:/bin", **more}
 
     def run(self, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        if self.conda is not None:
+            with mock.patch("stage.environment.solve.lock.lock_conda", lambda *_: self.conda):
+                words = [*ARGUMENTS, *map(str, options)]
+                return run_as(words, self.folder, self.environment(**environment))
         return subprocess.run(
             [*COMMAND, *map(str, options)], cwd=self.folder, env=self.environment(**environment),
             capture_output=True, text=True, timeout=120, check=False,
@@ -107,6 +120,13 @@ def first(tmp_path_factory: pytest.TempPathFactory, conda_channel: Path) -> Iter
         (folder / "a800.yml").write_text(A800)
         desk.locked()
         yield desk
+
+
+@pytest.fixture
+def pip_desk(desk: Desk) -> Desk:
+    """A desk for tests of the pip half."""
+    desk.conda = tuple(desk.lock.of("conda"))
+    return desk
 
 
 @pytest.fixture

@@ -65,18 +65,11 @@ def test_locking_again_is_the_same_bytes_though_newer_releases_came(desk: Desk) 
     assert desk.lock_path.read_bytes() == before
 
 
-def test_a_lock_made_anew_of_the_same_is_the_same_bytes(desk: Desk) -> None:
-    before = desk.lock_path.read_bytes()
-    desk.lock_path.unlink()
-    desk.locked()
-    assert desk.lock_path.read_bytes() == before
-
-
-def test_update_moves_one_and_leaves_the_rest(desk: Desk) -> None:
-    desk.index.add(wheel("tool", "2.0", requires=["lib"]), wheel("lib", "2.0"))
-    assert "lib 1.0 -> 2.0" in desk.locked("--update", "lib")
-    assert (desk.versions["lib"], desk.versions["tool"]) == ("2.0", "1.0")
-    assert "Did you mean `tool`?" in desk.refused(2, "--update", "toool")
+def test_update_moves_one_and_leaves_the_rest(pip_desk: Desk) -> None:
+    pip_desk.index.add(wheel("tool", "2.0", requires=["lib"]), wheel("lib", "2.0"))
+    assert "lib 1.0 -> 2.0" in pip_desk.locked("--update", "lib")
+    assert (pip_desk.versions["lib"], pip_desk.versions["tool"]) == ("2.0", "1.0")
+    assert "Did you mean `tool`?" in pip_desk.refused(2, "--update", "toool")
 
 
 def test_a_changed_spec_keeps_what_was_locked(desk: Desk) -> None:
@@ -100,11 +93,11 @@ def test_packages_that_cannot_be_had_together(desk: Desk) -> None:
     assert "wants-cuda11" in words and "cudatoolkit 11.*" in words, "the solver's own message"
 
 
-def test_cuda_newer_than_the_driver_names_the_torch_that_fits(desk: Desk) -> None:
-    desk.index.add(wheel("torch", "2.11.0", requires=["nvidia-cuda-runtime==13.0.96"]))
-    desk.index.add(wheel("nvidia-cuda-runtime", "13.0.96"))
-    desk.write("torch")
-    words = desk.refused(2)
+def test_cuda_newer_than_the_driver_names_the_torch_that_fits(pip_desk: Desk) -> None:
+    pip_desk.index.add(wheel("torch", "2.11.0", requires=["nvidia-cuda-runtime==13.0.96"]))
+    pip_desk.index.add(wheel("nvidia-cuda-runtime", "13.0.96"))
+    pip_desk.write("torch")
+    words = pip_desk.refused(2)
     assert (
         "environment.yml:10: would not run on a800" in words
         and "CUDA 13.0" in words
@@ -114,33 +107,33 @@ def test_cuda_newer_than_the_driver_names_the_torch_that_fits(desk: Desk) -> Non
 
 
 def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_printed(
-    desk: Desk,
+    pip_desk: Desk,
 ) -> None:
     """Also where another package requires it; a pinned one is refused, with what fits."""
     for version, cuda in (("2.8.0", "12.8.90"), ("2.10.0", "12.8.90"), ("2.14.1", "13.0.96")):
         runtime = "nvidia-cuda-runtime" if cuda.startswith("13") else "nvidia-cuda-runtime-cu12"
-        desk.index.add(
+        pip_desk.index.add(
             wheel("torch", version, requires=[f"{runtime}=={cuda}"]), wheel(runtime, cuda)
         )
-    desk.index.add(wheel("trainer", "1", requires=["torch>=2.1"]))
+    pip_desk.index.add(wheel("trainer", "1", requires=["torch>=2.1"]))
     for line in ("torch", "torch>=2.6", "trainer"):
-        desk.write(line)
-        desk.lock_path.unlink(missing_ok=True)
-        said = desk.locked()
-        assert desk.versions["torch"] == "2.10.0", line
+        pip_desk.write(line)
+        pip_desk.lock_path.unlink(missing_ok=True)
+        said = pip_desk.locked()
+        assert pip_desk.versions["torch"] == "2.10.0", line
         assert (
             "torch 2.10.0: the newest that runs on a800 (torch<2.11); not 2.14.1: CUDA 13.0" in said
         )
     for line in ("torch==2.14.1", "torch>=2.14"):
-        desk.write(line)
-        words = desk.refused(2)
+        pip_desk.write(line)
+        words = pip_desk.refused(2)
         assert "would not run on a800" in words and "torch 2.10 from PyPI" in words
 
 
-def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(desk: Desk) -> None:
-    desk.index.add(wheel("torch", "2.10.0+cpu"))
-    desk.write("torch")
-    words = desk.refused(2)
+def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(pip_desk: Desk) -> None:
+    pip_desk.index.add(wheel("torch", "2.10.0+cpu"))
+    pip_desk.write("torch")
+    words = pip_desk.refused(2)
     assert "torch 2.10.0+cpu is a build without CUDA: it does not use" in words
     assert "https://download.pytorch.org/whl/cu126" in words
 
