@@ -2,9 +2,9 @@
 
 `shown(text, stream)` is text as that stream should get it. A file or a pipe gets the text as it is.
 Colours: errors are red, verdicts that are good are green, warnings are yellow, commands are cyan
-and paths are bold. NO_COLOR, FORCE_COLOR and TERM=dumb count, in this order. Lines are wrapped at
-spaces to the width of the terminal; a path or a command stays on one line, so that it can be
-copied.
+and paths are bold, if they begin or end as one: `/x`, `./x`, `~/x`, `x.yaml`; `and/or` is none.
+NO_COLOR, FORCE_COLOR and TERM=dumb count, in this order. Lines are wrapped at spaces to the width
+of the terminal; a path or a command stays on one line, so that it can be copied.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _PROGRAM = (
     r"(?:stage|runner|srun|sbatch|squeue|scancel|rsync|pip|python3?|sh|uv|conda|ssh-keygen|"
     r"sha256sum|mkdir|chmod|namei|rm|mv|export)"
 )
-# A command stands in backticks, or it follows `-> `, `: ` or the beginning of a line.
+# A command stands in backticks, or it follows `-> `, `: ` or the beginning of a line. What a colon
+# follows is none: "runner check: no --bundle".
 _COMMAND = re.compile(
-    rf"(?P<quoted>`[^`\n]+`)|(?:(?<=-> )|(?<=: )|^ *)(?P<bare>{_PROGRAM} [^\n]+?)"
+    rf"(?P<quoted>`[^`\n]+`)|(?:(?<=-> )|(?<=: )|^ *)(?P<bare>{_PROGRAM} (?:(?!: )[^\n])+?)"
     r"(?=$|[;,.)](?:\s|$)| \(| {2,})",
     re.MULTILINE,
 )
 _PATH = re.compile(
     r"(?<![\w`/.~-])(?:"
     r"(?:https?://|~/|\.{0,2}/)[^\s`'\"(),;]*[^\s`'\"(),;:.]"
-    r"|[\w.+-]*[A-Za-z][\w.+-]*/[\w./%@+-]*[\w%+-]{2}"
-    r"|[\w.+-]+\.(?:ya?ml|json|jsonl|lock|csv|parquet|safetensors|log|sbatch|html|md|pub)\b"
+    r"|[\w./%@+-]+\.(?:ya?ml|json|jsonl|lock|csv|parquet|safetensors|log|sbatch|html|md|pub)\b"
     r")(?::\d+)?"
 )
 _WORDS = (

@@ -182,7 +182,7 @@ def texts_in(columns: Mapping[str, str]) -> tuple[str, ...]:
 def _texts_hint(task: str, key: str, columns: Mapping[str, str]) -> str:
     found = texts_in(columns) if (task, key) == ("text-classification", "text") else ()
     keys = ", ".join(f"{k}: {c}" for k, c in zip(("text", "pair"), found, strict=False))
-    return f" Set {keys} (GLUE's names)." if keys else ""
+    return f" Set {keys}." if keys else ""
 
 
 def place_of(lines: Lines, number: int | None) -> Callable[[str], str]:

@@ -6,12 +6,13 @@ all of them for the run folder, one per line. Keys that the user set are not amo
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterable
 
 from runner.config.fields import Choice
 
-WIDTH = 120
+WIDTH = 120  # columns at most; a narrower terminal has its own
 NOTHING: tuple[object, ...] = (None, "", {}, ())
 NOT_USED = "not used"
 
@@ -66,8 +67,9 @@ def _lines(name: str, members: list[Choice]) -> list[str]:
         for reason, values in by_reason.items()
     ]
     text = f"  {name}: {'; '.join(parts)}"
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False
+        text, width, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -22,6 +22,7 @@ _NO_FOLDER = (
     "the script names a folder that is not on this node: give the name on the Hub, which the "
     "bundle answers, or copy the folder"
 )
+_NOT_HERE = "the bundle has nothing under that name: see the line `asked for, not here`"
 # A part of the error's text -> what helps. The first that is found counts.
 ADVICE = (
     (
@@ -143,10 +144,10 @@ ADVICE = (
         "NLTK Downloader",
         _NO_INTERNET + "stage nltk_data with `path:`, and export NLTK_DATA=BUNDLE/data/files/ASSET",
     ),
-    ("RepositoryNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
-    ("not a valid model identifier", "that name is not in the bundle: see `stage show BUNDLE`"),
+    ("RepositoryNotFound", _NOT_HERE),
+    ("not a valid model identifier", _NOT_HERE),
     ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
-    ("DatasetNotFound", "that name is not in the bundle: see `stage show BUNDLE`"),
+    ("DatasetNotFound", _NOT_HERE),
     (
         "Weights only load failed",
         "torch 2.6 and newer load only tensors from a pickle: weights_only=False in the script for "

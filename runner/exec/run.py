@@ -103,10 +103,11 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
         # An environment from a bundle contains all packages that it needs.
         variables.setdefault("PYTHONNOUSERSITE", "1")
     counts = Counter(repository.kind for repository in repositories)
-    metrics = f", {counts['spaces']} of metrics" if counts["spaces"] else ""
+    metrics = f", {human_count(counts['spaces'], 'name')} of metrics" if counts["spaces"] else ""
     about = (
         f"bundle {bundle_id[:12]} is the Hub at {address} "
-        f"({human_count(counts['models'], 'name')} of models, {counts['datasets']} of datasets"
+        f"({human_count(counts['models'], 'name')} of models, "
+        f"{human_count(counts['datasets'], 'name')} of datasets"
         f"{metrics}); caches: {folder}"
     )
     if environ.get("SLURM_PROCID", "0") == "0":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,9 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
     os.environ.update(flight_recorder(folder.logs, environ))
     threads, line = threads_variable(environ, 1)
     os.environ.update(threads)
+    # Logs end in what a person should read, not in bars and in what libraries say of themselves.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
     caches = use_local_caches(os.environ)
     if place.rank == 0:
         files = too_few_files(place.world_size)

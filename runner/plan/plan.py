@@ -151,7 +151,7 @@ def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
     )
 
 
-def check_step(config: RunConfig, num_sequences: int, total: int) -> None:
+def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, str] | None:
     """Refuses a step that has each sequence many times. It teaches no more than one that has each
     once, and may never end.
 
@@ -160,18 +160,26 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> None:
         num_sequences: sequences in one epoch.
         total: sequences per optimizer step.
 
+    Returns:
+        A warning and its remedy, where a step has some of them several times.
+
     Raises:
         UsageError: that is so. A small step is a trial with little data, and is not refused.
     """
     times = total // max(1, num_sequences)
-    if total < LARGE_STEP or times < TIMES_IN_A_STEP:
-        return
-    raise UsageError(
-        f"{config.place('batch.global')}: the training data are "
-        f"{human_count(num_sequences, 'sequence')}, and each step would take {total:,}: each of "
-        f"them {times:,} times. batch.global counts sequences, not tokens.",
-        f"{config.how_to_set('batch.global', f'{num_sequences} or less')}, or give it more data.",
-    )
+    data = f"{config.place('batch.global')}: the training data are "
+    data += human_count(num_sequences, "sequence")
+    remedy = config.how_to_set("batch.global", f"{num_sequences} or less")
+    remedy += ", or give it more data."
+    if total >= LARGE_STEP and times >= TIMES_IN_A_STEP:
+        raise UsageError(
+            f"{data}, and each step would take {total:,}: each of "
+            f"them {times:,} times. batch.global counts sequences, not tokens.",
+            remedy,
+        )
+    if num_sequences < total:
+        return f"{data}, a step takes {total}: each step has some of them several times.", remedy
+    return None
 
 
 def check_batch(config: RunConfig, world_size: int) -> None:

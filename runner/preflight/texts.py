@@ -264,11 +264,10 @@ def check_texts(
     if total is not None and data_of(config.task) == "images" and not found.errors:
         # A sample for each row.
         rows = (min(r.split.rows, r.limit or r.split.rows) for r in recipes["train"])
-        found.attempt(check_step, config, sum(rows), total)
+        _examine_step(found, config, sum(rows), total)
     known = [number for number in counts if number is not None]
-    if total is not None and known and len(known) == len(counts) and sum(known) < total:
-        with found.keeping():
-            found.others.append(_too_few(config, sum(known), total))
+    if total is not None and known and len(known) == len(counts):
+        _examine_step(found, config, sum(known), total)
     return found
 
 
@@ -280,20 +279,9 @@ def _is_tried(recipe: Recipe, stores: Path, total: int) -> bool:
     )
 
 
-def _too_few(config: RunConfig, number: int, total: int) -> Finding:
-    """A step that takes more samples than there are.
-
-    Raises:
-        UsageError: as for `check_step`.
-    """
-    check_step(config, number, total)
-    return Finding(
-        "warning",
-        f"{config.place('batch.global')}: "
-        f"the training data are {human_count(number, 'sequence')}, a step takes "
-        f"{total}: each step has some of them several times.",
-        f"{config.how_to_set('batch.global', f'{number} or less')}, or give it more data.",
-    )
+def _examine_step(found: Findings, config: RunConfig, number: int, total: int) -> None:
+    if few := found.attempt(check_step, config, number, total):
+        found.others.append(Finding("warning", *few))
 
 
 def _counted(recipe: Recipe) -> int:

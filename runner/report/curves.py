@@ -93,6 +93,8 @@ MEASURES = (
     ("data_wait", "Waiting for data", "share of the step", True, True, ""),
 )  # fmt: skip
 
+_PREDICT_TOKENS = ("masked-lm", "causal-lm", "instruction")
+"""The tasks whose loss is a mean over predicted tokens."""
 
 GIB_IN_GB = 2**30 / 1e9
 """Metrics have GiB; people read decimal units everywhere, as on the Hub."""
@@ -101,6 +103,7 @@ GIB_IN_GB = 2**30 / 1e9
 def charts(runs: Sequence[History]) -> list[Chart]:
     """The charts for which any run has values; the redundant ones last."""
     drawn: dict[str, Chart] = {}
+    of_tokens = all(run.settings.get("task") in _PREDICT_TOKENS for run in runs)
     for key, title, unit, from_zero, smoothed, twin in MEASURES:
         seldom = key.startswith("validation_")
         curves = [
@@ -116,6 +119,7 @@ def charts(runs: Sequence[History]) -> list[Chart]:
         if curves:
             chart = _smoothed(curves) if smoothed else Chart("", "", tuple(curves))
             folded = twin in drawn or (key in ("memory_gib", "data_wait") and _says_nothing(chart))
+            unit = "" if key == "loss" and not of_tokens else unit
             drawn[key] = replace(chart, title=title, unit=unit, from_zero=from_zero, folded=folded)
     thin = [
         replace(chart, curves=tuple(_thin(curve) for curve in chart.curves))

@@ -135,7 +135,7 @@ def start(
     first = config.model.folder or inputs.model.path
     origin = read_origin(first) if ranks.is_first and config.model.init != "scratch" else ()
     stores, order, key = _open_data(config, inputs, folder, plan.sequence_length)
-    check_step(config, len(order), plan.total)
+    few = check_step(config, len(order), plan.total)
     steps = num_steps(config, len(order), plan.total)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
@@ -146,6 +146,8 @@ def start(
         write_json(folder.environment, record | exported(folder))
     settings = config.to_mapping() if config.wandb else None
     observer = Observer(folder, steps, console, is_first=ranks.is_first, wandb=settings)
+    if few is not None and ranks.is_first:
+        observer.say(f"warning: {few[0]}\n  -> {few[1]}")
     clock = StepClock.of(
         config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
     )

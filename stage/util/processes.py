@@ -18,6 +18,7 @@ import select
 import signal
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -146,6 +147,7 @@ def _send(results: int, message: Message | None) -> None:
     os.write(results, line)
 
 
+_AGAIN_S = 0.01
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -158,6 +160,7 @@ class Ended(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.name = signal.Signals(number).name
         self.exit_code = 128 + number  # as a shell reports it
 
@@ -169,8 +172,26 @@ def ending_signals() -> Iterator[None]:
     They do so once, so that a second signal does not stop the clean-up: `timeout` and Slurm signal
     a process and its group. A signal that was ignored before (`nohup`) stays ignored. A forked
     child of ours ends without a message.
+
+    Python drops what a signal raises in a callback of its own (of a weak reference at each import,
+    `__del__`): such a signal, Ctrl-C too, is delivered again.
     """
     owner, came = os.getpid(), False
+    hook = sys.unraisablehook
+
+    def deliver_again(dropped: sys.UnraisableHookArgs) -> None:
+        nonlocal came
+        error = dropped.exc_value
+        if not isinstance(error, KeyboardInterrupt | Ended):
+            hook(dropped)
+            return
+        number, came = (
+            signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.number,
+            False,
+        )
+        main = threading.main_thread().ident
+        # Not at once: the callback has not returned.
+        threading.Timer(_AGAIN_S, lambda: signal.pthread_kill(main, number)).start()
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal came
@@ -188,8 +209,10 @@ def ending_signals() -> Iterator[None]:
             signal.signal(number, end)
     except ValueError:  # Python lets only the main thread have handlers
         ours = []
+    sys.unraisablehook = deliver_again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in ours if not came else ():  # the second may still be on its way
             signal.signal(number, signal.SIG_DFL)

@@ -62,6 +62,24 @@ def test_colours_say_what_is_wrong_sound_a_command_or_a_path() -> None:
     assert coloured(plain) == plain
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error: runner check: no --bundle, and there is no ./bundle here.",
+        "warning: stage fetch: it waits for another one",
+    ],
+)
+def test_a_name_of_a_command_before_a_colon_is_no_command(text: str) -> None:
+    assert CYAN not in coloured(text)
+
+
+def test_words_with_a_slash_are_no_path_and_paths_are_all_bold() -> None:
+    for words in ("and/or", "precision/recall", "acme/tiny", "Apache-2.0/MIT", "prompt/response"):
+        assert coloured(f"a {words} b") == f"a {words} b"
+    for path in ("/a/b", "./bundle", "../x/y", "~/.cache/x", "runs/my.yaml", "my.yaml:3"):
+        assert f"{BOLD}{path}{END}" in coloured(f"a {path} b")
+
+
 def on_terminal(*command: str, width: int = 60, **environ: str) -> str:
     """What a terminal shows of a command: stdout and stderr."""
     ours, theirs = pty.openpty()

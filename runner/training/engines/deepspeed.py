@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, isolated
+from runner.errors import UsageError, human_count, isolated
 from runner.plan.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
 from runner.training.components.device import DTYPES
@@ -230,7 +230,8 @@ class DeepSpeedEngine:
         dist.broadcast_object_list(problem)
         if problem[0] is not None:
             raise OSError(
-                f"{folder}: converting it for {self._plan.world_size} ranks failed: {problem[0]}"
+                f"{folder}: converting it for {human_count(self._plan.world_size, 'rank')} failed: "
+                f"{problem[0]}"
             )
         kept = [
             {k: v for k, v in group.items() if k != "params"}
@@ -252,7 +253,8 @@ class DeepSpeedEngine:
             shutil.rmtree(converted)
         self.notes = (
             *self.notes,
-            f"checkpoint of {saved_ranks} ranks converted for {self._plan.world_size}",
+            f"checkpoint of {human_count(saved_ranks, 'rank')} converted for "
+            f"{self._plan.world_size}",
         )
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -129,20 +128,7 @@ def _write_whole(model: Any, weights: dict[str, Any], folder: Path) -> None:
     model.config.dtype = next(
         tensor.dtype for tensor in weights.values() if tensor.is_floating_point()
     )
-    with _no_progress_bar():
-        model.save_pretrained(folder, state_dict=weights)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Without this, transformers draws a bar for one shard, in job logs too."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
+    model.save_pretrained(folder, state_dict=weights)
 
 
 def _is_companion(name: str) -> bool:

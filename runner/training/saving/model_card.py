@@ -195,9 +195,10 @@ def _settings(
         yield "sequence_length", plan.sequence_length
         yield "packing.documents", documents_of(config, inputs.model, plan.sequence_length).value
     yield ("steps", config.steps) if config.steps is not None else ("epochs", f"{config.epochs:g}")
+    ranks = human_count(plan.world_size, "rank")
     yield (
         "batch",
-        f"{plan.total} per step: {plan.micro} at a time on each of {plan.world_size} ranks",
+        f"{plan.total} per step: {plan.micro} at a time on each of {ranks}",
     )
     optimizer, schedule = config.optimizer, config.schedule
     moments = (
@@ -226,7 +227,7 @@ def _settings(
     }
     yield (
         "engine",
-        f"{config.engine.name}{partition.get(config.engine.name, '')}, {plan.world_size} ranks",
+        f"{config.engine.name}{partition.get(config.engine.name, '')}, {ranks}",
     )
     yield "seed", config.seed
 

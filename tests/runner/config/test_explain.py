@@ -36,6 +36,14 @@ def test_every_default_is_printed_with_its_reason_in_one_line_per_group(config: 
     assert "  not used: activation_checkpointing (" in "\n".join(lines)
 
 
+def test_the_lines_fit_a_narrow_terminal(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 60 columns the block stayed 120 wide."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(len(line) for line in explain_choices(config.explain())) <= 60
+
+
 def test_what_the_user_chose_is_not_printed_again(config: RunConfig) -> None:
     assert not re.search(r"\blr\b", " ".join(explain_choices(config.explain())))
 

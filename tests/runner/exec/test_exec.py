@@ -294,6 +294,8 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert done.returncode == 1
     assert "model acme/other: not in this bundle; on the laptop, write" in done.stderr
     assert "  other:\n    model: acme/other\n" in done.stderr
+    # The last line said "that name is not in the bundle: see `stage show BUNDLE`".
+    assert done.stderr.splitlines()[-1].endswith("see the line `asked for, not here`")
 
 
 def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(

@@ -72,6 +72,16 @@ def test_the_page_says_what_was_trained_how_fast_and_where_it_comes_from(tmp_pat
     assert [tag for tag, _ in page.tags].count("polyline") >= 6
 
 
+@pytest.mark.parametrize(("task", "is_said"), [("masked-lm", True), ("text-classification", False)])
+def test_only_a_language_model_s_loss_is_per_predicted_token(
+    tmp_path: Path, task: str, is_said: bool
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    with open(folder / "config.yaml", "a") as file:
+        file.write(f"task: {task}\n")
+    assert ("per predicted token" in page_of(folder).text) == is_said
+
+
 def test_memory_is_in_decimal_units_as_everywhere_else(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", mfu=0.4)
     facts = json.loads((folder / "environment.json").read_text())

@@ -10,6 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from stage.util.processes import Ended, ending_signals
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -139,6 +142,24 @@ with ending_signals():
 """
     done = subprocess.run([sys.executable, "-c", forks], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == (str(int(signal.SIGTERM)), "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_in_a_callback_of_python_is_not_lost(number: int) -> None:
+    """Python drops what is raised there: two of 107 Ctrl-C in `stage fetch` changed nothing."""
+
+    class Signalled:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, Ended)), ending_signals():
+            Signalled()
+            for _ in range(500):
+                time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,12 @@ def test_an_adapter_names_its_base_and_how_both_are_loaded(cluster: Cluster) -> 
     assert "| quantization | 4 bits, nf4, double |" in card and "| engine | ddp, 2 ranks |" in card
     merged = written(cluster, **settings, lora={"merge": True})
     assert metadata(merged)["library_name"] == "transformers" and "PeftModel" not in merged
+
+
+def test_one_rank_is_not_called_1_ranks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.PLAN", replace(PLAN, world_size=1))
+    card = written(cluster, engine={"name": "ddp"})
+    assert "at a time on each of 1 rank |" in card and "| engine | ddp, 1 rank |" in card
 
 
 def test_a_model_with_new_weights_is_no_fine_tune(cluster: Cluster) -> None:
