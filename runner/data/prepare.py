@@ -22,7 +22,9 @@ from runner.data.labelled.classes import listed
 from runner.data.labelled.store import LabelledFacts, LabelledStore
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, StoreFacts, TokenStore, facts_text
+from runner.data.table import reading
 from runner.errors import UsageError, human_count, human_size
+from runner.inputs import check_file
 from runner.ranks.processes import is_alive
 
 AnyStore: TypeAlias = TokenStore | ImageStore | LabelledStore
@@ -51,6 +53,7 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> AnyStor
     Raises:
         UsageError: the tokenizer lacks a token that the task needs, or the text is too short for
             one sequence.
+        DamageError: what it is made from is not as it was fetched.
         OSError: the disk is full, or the folder cannot be written.
     """
     folder = stores / recipe.key
@@ -157,7 +160,31 @@ def write(recipe: Recipe, folder: Path) -> AnyFacts:
     return labelled.write(recipe, folder) if kind == "labelled" else tokens.write(recipe, folder)
 
 
+def _check_sources(recipe: Recipe) -> None:
+    """Compares what a store is made from with the digests in its key, by which it is found later.
+
+    Of texts with a limit, only the files that have these rows.
+
+    Raises:
+        DamageError: they differ, or a file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    split, kind, rows = recipe.split, data_of(recipe.task), 0
+    wanted = None if split.part or kind == "labelled" else recipe.limit  # classes: of all rows
+    for path, digest in zip(split.files, split.digests, strict=True):
+        if wanted is None or rows < wanted:
+            check_file(path, digest)
+            with reading(path):
+                rows += pq.read_metadata(path).num_rows
+    if kind != "images":
+        for name, digest in recipe.model.digests.items():
+            if not name.endswith(".safetensors"):
+                check_file(recipe.model.path / name, digest)
+
+
 def _write(recipe: Recipe, folder: Path) -> None:
+    _check_sources(recipe)
     facts = write(recipe, folder)
     (folder / FACTS).write_bytes(facts_text(facts))
     for path in folder.iterdir():

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +37,7 @@ from stage.environment.compat import imports as imports  # for runner.launch.sur
 from stage.environment.compat.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
+from stage.util.digests import hash_file
 from stage.verify.advice import remedy_for_damage
 from stage.verify.receipt import state_folder as state_folder  # for runner.preflight
 
@@ -138,11 +138,28 @@ def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
         ) from None
 
 
-def _bytes(path: Path) -> bytes:
+def check_file(path: Path, digest: str) -> None:
+    """Reads a file of a bundle, of any size, and compares it with its sha256 in the lock.
+
+    Raises:
+        DamageError: they differ, or the file cannot be read.
+    """
     try:
-        return path.read_bytes()
+        found = hash_file(path).sha256
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
+    if found != digest:
+        raise unreadable(path, "its bytes are not those that were fetched")
+
+
+def read_checked(path: Path, digest: str) -> bytes:
+    """Reads a small file of a bundle, which `check_file` accepts.
+
+    Raises:
+        DamageError: as for `check_file`.
+    """
+    check_file(path, digest)
+    return path.read_bytes()
 
 
 def check_not_inside(folder: Path, bundle: Path) -> None:
@@ -256,12 +273,7 @@ def _settings(path: Path, bundle: Bundle, digests: Mapping[str, str]) -> dict[st
             f"{path}: the model has no {path.name}, so nothing can load it.",
             f"Stage a model that has one: see `stage show {bundle.root}`.",
         )
-    data = _bytes(path)
-    if sha256(data).hexdigest() != digests[path.name]:
-        raise DamageError(
-            f"{path}: damaged: its bytes are not those that were fetched.",
-            remedy_for_damage(bundle.root),
-        )
+    data = read_checked(path, digests[path.name])
     try:
         settings = json.loads(data)
     except ValueError:

@@ -1,8 +1,9 @@
-"""A stamp, the sum of `stat` results, shows that files have not changed without reading them.
+"""A stamp of files, from their paths and `stat`, shows without reading that they have not changed.
 
 Each change of a file moves its ctime, which nobody can set back. A replaced file has another inode.
-A removed or a new file changes the count. Sums do not depend on the order, so the stamps of batches
-add up. There is no device number in it: the nodes of a cluster number the same mount differently.
+A file that moved has another path: to rename a folder changes no `stat` of a file in it. Sums do
+not depend on the order, so the stamps of batches add up. There is no device number in it: the nodes
+of a cluster number the same mount differently.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +30,15 @@ _CLOCK_REALTIME_COARSE = 5
 
 
 class Stamp(NamedTuple):
-    """Sums over files, and their newest ctime (0 if there are no files). Times in nanoseconds."""
+    """Sums over files, and their newest ctime in nanoseconds (0 if there are no files).
+
+    Attributes:
+        looks: a number for each file, from a digest of its path, size, inode, mtime and ctime.
+    """
 
     files: int = 0
     size: int = 0
-    inode: int = 0
-    mtime: int = 0
-    ctime: int = 0
+    looks: int = 0
     newest: int = 0
 
     def plus(self, other: Stamp) -> Stamp:
@@ -88,14 +92,14 @@ def _unescaped(point: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
 
 
-def stamp_of(statuses: Iterable[os.stat_result]) -> Stamp:
-    """The stamp of these files."""
-    files = size = inode = mtime = ctime = newest = 0
-    for status in statuses:
+def stamp_of(found: Iterable[tuple[str, os.stat_result]]) -> Stamp:
+    """The stamp of files, given their paths in the bundle with their status."""
+    files = size = looks = newest = 0
+    for path, status in found:
+        times = status.st_mtime_ns, status.st_ctime_ns
+        look = f"{path}\0{status.st_size} {status.st_ino} {times[0]} {times[1]}"
         files += 1
         size += status.st_size
-        inode += status.st_ino
-        mtime += status.st_mtime_ns
-        ctime += status.st_ctime_ns
+        looks += int.from_bytes(sha256(os.fsencode(look)).digest()[:16], "big")
         newest = max(newest, status.st_ctime_ns)
-    return Stamp(files, size, inode, mtime, ctime, newest)
+    return Stamp(files, size, looks, newest)

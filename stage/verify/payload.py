@@ -163,8 +163,8 @@ class _Reader:
         if stamp.files == len(places):
             send([_SOUND, number, stamp])
 
-    def _sound(self, places: range, send: Send) -> Iterator[os.stat_result]:
-        """Reads these files; yields the status of each sound one."""
+    def _sound(self, places: range, send: Send) -> Iterator[tuple[str, os.stat_result]]:
+        """Reads these files; yields path and status of each sound one."""
         for place in places:
             file = self._work[place]
             digest, size = None, 0
@@ -180,7 +180,7 @@ class _Reader:
                 send([_BAD, place, None, 0, error.errno])
                 continue
             if digest == file.sha256:
-                yield status
+                yield file.path, status
             else:
                 send([_BAD, place, digest, size if digest else status.st_size, 0])
         send([_READ, self._unreported])

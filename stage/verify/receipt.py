@@ -2,8 +2,8 @@
 
 `stage verify` writes a receipt for each bundle that it read whole and found sound, into a folder of
 the user. `runner` asks for it. It holds as long as the bundle at that path has the same tag
-manifest and every payload file has the `stat` that it had when it was read: no byte is read for
-that. (docs/adr/0006)
+manifest, and the same payload files at the same paths, each with the `stat` that it had when it was
+read: no byte is read for that. (docs/adr/0006)
 
 A verification that found damage removes the receipt and keeps its report (`*.damage.json`), with
 inode, size and mtime of each file that it names. The damage is known as long as one of these files
@@ -31,7 +31,7 @@ from stage.util.files import format_age
 from stage.verify.report import Finding, VerificationReport, is_closed, read_report
 from stage.version import __version__
 
-FORMAT = 1
+FORMAT = 2  # 1 did not see folders that changed places
 
 Look = tuple[int, int, int] | None
 """Inode, size and mtime (ns) of a path; None: nothing is there."""
@@ -252,9 +252,9 @@ def find(folder: Path, root: Path) -> Receipt | str:
     """The receipt of the bundle at `root`, if it still holds; else a text: why there is none."""
     try:
         document = json.loads(_receipt_path(folder, root).read_bytes())
+        if (found := document["format"]) != FORMAT:
+            return f"its receipt is of format {found!r}, which this version does not read"
         receipt = Receipt(**{**document, "stamp": Stamp(**document["stamp"])})
-        if receipt.format != FORMAT:
-            return f"its receipt is of format {receipt.format!r}, which this version does not read"
     except (FileNotFoundError, NotADirectoryError):
         return "not verified here"
     except (OSError, ValueError, TypeError, KeyError):
@@ -281,14 +281,15 @@ def _damage_path(folder: Path, root: Path) -> Path:
     return _receipt_path(folder, root).with_suffix(".damage.json")
 
 
-def _payload(root: Path) -> Iterator[os.stat_result]:
-    """The status of everything below the payload's folder that is not itself a folder."""
-    folders = [root / layout.PAYLOAD]
+def _payload(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Path and status of everything below the payload's folder that is not itself a folder."""
+    folders = [layout.PAYLOAD]
     while folders:
-        with os.scandir(folders.pop()) as listing:
+        folder = folders.pop()
+        with os.scandir(root / folder) as listing:
             for entry in listing:
-                status = entry.stat(follow_symlinks=False)
+                path, status = f"{folder}/{entry.name}", entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    folders.append(Path(entry.path))
+                    folders.append(path)
                 else:
-                    yield status
+                    yield path, status

@@ -2,8 +2,8 @@
 
 The checkpoint is a file of the user (never in the bundle, which may be read-only and must stay a
 bag). It has a line per batch that was read and found sound, with the stamp of its files. A batch
-counts again only if every file of it still has that stamp, and only for a day: disks rot without
-moving a clock. Damage is never kept, and a finished verification leaves nothing: the next one reads
+counts again only if its files still have that stamp, and only for a day: disks rot without moving
+a clock. Damage is never kept, and a finished verification leaves nothing: the next one reads
 everything again. (docs/adr/0006)
 """
 
@@ -174,6 +174,7 @@ def _expected(work: Sequence[PayloadFile], run: range) -> str:
 def _stamp(root: Path, work: Sequence[PayloadFile], run: range) -> Stamp | None:
     """The stamp a batch of these files would have now."""
     try:
-        return stamp_of([os.lstat(root / work[place].path) for place in run])
+        paths = [work[place].path for place in run]
+        return stamp_of([(path, os.lstat(root / path)) for path in paths])
     except OSError:
         return None

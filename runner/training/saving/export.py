@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 
 from runner.config.lora import LoraConfig
 from runner.data.tokenizing import read_tokenizer
-from runner.inputs import ModelInput, unreadable
+from runner.inputs import ModelInput, read_checked
 from runner.training.components.lora import merged, write_adapter
 
 # `save_pretrained` writes some of these itself; others are the base model's weights.
@@ -38,17 +37,11 @@ def read_companions(source: ModelInput) -> dict[str, bytes]:
     Raises:
         DamageError: a file cannot be read, or is not as it was fetched.
     """
-    found = {}
-    for name, digest in source.digests.items():
-        if not _is_companion(name):
-            continue
-        path = source.path / name
-        try:
-            found[name] = path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error.strerror or str(error)) from None
-        if sha256(found[name]).hexdigest() != digest:
-            raise unreadable(path, "its bytes are not those that were fetched")
+    found = {
+        name: read_checked(source.path / name, digest)
+        for name, digest in source.digests.items()
+        if _is_companion(name)
+    }
     return found | _with_new_tokens(source)
 
 

@@ -23,6 +23,7 @@ from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.preflight.texts import check_roles
 from tests.runner.conftest import Cluster
+from tests.runner.data.test_prepare import digest
 
 TALK = [("user", "who is she ?"), ("assistant", "Elizabeth"), ("user", "why ?")]
 TALK += [("assistant", "she is the second daughter")]
@@ -41,9 +42,10 @@ def recipe_of(
     folder.mkdir(exist_ok=True)
     rows = [None if t is None else [{role: who, content: said} for who, said in t] for t in talks]
     table = pa.table({"talk": rows})
-    pq.write_table(table, folder / "a.parquet")
+    path = folder / "a.parquet"
+    pq.write_table(table, path)
     columns = {"talk": str(table.schema.field("talk").type)}
-    split = SplitInput("train", (folder / "a.parquet",), (str(rows),), len(rows), columns)
+    split = SplitInput("train", (path,), (digest(path),), len(rows), columns)
     dataset = DatasetConfig(asset="a", messages="talk", **settings)
     mistakes = Mistakes()
     check_columns("instruction", dataset, columns, "train", str, mistakes)

@@ -18,6 +18,7 @@ from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe, image_side
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
+from tests.runner.data.test_prepare import digest
 
 MODEL = ModelInput(
     asset="vit", path=Path("vit"), source="", commit=None, digests={}, settings={"image_size": 16}
@@ -50,7 +51,7 @@ def store_of(
         table = table.replace_schema_metadata({"huggingface": json.dumps(note)})
     path = folder / f"{len(list(folder.iterdir()))}.parquet"
     pq.write_table(table, path)
-    split = SplitInput("train", (path,), (path.name,), len(labels), {})
+    split = SplitInput("train", (path,), (digest(path),), len(labels), {})
     recipe = Recipe(
         "image-classification", 1, split, DatasetConfig(asset="a"), None, MODEL, "alone"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import TokenStore
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from tests.runner.data.test_prepare import make_tokenizer, word
+from tests.runner.data.test_prepare import digest, make_tokenizer, saved, word
 
 EOS, BOS = 3, 2
 SPECIAL = {"eos_token": "[SEP]", "unk_token": "[UNK]"}
@@ -34,8 +33,9 @@ def write(tmp_path: Path) -> Callable[..., SplitInput]:
         import pyarrow.parquet as pq
 
         table = pa.table(values)
-        pq.write_table(table, tmp_path / "train.parquet")
-        return SplitInput("train", (tmp_path / "train.parquet",), ("d",), table.num_rows, {})
+        path = tmp_path / "train.parquet"
+        pq.write_table(table, path)
+        return SplitInput("train", (path,), (digest(path),), table.num_rows, {})
 
     return write
 
@@ -167,11 +167,10 @@ def chatting(folder: Path, template: str = WITH_PROMPT) -> ModelInput:
     from transformers import AutoTokenizer
 
     folder.mkdir()
-    model = make_tokenizer(folder, 500, SPECIAL)
+    make_tokenizer(folder, 500, SPECIAL)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    return model
+    return saved(tokenizer, folder)
 
 
 def _pair(ask: str | None, say: str | None) -> list[dict[str, str | None]]:
@@ -261,16 +260,16 @@ def test_a_tokenizer_that_adds_a_begin_token_begins_samples(
 
     folder = tmp_path / "beginning"
     folder.mkdir()
-    model = make_tokenizer(folder, 500, {**SPECIAL, "bos_token": "[CLS]"})
+    make_tokenizer(folder, 500, {**SPECIAL, "bos_token": "[CLS]"})
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", BOS)]
     )
-    tokenizer.save_pretrained(folder)
+    model = saved(tokenizer, folder)
     store = prepared(
         tmp_path,
         write(ask=["w1"], say=["w3"]),
-        replace(model, digests={"tokenizer.json": "x"}),
+        model,
         **PAIR,
     )
     assert [token for token, _ in shown(store, 0)] == [BOS, word(1), word(3), EOS]
@@ -296,14 +295,14 @@ def test_a_row_the_chat_template_refuses_is_named(
 
     folder = tmp_path / "strict"
     folder.mkdir()
-    model = make_tokenizer(folder, 500, SPECIAL)
+    make_tokenizer(folder, 500, SPECIAL)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
         "{{ m['content'] }} [SEP] {% endfor %}"
     )
-    tokenizer.save_pretrained(folder)
+    model = saved(tokenizer, folder)
     good = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
     split = write(talk=[good, [{"role": "system", "content": "w3"}, *good]])
     with pytest.raises(UsageError, match=r"split `train`, row 1: .* no system here"):

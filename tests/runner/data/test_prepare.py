@@ -47,7 +47,12 @@ def make_tokenizer(folder: Path, num_words: int, special: dict[str, str]) -> Mod
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=4)
     fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return saved(fast(tokenizer_object=tokenizer, **special), folder)
+
+
+def saved(tokenizer: Any, folder: Path) -> ModelInput:
+    """A model of nothing but this tokenizer."""
+    tokenizer.save_pretrained(folder)
     digests = {path.name: digest(path) for path in folder.iterdir()}
     return ModelInput(
         asset="words", path=folder, source="acme/words", commit=None, digests=digests, settings={}
@@ -365,3 +370,32 @@ def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(
     assert {path.name for path in stores.glob("*.tmp")} == {
         f"{names[kept]}.tmp" for kept in ("alive", "far")
     }
+
+
+@pytest.mark.parametrize("what", ["data", "tokenizer"])
+def test_other_bytes_at_a_files_path_never_get_its_name_in_the_stores(
+    tmp_path: Path, words: ModelInput, what: str
+) -> None:
+    """Folders that changed places: a store of the wrong one would be there when all is right again,
+    and a verified bundle would be trained with it."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    recipes = []
+    for first, folder in enumerate(folders):
+        folder.mkdir()
+        special = {**BERT_LIKE, "pad_token": f"[{('PAD', 'UNK')[first]}]"}
+        model = make_tokenizer(folder, 500, special) if what == "tokenizer" else words
+        split = write_split(folder, [text(n + 200 * first, 10) for n in range(10, 30)])
+        recipes.append(Recipe("masked-lm", 16, split, TEXT, None, model))
+    right = prepared(recipes[0], tmp_path / "right")
+    _swap(*folders)
+    with pytest.raises(DamageError, match="not those that were fetched"):
+        prepared(recipes[0], tmp_path)
+    _swap(*folders)
+    assert body(prepared(recipes[0], tmp_path)) == body(right)
+
+
+def _swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)

@@ -24,7 +24,8 @@ from runner.plan.shapes import shape_of
 from runner.preflight.access import disk_needed
 from runner.preflight.preflight import check
 from runner.run_folder.layout import RunFolder
-from stage.bundle.bundle import Bundle
+from stage.bundle.bundle import Bundle, finish
+from stage.util.digests import hash_file
 from stage.verify.receipt import record, state_folder
 from stage.verify.verify import verify
 from tests.runner.conftest import Cluster
@@ -294,6 +295,46 @@ def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     assert "changed since it was verified" in terminal.refused(
         "train", "tiny.yaml", code=3, bundle=copy
     )
+
+
+def _with_a_twin(bundle: Path) -> None:
+    """Adds a model that is `tiny-bert` but for the last byte of its weights."""
+    lock = Bundle.open(bundle).lock
+    one = lock.assets["tiny-bert"]
+    twin = replace(one, name="twin")
+    shutil.copytree(bundle / one.folder, bundle / twin.folder)
+    with open(bundle / twin.folder / "model.safetensors", "r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        last = weights.read(1)[0]
+        weights.seek(-1, os.SEEK_END)
+        weights.write(bytes([last ^ 1]))
+    files = []
+    for file in one.files:
+        path = file.path.replace(one.folder, twin.folder)
+        files.append(replace(file, path=path, sha256=hash_file(bundle / path).sha256))
+    assets = {**lock.assets, "twin": replace(twin, files=tuple(files))}
+    request = (bundle / "stage.yaml").read_bytes()
+    finish(bundle, replace(lock, assets=dict(sorted(assets.items()))), request, ())
+
+
+def test_folders_that_changed_places_are_not_what_was_verified(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To rename a folder changes no `stat` of a file in it: the other model would be trained."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", 0)
+    copy = tmp_path / "carried"
+    shutil.copytree(terminal.cluster.bundle, copy)
+    _with_a_twin(copy)
+    assert record(state_folder(os.environ), verify(copy)) is None
+    terminal.cluster.write(**REQUIRED)
+    assert terminal.run("check", "tiny.yaml", bundle=copy)[0] == 0
+    models = copy / "data/models"
+    for one, other in (("twin", "aside"), ("tiny-bert", "twin"), ("aside", "tiny-bert")):
+        (models / one).rename(models / other)
+    for command in ("check", "train", "prepare", "submit"):
+        said = terminal.refused(command, "tiny.yaml", code=3, bundle=copy)
+        assert "changed since it was verified" in said and f"stage verify {copy}" in said
 
 
 def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:

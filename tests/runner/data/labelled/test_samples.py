@@ -17,6 +17,7 @@ from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
+from tests.runner.data.test_prepare import digest
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,8 @@ def stored(
 ) -> LabelledStore:
     pq.write_table(pa.table(table), folder / "a.parquet")
     rows = len(next(iter(table.values())))
-    split = SplitInput("train", (folder / "a.parquet",), (str(table),), rows, {})
+    path = folder / "a.parquet"
+    split = SplitInput("train", (path,), (digest(path),), rows, {})
     data = DatasetConfig(asset="a", **keys)
     recipe = Recipe(task, length, split, data, None, model, "alone")
     store = prepare(recipe, folder / "stores", print)
