@@ -8,7 +8,7 @@ more with rsync's checksums, and verified again: a bit flip keeps size and time,
 `--checksum` without `--append-verify` repairs it.
 
 Files that replace a remote file are read here first: damage of this copy must not replace a sound
-file (docs/adr/0014). For a new target the whole bundle is read first, unless a receipt says that it
+file (docs/adr/0007). For a new target the whole bundle is read first, unless a receipt says that it
 was read already.
 """
 

@@ -10,12 +10,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.errors import IncompleteError, UsageError
+from stage.errors import IncompleteError, UsageError, as_shown
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,14 @@ class RemoteShell:
 
     Attributes:
         shell: the command that reads a script from its standard input.
-        ssh: the ssh command with its options; empty for a folder here.
+        ssh: the ssh command as the user gave it; empty for a folder here.
+        options: of ssh, added to the user's.
     """
 
     target: PushTarget
     shell: tuple[str, ...]
     ssh: str
+    options: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -83,6 +85,13 @@ class RemoteShell:
     @property
     def rsync_target(self) -> str:
         return f"{self.target.host}:{self.folder}/" if self.target.host else f"{self.folder}/"
+
+    @property
+    def by_hand(self) -> str:
+        """What a user writes before a command to run it at the target; empty for a folder here."""
+        if not self.target.host:
+            return ""
+        return f"{self.ssh} {shlex.quote(re.sub('[][]', '', self.target.host))} "
 
     def inside(self, name: str) -> str:
         """The path of a file in the folder, quoted for the shell."""
@@ -111,37 +120,21 @@ class RemoteShell:
         """
         done = self.ask(script)
         if done.returncode == 255 and self.target.host:
-            ssh = without_sharing(self.ssh)
             raise IncompleteError(
-                f"{self.target.host}: no connection by `{ssh}`.",
-                f"Try it: {ssh} {self.target.host} true   "
-                "(port or key: --ssh 'ssh -p 2222 -i KEY')",
+                f"{self.target.host}: no connection by `{self.ssh}`, or it broke: see above.",
+                f"Try it: {self.by_hand}true   (port or key: --ssh 'ssh -p 2222 -i KEY')",
             )
         if done.returncode != 0 and self.target.host is None:
             raise UsageError(
                 f"{problem} (exit code {done.returncode}).", "Give a folder that you may write."
             )
         if done.returncode != 0:
+            said = f": {as_shown(done.stdout.strip()[-200:])}" if done.stdout.strip() else ""
             raise IncompleteError(
-                f"{problem} (exit code {done.returncode}).",
+                f"{problem} (exit code {done.returncode}){said}.",
                 "Fix that there, then run the same command again.",
             )
         return done.stdout
-
-
-def without_sharing(ssh: str) -> str:
-    """The ssh command for a message, without the options of our shared connection."""
-    arguments, kept = shlex.split(ssh), list[str]()
-    while arguments:
-        argument = arguments.pop(0)
-        is_shared = arguments and arguments[0].startswith(
-            ("ControlMaster=", "ControlPath=", "ControlPersist=")
-        )
-        if argument == "-o" and is_shared:
-            arguments.pop(0)
-        else:
-            kept.append(argument)
-    return shlex.join(kept)
 
 
 @contextmanager
@@ -164,12 +157,27 @@ def connected(target: PushTarget, ssh: str) -> Iterator[RemoteShell]:
     with tempfile.TemporaryDirectory(prefix="stage-", dir="/tmp") as folder:
         shared = ("ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60")
         own = "ControlPath" in ssh or "ControlMaster" in ssh
-        is_shared = Path(command[0]).name == "ssh" and not own
+        is_openssh = Path(command[0]).name == "ssh"
+        settings = _plain(command) if is_openssh else ()
+        is_shared = is_openssh and not own
         if is_shared:
-            command += [part for option in shared for part in ("-o", option)]
+            settings += shared
+        options = tuple(part for setting in settings for part in ("-o", setting))
         host = target.host.replace("[", "").replace("]", "")
         try:
-            yield RemoteShell(target, (*command, host, "sh -s"), shlex.join(command))
+            yield RemoteShell(target, (*command, *options, host, "sh -s"), ssh, options)
         finally:
             if is_shared:
-                subprocess.run([*command, "-O", "exit", host], capture_output=True)
+                subprocess.run([*command, *options, "-O", "exit", host], capture_output=True)
+
+
+def _plain(ssh: Sequence[str]) -> tuple[str, ...]:
+    """Settings that undo what ~/.ssh/config does for a person at a terminal, as scp(1) has them.
+
+    A command or a terminal of the user's own would be in the way of ours, and a forwarded port that
+    another connection uses would end it. OpenSSH before 7.6 does not know `RemoteCommand`.
+    """
+    settings = ("ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no")
+    newer = "RemoteCommand=none"
+    is_known = subprocess.run([*ssh, "-o", newer, "-V"], capture_output=True).returncode == 0
+    return (*settings, newer) if is_known else settings

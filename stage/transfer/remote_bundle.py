@@ -15,7 +15,7 @@ from typing import Any
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import VERIFIER
 from stage.errors import IncompleteError, UsageError
-from stage.transfer.remote import RemoteShell, without_sharing
+from stage.transfer.remote import RemoteShell
 from stage.util.files import read_file
 from stage.verify.receipt import record, wait_until_at_rest
 from stage.verify.verify import verify
@@ -52,6 +52,7 @@ class RemoteState:
 
 # `state=` is a `RemoteState.state`. `file` and `other` belong to somebody: never written to.
 _PROBE = """
+echo begin=yes
 d={folder}
 if [ ! -e "$d" ]; then echo state=absent
 elif [ ! -d "$d" ]; then echo state=file
@@ -86,12 +87,20 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
         lock=layout.LOCK,
     )
     output = remote.run(script, f"{remote.target}: cannot look there")
+    greeting, begins, output = output.rpartition("begin=yes\n")
     answers = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
     state = answers.get("state", "")
-    if "end" not in answers or not state:
+    if not begins or "end" not in answers or not state:
         raise IncompleteError(
             f"{remote.target}: its shell does not answer as `sh` does.",
-            "Give a login node. There, `ssh HOST true` must print nothing.",
+            f"Give a login node, where `{remote.by_hand}'echo a; echo b'` prints two lines.",
+        )
+    if greeting:
+        raise UsageError(
+            f"{remote.target}: its shell prints text before each command: "
+            f"{' '.join(greeting.split())[:60]!r}. rsync takes that for its own and ends.",
+            "Print it in terminals only: in ~/.bashrc there, put `[ -t 1 ] &&` before the command "
+            f"that prints it. `{remote.by_hand}true` must print nothing.",
         )
     if state in ("file", "other"):
         what = "a file" if state == "file" else "a folder with other things in it"
@@ -195,9 +204,10 @@ def verify_remote(
         or not isinstance(report, dict)
         or not isinstance(report.get("findings"), list)
     ):
+        how = "the connection broke" if done.returncode == 255 else f"exit code {done.returncode}"
         raise IncompleteError(
             f"{remote.target}: all files are sent, but `{program}` could not verify them there "
-            f"(exit code {done.returncode}).",
+            f"({how}).",
             f"Run it on {remote.target.host}: {command} {shlex.quote(remote.folder)}",
         )
     return program, report
@@ -206,13 +216,12 @@ def verify_remote(
 def _not_verified(remote: RemoteShell) -> IncompleteError:
     """The target has no verifier. `sha256sum` can check the bytes there, but nobody ran it yet."""
     check = f"cd {shlex.quote(remote.folder)} && sha256sum -c --quiet {TAG_AND_PAYLOAD}"
-    host = (remote.target.host or "").replace("[", "").replace("]", "")
-    command = f"{without_sharing(remote.ssh)} {shlex.quote(host)} {shlex.quote(check)}"
     return IncompleteError(
         f"{remote.target}: all files are sent, but the copy is NOT VERIFIED: {NO_VERIFIER}.",
-        f"Check the bytes with coreutils; no output means that they are right: {command}\n"
+        f"Check the bytes with coreutils; no output means that they are right: "
+        f"{remote.by_hand}{shlex.quote(check)}\n"
         "     (it does not report extra files). Or make python3 available to "
-        f"`ssh {host} python3`, and push again.",
+        f"`{remote.by_hand}python3`, and push again.",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,7 +106,7 @@ class Transfer:
         if sys.stderr.isatty() and not self.quiet and not capture:
             command.append("--info=progress2")
         if self.remote.target.host:
-            command += ["-e", self.remote.ssh]
+            command += ["-e", shlex.join([*shlex.split(self.remote.ssh), *self.remote.options])]
         if names is not None:
             command += ["--from0", "--files-from=-"]
         # An absolute path: rsync reads `run-12:00` as a folder on the host `run-12`.
@@ -113,10 +114,14 @@ class Transfer:
         listed = "".join(f"{name}\0" for name in names or ()).encode()
         code, output = _run_to_end(command, listed, capture)
         if code != 0:
+            what, remedy = _MEANING.get(code, ("see above", _ABOVE))
+            if code < 0:
+                what, remedy = f"killed by signal {-code}", _AGAIN
+            remedy = remedy.format(there=self.remote.by_hand, bundle=shlex.quote(str(self.root)))
             raise IncompleteError(
-                f"{self.remote.target}: rsync ended with {code} "
-                f"({_MEANING.get(code, 'see above')}). Files that arrived are kept.",
-                "Run the same command again: it resumes.",
+                f"{self.remote.target}: rsync ended with {code} ({what}). Files that arrived are "
+                "kept.",
+                remedy,
             )
         return os.fsdecode(output)
 
@@ -141,13 +146,46 @@ def _run_to_end(command: list[str], listed: bytes, capture: bool) -> tuple[int, 
         return running.returncode, output or b""
 
 
+_AGAIN = "Run the same command again: it resumes."
+_ABOVE = f"Its lines above say why: correct that, then: {_AGAIN}"
+_VERSIONS = "Compare `{there}rsync --version` with `rsync --version`: both need 3.1 or newer."
+_NOISE = f"`{{there}}true` must print nothing. {_VERSIONS}"
+_MEMORY = f"More memory (`ulimit -v`) or processes (`ulimit -u`), here or there; then: {_AGAIN}"
+_RUNS = "`{there}rsync --version` must work: load rsync in ~/.bashrc there, for all shells."
+# Exit codes of rsync(1) and its errcode.h, and of the ssh that it runs: what they mean, what helps.
 _MEANING = {
-    11: "reading or writing failed, often a full disk or quota there",
-    12: "the connection broke",
-    20: "interrupted",
-    23: "some files could not be written",
-    30: "no bytes for a while",
-    255: "no connection",
+    1: ("an option that the rsync here or there does not know", _VERSIONS),
+    2: ("what came back is not what an rsync says", _NOISE),
+    3: ("a folder could not be entered or made", _ABOVE),
+    4: ("something that the rsync here or there cannot do", _VERSIONS),
+    5: ("the rsync there did not begin to talk", _NOISE),
+    6: ("a log file could not be written", _ABOVE),
+    10: ("the connection failed", _AGAIN),
+    11: (
+        "reading or writing failed, often a full disk or quota there",
+        f"Free space or quota there, then: {_AGAIN}",
+    ),
+    12: (
+        "the connection broke, or the rsync there ended",
+        f"{_AGAIN} If it ends at once each time: {_NOISE}",
+    ),
+    13: ("a message could not be read or written", _AGAIN),
+    14: ("a process or a pipe could not be made", _MEMORY),
+    15: ("another process of rsync crashed", _MEMORY),
+    16: ("another process of rsync was killed", _MEMORY),
+    19: ("interrupted", _AGAIN),
+    20: ("interrupted", _AGAIN),
+    21: ("another process of rsync was lost", _MEMORY),
+    22: ("no memory", _MEMORY),
+    23: ("some files could not be read here or written there", _ABOVE),
+    24: ("files of this bundle vanished while they were sent", "stage verify {bundle}"),
+    30: ("no bytes for a while", _AGAIN),
+    35: ("no answer for a while", _AGAIN),
+    124: ("the shell there failed", _NOISE),
+    125: ("the shell there was killed", _AGAIN),
+    126: ("rsync may not be run there", _RUNS),
+    127: ("no rsync is found there", _RUNS),
+    255: ("ssh: no connection, or it broke", f"{_AGAIN} If it fails each time: {{there}}true"),
 }
 
 

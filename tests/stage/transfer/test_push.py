@@ -7,10 +7,12 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from stage.transfer.push import PushOutcome
 from stage.transfer.remedies import suggest_repairs
 from stage.transfer.remote import PushTarget, RemoteShell
 from stage.transfer.remote_bundle import inspect_remote, verify_remote
+from stage.transfer.rsync import Transfer
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 from tests.stage.transfer.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
@@ -322,6 +325,93 @@ def test_no_connection_is_exit_5_with_the_command_to_try(sshd: Sshd, bundle: Pat
     assert (
         done.returncode == 5 and "no connection" in done.stderr and "127.0.0.1 true" in done.stderr
     )
+
+
+@contextmanager
+def forced(sshd: Sshd, command: str) -> Iterator[None]:
+    """What the host runs in place of each command, as its shell's ~/.bashrc can."""
+    keys = Path(sshd.ssh.split("-i ")[1].split()[0]).with_name("authorized_keys")
+    before = keys.read_text()
+    keys.write_text(f'command="{command}" {before}')
+    try:
+        yield
+    finally:
+        keys.write_text(before)
+
+
+@pytest.mark.parametrize("greeting", ["echo Welcome to Gauss", "printf Welcome"])
+def test_a_shell_that_greets_is_named_before_anything_is_sent(
+    sshd: Sshd, bundle: Path, tmp_path: Path, greeting: str
+) -> None:
+    """rsync would end with 2 each time, however often the command is run again."""
+    with forced(sshd, f"{greeting}; eval $SSH_ORIGINAL_COMMAND"):
+        done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 2 and "command: 'Welcome" in done.stderr, done.stderr
+    assert "~/.bashrc" in done.stderr and f"`{sshd.ssh} {sshd.host} true`" in done.stderr
+    assert "resumes" not in done.stderr and not (tmp_path / "there").exists()
+
+
+def test_what_a_host_says_in_place_of_a_shell_is_shown(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    with forced(sshd, "echo This account is currently not available.; exit 1"):
+        done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 5 and "This account is currently not available" in done.stderr
+
+
+def test_what_the_users_ssh_config_does_at_a_terminal_is_not_done(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    """A command and a terminal of its own, a forwarded port that is in use, a local command."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (tmp_path / "config").write_text(
+            "RemoteCommand tmux attach\nRequestTTY force\nExitOnForwardFailure yes\n"
+            f"LocalForward {taken.getsockname()[1]} localhost:80\n"
+            "PermitLocalCommand yes\nLocalCommand echo hello\n"
+        )
+        ssh = sshd.ssh.replace("-F none", f"-F {tmp_path}/config")
+        done = push(sshd, bundle, tmp_path / "there", "--ssh", ssh)
+    assert done.returncode == 0, done.stderr
+    assert verify(tmp_path / "there").ok
+
+
+def test_an_ssh_before_openssh_7_6_is_not_given_what_it_does_not_know(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "ssh"
+    old.write_text(
+        '#!/bin/sh\ncase "$*" in *RemoteCommand*) echo Bad configuration option >&2; exit 255\n'
+        f'esac\nexec {shutil.which("ssh")} "$@"\n'
+    )
+    old.chmod(0o755)
+    done = push(sshd, bundle, tmp_path / "there", "--ssh", sshd.ssh.replace("ssh", str(old), 1))
+    assert done.returncode == 0, done.stderr
+
+
+RSYNC_ENDS = (1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15, 16, 19, 20, 21, 22, 23, 24, 30, 35)
+NOT_BY_REPEATING = {1, 2, 4, 5, 24, 124, 126, 127}
+
+
+@pytest.mark.parametrize("code", [*RSYNC_ENDS, 124, 125, 126, 127, 255, -9])
+def test_each_end_of_rsync_has_words_and_a_next_step_that_can_help(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(f"#!/bin/sh\n{f'exit {code}' if code >= 0 else f'kill {code} $$'}\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{rsync.parent}:{os.environ['PATH']}")
+    remote = RemoteShell(PushTarget("me@hpc", "b"), ("sh", "-s"), "ssh -p 22")
+    with pytest.raises(IncompleteError) as ended:
+        Transfer(remote, bundle, quiet=True).finish()
+    assert f"rsync ended with {code} (" in ended.value.message
+    assert "see above" not in ended.value.message and "{" not in ended.value.remedy
+    repeats = "Run the same command again" in ended.value.remedy
+    assert repeats == (code not in NOT_BY_REPEATING)
+    if not repeats:
+        assert "ssh -p 22 me@hpc " in ended.value.remedy or "stage verify" in ended.value.remedy
 
 
 def test_a_bundle_with_a_colon_in_its_name_is_no_other_machine(
