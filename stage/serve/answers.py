@@ -39,10 +39,11 @@ class Request:
 
 @dataclass(frozen=True)
 class FileBody:
-    """A file that is sent whole or in part; `size` is the locked size in bytes."""
+    """A file below `root` that is sent whole or in part; `size` is the locked size in bytes."""
 
     path: Path
     size: int
+    root: Path
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from stage.hub.parquet_layout import CONVERSION_BRANCH
 from stage.lock.model import CARD as STAGED_CARD
 from stage.lock.model import LockedAsset, LockedFile
 from stage.serve.card import CARD, card_of
+from stage.util.files import open_inside
 from stage.util.yaml_lines import split_card
 
 DEFAULT_REVISION = "main"
@@ -35,12 +36,14 @@ class ServedFile:
         size: bytes.
         git_sha1: of the git blob: the file, or its LFS pointer.
         lfs_sha256: None for a file that is not an LFS file on the Hub.
+        root: the bundle's folder.
     """
 
     content: Path | bytes
     size: int
     git_sha1: str
     lfs_sha256: str | None
+    root: Path
 
     @property
     def etag(self) -> str:
@@ -57,7 +60,8 @@ class ServedFile:
         if isinstance(self.content, bytes):
             return self.content
         try:
-            return self.content.read_bytes()
+            with open_inside(self.root, self.content) as file:
+                return file.read()
         except OSError:
             return b""
 
@@ -210,7 +214,7 @@ def _version(commit: str, assets: list[LockedAsset], root: Path) -> Version:
         if asset.kind == "dataset":
             revisions |= {CONVERSION_BRANCH, asset.source.parquet_commit or commit}
     if any(asset.kind == "dataset" for asset in assets):
-        files[CARD] = _card(assets, files.get(CARD))
+        files[CARD] = _card(assets, files.get(CARD), root)
     return Version(
         commit,
         files,
@@ -229,10 +233,10 @@ def _name(file: LockedFile, asset: LockedAsset) -> str:
 
 def _served(file: LockedFile, root: Path) -> ServedFile:
     if file.upstream is not None and file.upstream.algorithm == "git-sha1":
-        return ServedFile(root / file.path, file.size, file.upstream.value, None)
+        return ServedFile(root / file.path, file.size, file.upstream.value, None, root)
     sha256 = file.sha256 or ""
     pointer = _pointer(sha256, file.size)
-    return ServedFile(root / file.path, file.size, _git_sha1(pointer), sha256)
+    return ServedFile(root / file.path, file.size, _git_sha1(pointer), sha256, root)
 
 
 def _pointer(sha256: str, size: int) -> bytes:
@@ -241,7 +245,7 @@ def _pointer(sha256: str, size: int) -> bytes:
     return f"{version}\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
-def _card(assets: list[LockedAsset], original: ServedFile | None) -> ServedFile:
+def _card(assets: list[LockedAsset], original: ServedFile | None, root: Path) -> ServedFile:
     text = original.read() if original is not None else b""
     configs: dict[str, dict[str, list[str]]] = {}
     for asset in assets:
@@ -253,7 +257,7 @@ def _card(assets: list[LockedAsset], original: ServedFile | None) -> ServedFile:
             }
     made = {config for asset in assets if asset.made_from for config in asset.configs}
     card = card_of(text.decode("utf-8", "replace"), configs, made)
-    return ServedFile(card, len(card), _git_sha1(card), None)
+    return ServedFile(card, len(card), _git_sha1(card), None, root)
 
 
 def _git_sha1(data: bytes) -> str:

@@ -121,8 +121,9 @@ def _content(file: ServedFile, headers: dict[str, str], note: str | None) -> Ans
     headers["ETag"] = f'"{file.etag}"'
     if file.lfs_sha256:
         headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(file.size)}
-    body = file.content if isinstance(file.content, bytes) else FileBody(file.content, file.size)
-    return Answer(200, body, headers, note=note)
+    if isinstance(file.content, bytes):
+        return Answer(200, file.content, headers, note=note)
+    return Answer(200, FileBody(file.content, file.size, file.root), headers, note=note)
 
 
 def _no_file(found: ServedRepository, version: Version, path: str) -> Answer:

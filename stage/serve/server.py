@@ -11,10 +11,11 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from stage.errors import UsageError
+from stage.errors import UsageError, as_shown
 from stage.serve import hub
 from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
+from stage.util.files import open_inside
 
 LARGEST_BODY = 2**20  # bytes; clients post lists of paths
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -40,6 +41,8 @@ class BundleServer(ThreadingHTTPServer):
         self._said: set[str] = set()
         if ":" in host:
             self.address_family = socket.AF_INET6
+        if not host:  # the system would take every address
+            raise UsageError("--host: the address is empty.", "--host 127.0.0.1")
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -100,7 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the unread body would be read as the next request
         query = urllib.parse.parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        path = urllib.parse.unquote(url.path)
+        # Names come from here into our log. A line end in one would forge a line there.
+        path = as_shown(urllib.parse.unquote(url.path)).replace("\n", "\\n")
         return Request(self.command, path, query, headers, body, url.query)
 
     def _send(self, found: Answer) -> None:
@@ -133,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int
     ) -> None:
         try:
-            file = open(body.path, "rb")  # noqa: SIM115 - only an error here can become an answer
+            file = open_inside(body.root, body.path)  # only an error here can become an answer
         except OSError as error:
             return self._send(
                 error_answer(

@@ -59,9 +59,32 @@ def read_start(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
+def open_inside(root: Path, path: Path) -> IO[bytes]:
+    """Opens a regular file below a folder that other users may write. It follows no link below
+    `root`, and does not wait for a pipe.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or a link is on the way; see `strerror`.
+    """
+    *parts, name = path.relative_to(root).parts
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts:
+            above = folder
+            folder = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+            os.close(above)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        return _regular(os.open(name, flags, dir_fd=folder), path)
+    finally:
+        os.close(folder)
+
+
 def _open_regular(path: Path) -> IO[bytes]:
     """Opens a regular file. It neither waits for a pipe nor takes bytes out of one."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    return _regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK), path)
+
+
+def _regular(descriptor: int, path: Path) -> IO[bytes]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

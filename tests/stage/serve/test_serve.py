@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -267,6 +268,45 @@ def test_a_port_that_is_taken_says_how_to_get_another(bundle: Path, served: str)
         timeout=60,
     )
     assert done.returncode == 2 and "--port 0" in done.stderr
+
+
+def test_what_is_put_into_the_bundle_while_it_is_served_is_not_followed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """A link would send a file of the serving user; a pipe would be waited for without an end."""
+    served = tmp_path / "served"
+    shutil.copytree(bundle, served)
+    (tmp_path / "secret").mkdir()
+    models = served / "data/models/bert"
+    with serving(served) as (address, _):
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(models / name, tmp_path / "secret" / name)
+            (models / name).unlink()
+        (models / "config.json").symlink_to(tmp_path / "secret/config.json")
+        os.mkfifo(models / "model.safetensors")
+        for name in ("config.json", "model.safetensors"):
+            status, _, body = ask(f"{address}/{MODEL}/resolve/main/{name}")
+            assert status == 500 and b"stage verify" in body, name
+        shutil.rmtree(models)
+        models.symlink_to(tmp_path / "secret")
+        assert ask(f"{address}/{MODEL}/resolve/main/config.json")[0] == 500
+
+
+def test_a_line_end_in_an_address_makes_no_line_of_the_log(bundle: Path) -> None:
+    with serving(bundle) as (address, process):
+        forged = "acme/other%0d%0a%1b[2J%20%20x:%0a%20%20%20%20model:%20evil"
+        assert ask(f"{address}/api/models/{forged}")[0] == 404
+        process.terminate()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "\\n" in said and "\x1b" not in said
+    assert not any(line.strip() == "model: evil" for line in said.splitlines())
+
+
+def test_an_empty_host_does_not_listen_on_every_address(bundle: Path) -> None:
+    command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", "--host", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--host" in done.stderr and "127.0.0.1" in done.stderr
 
 
 PLACES = ["/", "/api/models/", f"/{MODEL}/resolve/main/", "/datasets/"]
