@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @click.option(
     "--fast",
     is_flag=True,
-    help="Only presence and size of every file, not its bytes. It warns of damage that was found "
-    "before and is not repaired; that does not change its exit code.",
+    help="Only presence and size of every file, not its bytes. Damage that was found before and is "
+    "not repaired is damage here too.",
 )
 @click.option(
     "--deep",
@@ -120,7 +120,7 @@ def verify(
         _print(result, trust, report, known, quiet)
     if trust is not None and trust.error is not None:
         sys.exit(trust.error.exit_code)
-    if not result.ok:
+    if not result.ok or known is not None:
         sys.exit(1)
 
 
@@ -310,10 +310,7 @@ def _print_sound(result: VerificationReport, is_signed: bool) -> None:
 
 
 def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
-    """For a verification that does not read the bytes that an earlier one found to be damaged.
-
-    A warning: the exit code says what this verification looked at. `runner` refuses the bundle.
-    """
+    """For a verification that does not read the bytes that an earlier one found to be damaged."""
     import time
 
     from stage.verify.advice import suggest_fixes
@@ -323,7 +320,7 @@ def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
     advice = "\n     ".join(suggest_fixes(known.report, known.written))
     when = known.describe(time.time())
     damage = DamageError(f"{result.root}: {findings}: {when}, and not repaired since.", advice)
-    say(f"warning: {damage}", err=True)
+    say(f"error: {damage}", err=True)
 
 
 def _how(result: VerificationReport) -> str:

@@ -95,11 +95,11 @@ def test_fast_and_show_name_known_damage_until_it_is_repaired(
     assert "damaged" not in run("show", damaged).stdout
     run("verify", damaged, code=1)
     (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
-    fast = run("verify", damaged, "--fast")
+    fast = run("verify", damaged, "--fast", code=1)
     assert "known to be damaged" in fast.stdout and "sound" not in fast.stdout
     assert str(kept) in fast.stderr and "stage verify found it" in fast.stderr
-    assert str(kept) in run("verify", damaged, "--fast", "-q").stderr
-    printed = run("verify", damaged, "--fast", "--json").stdout
+    assert str(kept) in run("verify", damaged, "--fast", "-q", code=1).stderr
+    printed = run("verify", damaged, "--fast", "--json", code=1).stdout
     assert json.loads(printed)["known_damage"] == {"findings": 1, "report": str(kept)}
     assert "damaged: 1 finding: stage verify found it" in run("show", damaged).stdout
     shutil.copyfile(sound / VOCAB, damaged / VOCAB)
