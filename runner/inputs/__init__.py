@@ -149,7 +149,7 @@ def check_file(path: Path, digest: str) -> None:
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     if found != digest:
-        raise unreadable(path, "its bytes are not those that were fetched")
+        raise unreadable(path, "its bytes are not those that were fetched", "damaged")
 
 
 def read_checked(path: Path, digest: str) -> bytes:
@@ -214,11 +214,12 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
         ) from None
 
 
-def unreadable(path: Path, why: str) -> StageError:
+def unreadable(path: Path, why: str, what: str = "cannot be read") -> StageError:
     """The error of a file in a bundle that cannot be read: damage, or a right that is missing.
 
     Args:
         why: the message of the operating system or of the library.
+        what: the file is.
     """
     if why == os.strerror(errno.EACCES):
         return ClosedError(
@@ -226,7 +227,7 @@ def unreadable(path: Path, why: str) -> StageError:
             f"`namei -l {path}` shows which right is missing; its owner can add it: chmod a+rX",
         )
     bundle = next((folder for folder in (path, *path.parents) if holds_bundle(folder)), path.parent)
-    return DamageError(f"{path}: cannot be read: {why}.", remedy_for_damage(bundle))
+    return DamageError(f"{path}: {what}: {why}.", remedy_for_damage(bundle))
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:

@@ -34,13 +34,13 @@ _OURS = {*layout.TAG_FILES, *layout.SEAL, layout.FETCH_PARTIAL}
 
 @contextmanager
 def alone_in(root: Path) -> Iterator[None]:
-    """Prevents a second fetch in a folder. Makes the folder; if it is empty at the end, removes it.
+    """Lets one command write into a folder. Makes it; if it is empty at the end, removes it.
 
     The lock (flock on the folder) ends with the process. On file systems without locks (some
     network disks) the fetch continues without.
 
     Raises:
-        IncompleteError: another fetch is running there.
+        IncompleteError: another command writes there.
     """
     if root.exists() and not root.is_dir():
         yield  # `WorkFolder.inspect` raises
@@ -65,7 +65,7 @@ def _lock(descriptor: int, root: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise IncompleteError(
-            f"{root}: another `stage fetch` is running in this folder.",
+            f"{root}: another `stage fetch` or `stage apply` is running in this folder.",
             "Wait until it has ended, then run again.",
         ) from None
     except OSError:

@@ -186,7 +186,7 @@ def check_space(folder: Path, needed: int) -> None:
     if needed > free:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
-            f"{human_size(needed - free)} are missing. Nothing was downloaded.",
+            f"{human_size(needed - free)} are missing. Nothing was written.",
             f"Free {human_size(needed - free)} there (files of the shared store that no bundle "
             "has: `find ~/.cache/airlift/store -type f -links 1 -delete`), or choose another "
             "folder with -o.",

@@ -247,9 +247,7 @@ def test_what_is_exported_is_what_was_fetched(cluster: Cluster, tmp_path: Path) 
     inputs = resolve(config, bundle)
     assert set(read_companions(inputs.model)) >= {"tokenizer.json", "tokenizer_config.json"}
     flip(bundle / TOKENIZER)
-    with pytest.raises(
-        DamageError, match=r"tokenizer\.json: cannot be read: its bytes are not those"
-    ):
+    with pytest.raises(DamageError, match=r"tokenizer\.json: damaged: its bytes are not those"):
         read_companions(inputs.model)
     flip(bundle / "data/models/tiny-bert/config.json")
     with pytest.raises(DamageError, match=r"config\.json: damaged"):
@@ -323,10 +321,10 @@ def test_free_space_is_the_advice_for_a_full_disk_alone(tmp_path: Path) -> None:
         assert full.exit_code == 5 and full.remedy.startswith("Free space or quota there")
 
 
-def test_parquet_that_cannot_be_decoded_is_named_with_its_bundle(
+def test_parquet_that_is_not_as_fetched_is_named_with_its_bundle(
     terminal: Terminal, carried: Path
 ) -> None:
-    """The size is right and nobody has verified: the reader is the first that sees it."""
+    """The size is right and nobody has verified: `prepare` is the first that sees it."""
     path = min((carried / "data/datasets/reference").rglob("train-*.parquet"))
     with open(path, "r+b") as file:
         file.seek(4)
@@ -336,10 +334,10 @@ def test_parquet_that_cannot_be_decoded_is_named_with_its_bundle(
         cwd=terminal.cluster.folder, capture_output=True, text=True, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert f"{path}: cannot be read: " in done.stderr and f"stage verify {carried} " in done.stderr
+    assert f"{path}: damaged: " in done.stderr and f"stage verify {carried} " in done.stderr
 
 
-def test_a_receipt_of_an_older_version_still_holds(carried: Path, tmp_path: Path) -> None:
+def test_a_receipt_has_its_own_fields_alone(carried: Path, tmp_path: Path) -> None:
     """The record of damage is another file, so that older versions do not stumble over it."""
     from stage.verify.receipt import Receipt, find, record
     from stage.verify.verify import verify

@@ -45,7 +45,7 @@ def build_wheel(
         target: the properties of the cluster, for advice.
 
     Raises:
-        UsageError: the wheel is for one platform only.
+        UsageError: the wheel is for one platform only, or it is not one.
         DamageError: the wheel is of another package or version.
         IncompleteError: the build failed; the message has the last lines of its output.
     """
@@ -85,6 +85,12 @@ def _index_options() -> list[str]:
 
 
 def _the_one(wheels: list[Path], package: Package, sdist: Path, target: Target) -> Path:
+    if len(wheels) != 1:
+        raise UsageError(
+            f"{package.name} {package.version}: building {sdist.name} gives "
+            f"{', '.join(wheel.name for wheel in wheels) or 'no wheel'}, not one wheel.",
+            compiled_advice(package.name, target),
+        )
     (wheel,) = wheels
     name, version, _, _ = parse_wheel_filename(wheel.name)
     if (name, str(version)) != (canonicalize_name(package.name), package.version):

@@ -24,13 +24,13 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from stage.environment.spec.conda_lock import REMEDY, EnvironmentLock, LockedPackage
+from stage.environment.spec.profile import MACHINES
 from stage.errors import UsageError
 from stage.util import paths as util_paths
 from stage.util.digests import sha256_of_bytes
 
 LOCK_NAME = "conda-lock.yml"
 CONDA_ENDINGS = (".conda", ".tar.bz2")
-_SUBDIRS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "noarch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +97,18 @@ def read_packages(data: bytes, where: str, platform: str | None = None) -> Locke
         platform: which of the lock's platforms; None: the only one it has.
 
     Raises:
-        UsageError: no such lock, or a field that is missing or invalid.
+        UsageError: no such lock, a field that is missing or invalid, or another platform than
+            `MACHINES`.
         PolicyError: a package without sha256, a URL with a secret, a name that may not be in a
             bundle.
     """
     lock = EnvironmentLock.parse(data, where, platform)
+    if lock.platform not in MACHINES:
+        raise UsageError(
+            f"{where}: locked for {util_paths.printable(lock.platform)}; a cluster's nodes are "
+            f"{' or '.join(MACHINES)}.",
+            REMEDY,
+        )
     channels = _channel_folders({_base(package.url) for package in lock.of("conda")})
     packages = [_place(package, channels, where) for package in lock.packages]
     _check_together(packages, where)
@@ -125,7 +132,7 @@ def _place(package: LockedPackage, channels: Mapping[str, str], where: str) -> P
             REMEDY,
         )
     if package.manager == "conda":
-        if subdir not in (package.platform, "noarch") or subdir not in _SUBDIRS:
+        if subdir not in (package.platform, "noarch"):
             raise UsageError(f"{what} is for the platform {util_paths.printable(subdir)}.", REMEDY)
         path = f"channel/{channels[_base(package.url)]}/{subdir}/{file}"
     else:

@@ -285,7 +285,7 @@ def test_what_is_shared_needs_no_room_on_the_disk(tmp_path: Path) -> None:
         "two, sharing: 0",
         "verify: 0",
     ], done.stderr
-    assert "are missing. Nothing was downloaded" in done.stderr and "-links 1" in done.stderr
+    assert "are missing. Nothing was written" in done.stderr and "-links 1" in done.stderr
 
 
 @pytest.mark.site

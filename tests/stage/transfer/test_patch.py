@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.errors import DamageError, UsageError
+from stage.bundle.working_folder import alone_in
+from stage.errors import DamageError, IncompleteError, UsageError
 from stage.transfer.apply_patch import apply
 from stage.transfer.make_patch import patch_damage
 from stage.util.digests import sha256_of_bytes
@@ -255,6 +256,28 @@ def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path)
     assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, (
         done.stdout + done.stderr
     )
+
+
+def test_what_else_writes_into_the_bundle_is_not_called_a_fetch_alone(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    """It may be another `stage apply`."""
+    (copy / layout.LOCK).write_text("{}")
+    patch = patch_for(sound, copy, tmp_path)
+    with alone_in(copy), pytest.raises(IncompleteError) as refused:
+        apply(copy, patch, QUIET)
+    assert "`stage fetch` or `stage apply` is running in this folder" in refused.value.message
+
+
+def test_a_patch_without_space_says_nothing_of_a_download(
+    sound: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stage.util.files.free_space", lambda folder: 0)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    with pytest.raises(IncompleteError) as refused:
+        patch_for(sound, copy, tmp_path)
+    assert "Nothing was written" in refused.value.message
+    assert not (tmp_path / "patch").exists()
 
 
 @pytest.mark.parametrize("unsure_ms", [0, 100], ids=["fine", "coarse"])

@@ -149,6 +149,10 @@ import os, time, zipfile
 def build_wheel(folder, settings=None, metadata=None):
     if "{tag}" == "broken":
         raise SystemExit("this sdist cannot be built")
+    if "{tag}" == "none-at-all":
+        return "made-1.0-{tag}.whl"
+    if "{tag}" == "two-of-them":
+        open(os.path.join(folder, "made-1.0-py3-none-any.whl"), "wb").close()
     name = "made-1.0-{tag}.whl"
     date = time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))[:6]
     files = {{

@@ -70,6 +70,8 @@ def test_an_sdist_built_twice_is_the_same_wheel(
             "is compiled for this machine, not for the cluster",
         ),
         ("broken", IncompleteError, "this sdist cannot be built"),
+        ("none-at-all", StageError, "made 1.0: "),
+        ("two-of-them", UsageError, "gives .*made-1.0-two-of-them.whl, not one wheel"),
     ],
 )
 def test_an_sdist_without_a_wheel_for_any_platform_is_refused(

@@ -191,6 +191,17 @@ def test_of_several_platforms_the_profiles_is_taken() -> None:
     assert "/linux-aarch64/" in package.path
 
 
+@pytest.mark.parametrize("platform", ["osx-64", "linux-ppc64le", "win-64"])
+def test_a_lock_for_no_machine_of_a_cluster_is_refused_before_a_download(platform: str) -> None:
+    """Without a profile; `make_environment` would end in a KeyError after the download."""
+    url = PYTHON["url"].replace("linux-64", platform)
+    entry = {**PYTHON, "platform": platform, "url": url}
+    text = yaml.safe_dump({"version": 1, "metadata": {}, "package": [entry]}).encode()
+    assert f"locked for `{platform}`; a cluster's nodes are linux-64 or" in refusal(
+        UsageError, text
+    )
+
+
 @given(st.text(max_size=40), st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 def test_whatever_a_lock_says_no_path_leaves_the_asset(url: str, name: str, version: str) -> None:
     for manager in ("conda", "pip"):
