@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.errors import DamageError
+from runner.errors import DamageError, StageError
 from stage.verify.advice import suggest_fixes
 from stage.verify.receipt import find as find_receipt
 from stage.verify.receipt import find_damage, state_folder
@@ -31,6 +31,7 @@ def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
 
     Raises:
         DamageError: a verification found damage, or names or sizes differ from the lock.
+        IncompleteError: files or folders may not be looked at.
     """
     check_known_damage(bundle, environ)
     receipt = find_receipt(state_folder(environ), bundle)
@@ -56,18 +57,17 @@ def check_names_and_sizes(bundle: Path) -> None:
     """Compares names, kinds and sizes with the lock, as `stage verify --fast`. Reads no payload.
 
     Raises:
-        DamageError: they differ; names the damaged files and what to do.
+        DamageError, IncompleteError: as for `verification`; with the files and what to do.
     """
     report = verify(bundle, "fast")
     if not report.ok:
         raise _damage(bundle, report, "by its names and sizes", None)
 
 
-def _damage(
-    bundle: Path, report: VerificationReport, how: str, written: Path | None
-) -> DamageError:
+def _damage(bundle: Path, report: VerificationReport, how: str, written: Path | None) -> StageError:
     named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
     if more := len(report.findings) - len(named):
         named.append(f"and {more} more")
     advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
-    return DamageError(f"{bundle}: damaged ({how}): {', '.join(named)}.", " ".join(advice))
+    what = "damaged" if report.failure is DamageError else "cannot be looked at"
+    return report.failure(f"{bundle}: {what} ({how}): {', '.join(named)}.", " ".join(advice))

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from stage.cli.base import bundle_argument, say
-from stage.errors import DamageError
 from stage.util.processes import Ended
 
 
@@ -45,7 +44,7 @@ def serve(bundle: Path, host: str, port: int) -> None:
     opened = Bundle.open(bundle)
     report = verify(bundle, "fast")
     if not report.ok:
-        raise DamageError(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
+        raise report.failure(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
     catalogue = Catalogue.of(opened)
     with BundleServer(catalogue, host, port, lambda text: say(text, err=True)) as server:
         say(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")

@@ -121,7 +121,7 @@ def verify(
     if trust is not None and trust.error is not None:
         sys.exit(trust.error.exit_code)
     if not result.ok or known is not None:
-        sys.exit(1)
+        sys.exit(DamageError.exit_code if known is not None else result.failure.exit_code)
 
 
 def _as_known(known: KnownDamage) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def push(
     here = verify(root, "fast")
     if not here.ok:
         findings = human_count(len(here.findings), "finding")
-        raise DamageError(
+        raise here.failure(
             f"{root}: not pushed: {findings}, the first: {here.findings[0]}.",
             f"stage verify {root}",
         )

@@ -180,10 +180,13 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 def _record_damage(folder: Path, report: VerificationReport) -> None:
     """Keeps the findings, with how each file looks now.
 
-    Files that only do not load (`--deep`) are as they were fetched: no damage. A verification of
-    names and sizes adds to what is known: it has not read the bytes.
+    Files that only do not load (`--deep`) are as they were fetched, and nothing is known of files
+    without a right to read: no damage. A verification of names and sizes adds to what is known: it
+    has not read the bytes.
     """
-    findings = {f.path: f for f in report.findings if f.problem != "unloadable"}
+    findings = {
+        f.path: f for f in report.findings if f.problem != "unloadable" and not is_closed(f)
+    }
     if not findings:
         return
     as_found: dict[str, Any] = {path: _look(report.root / path) for path in findings}
@@ -208,7 +211,11 @@ def _still_so(path: Path, root: Path) -> list[tuple[Finding, Any]]:
     except (OSError, ValueError, TypeError, KeyError, UsageError):
         return []
     looks = [(finding, as_found.get(finding.path)) for finding in findings]
-    return [(finding, look) for finding, look in looks if _is_still_so(root, finding, look)]
+    return [
+        (finding, look)
+        for finding, look in looks
+        if _look(root / finding.path) == (tuple(look) if isinstance(look, list) else look)
+    ]
 
 
 def find_damage(folder: Path, root: Path) -> KnownDamage | None:
@@ -239,13 +246,6 @@ def _look(path: Path) -> Look:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_still_so(root: Path, finding: Finding, found: Any) -> bool:
-    if is_closed(finding):
-        return not os.access(root / finding.path, os.R_OK)
-    look = _look(root / finding.path)
-    return look == (tuple(found) if isinstance(found, list) else found)
 
 
 def find(folder: Path, root: Path) -> Receipt | str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any
 
 from stage.bundle.bundle import LOCK
 from stage.bundle.stamp import Stamp
-from stage.errors import UsageError, as_shown, suggest_path
+from stage.errors import (
+    DamageError,
+    IncompleteError,
+    StageError,
+    UsageError,
+    as_shown,
+    suggest_path,
+)
 from stage.util.fields import Fields, read_document
 from stage.util.files import read_file
 from stage.util.paths import printable
@@ -103,6 +111,11 @@ class VerificationReport:
         """Whether the bundle is as it was made, as far as this level looks."""
         return not self.findings
 
+    @property
+    def failure(self) -> type[StageError]:
+        """The error of a report with findings: where only rights to read are missing, no damage."""
+        return IncompleteError if all(map(is_closed, self.findings)) else DamageError
+
     def to_json(self) -> dict[str, Any]:
         """The report as `--json` and `--report` write it (format 1)."""
         return {
@@ -136,6 +149,11 @@ class FindingCollector:
         """Notes several findings."""
         for finding in findings:
             self.add_finding(finding)
+
+    def folder_above(self, path: str) -> Finding | None:
+        """The finding on a folder around that path which cannot be listed."""
+        found = (self._by_path.get(path[: slash.start()]) for slash in re.finditer("/", path))
+        return next((above for above in found if above and above.problem == "unreadable"), None)
 
     def __contains__(self, path: str) -> bool:
         return path in self._by_path

@@ -174,6 +174,8 @@ def _scan(root: Path, found: FindingCollector) -> Entries:
                 inside = list(listing)
         except OSError as error:
             require_damage(error)
+            if not folder:  # nothing can be said of this bundle
+                raise
             found.add(
                 folder, "unreadable", "a folder that can be listed", error.strerror or "an error"
             )
@@ -228,13 +230,20 @@ def _check_names(
     # verifier.
     required = {*expected, *(tags - {layout.SIGNATURE, layout.VERIFIER})}
     for path in required - there:
-        found.add(path, "missing", "a file", "nothing")
+        if (above := found.folder_above(path)) is None:
+            found.add(path, "missing", "a file", "nothing")
+        else:
+            found.add(path, "unreadable", "a file", above.found)
 
 
 def _check_sizes(root: Path, entries: Entries, expected: Payload, found: FindingCollector) -> None:
     for path, (size, _) in expected.items():
-        if size is not None and path in entries and (there := _size(root, path)) != size:
-            found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
+        try:
+            if size is not None and path in entries and (there := _size(root, path)) != size:
+                found.add(path, "mismatched", f"{size} bytes", f"{there} bytes")
+        except OSError as error:  # a folder that may be listed and not entered
+            require_damage(error)
+            found.add(path, "unreadable", f"{size} bytes", error.strerror or "an error")
 
 
 def _files(root: Path, entries: Entries, expected: Payload) -> list[PayloadFile]:

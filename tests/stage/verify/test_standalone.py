@@ -17,6 +17,7 @@ from subprocess import DEVNULL, PIPE
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.verify.receipt import find_damage
 from stage.verify.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -227,8 +228,31 @@ def test_a_file_without_the_right_to_read_is_no_damage_to_carry(
         done = subprocess.run(
             [*drop, *program, str(copy)], capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == 1 and "vocab.txt`: unreadable" in done.stdout
+        assert done.returncode == 5 and "vocab.txt`: unreadable" in done.stdout
         assert f"chmod -R u+rX {copy}" in done.stderr and "patch" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0, 0o400, 0o100], ids=["", "listed", "entered"])
+@pytest.mark.parametrize("level", ["full", "fast"])
+def test_files_below_a_folder_without_the_right_to_look_are_no_damage(
+    small: Path, tmp_path: Path, level: str, mode: int
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert").chmod(mode)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    options = ["--fast"] if level == "fast" else []
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run(
+            [*drop, *program, str(copy), *options, "--json"],
+            env=environment, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        found = {f["path"]: f["problem"] for f in json.loads(done.stdout)["findings"]}
+        assert done.returncode == 5 and set(found.values()) == {"unreadable"}, (program, found)
+        assert "data/models/bert/vocab.txt" in found
+    (copy / "data/models/bert").chmod(0o755)
+    assert find_damage(tmp_path / "state/airlift", copy) is None
 
 
 @pytest.mark.parametrize("closed", [["manifest-sha256.txt"], ["stage.lock", "bagit.txt"]])
