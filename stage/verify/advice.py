@@ -103,9 +103,9 @@ def suggest_fixes(report: VerificationReport, written: Path | None) -> list[str]
         advice.append(
             f"{first}Carry {file} to the machine with a sound bundle. There: "
             f"stage patch BUNDLE --report {file} -o PATCH. Bring PATCH back. "
-            f"Here: stage apply {root} PATCH. Or copy again: rsync -c. Or, where the bundle was "
-            "made, run the same `stage fetch` again."
+            f"Here: stage apply {root} PATCH."
         )
+        advice.append("Other ways: copy again with rsync -c, or `stage fetch` where it was made.")
     elif kinds == {"extra"}:
         advice.append(
             "Nothing of the bundle is damaged. Extra files are not part of it: move them out of "
