@@ -182,13 +182,53 @@ def note_on_tasks(command: Sequence[str], environ: Mapping[str, str]) -> str:
     Trainer and accelerate then train the whole model once per task, without an error.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks in ("", "1") or "WORLD_SIZE" in environ or Path(command[0]).name in LAUNCHERS:
+    if tasks in ("", "1") or "WORLD_SIZE" in environ or _MEETS.search(" ".join(command)):
+        return ""
+    name = Path(command[0]).name
+    alone = "a script that does not read Slurm's own variables trains alone in each task"
+    if name in _ON_NODES:
+        if environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+            return ""
+        alone = f"`{name}` without the address of the first node trains alone on each node"
+    elif name in LAUNCHERS:
         return ""
     return (
-        f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: a script that does not "
-        "read Slurm's own variables trains alone in each task (if so: srun --ntasks-per-node=1 "
-        "runner exec ... torchrun ...)"
+        f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: {alone} "
+        f"(if so: {on_each_node(command)})"
     )
+
+
+_MEETS = re.compile(r"--(rdzv|node|machine|master|main_process_ip)")
+"""Words with which the launchers of several nodes find each other."""
+
+_EACH = "${SLURM_GPUS_ON_NODE:-1}"
+_TORCHRUN = (
+    "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
+    "--rdzv-id=$SLURM_JOB_ID"
+)
+_ON_NODES = {
+    "torchrun": _TORCHRUN,
+    "accelerate": "--num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID "
+    f"--num_processes $((SLURM_NNODES * {_EACH})) --main_process_ip $MASTER_ADDR "
+    "--main_process_port 29500 --deepspeed_multinode_launcher standard",
+    "deepspeed": "",
+}
+"""Launcher -> its words for several nodes; empty: another launcher takes its place."""
+
+
+def on_each_node(command: Sequence[str]) -> str:
+    """The line that trains once on all nodes of a job, from one that would train on one. Pure."""
+    first, *words = command
+    name = Path(first).name
+    script = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
+    knows = _MEETS.search(" ".join(words)) or not (name in _ON_NODES or name.startswith("python"))
+    if script is not None and not knows:
+        before = shlex.join([first, *(word for word in words[:script] if word != "--standalone")])
+        if not _ON_NODES.get(name):  # its options are not torchrun's
+            name, before = "torchrun", f"torchrun --nproc-per-node={_EACH}"
+        first, words = "sh", ["-c", f"{before} {_ON_NODES[name]} {shlex.join(words[script:])}"]
+    theirs = shlex.join([first, *words])
+    return f"srun --ntasks-per-node=1 runner exec --bundle B -- {theirs}"
 
 
 def _note_on_line_ends(command: Sequence[str]) -> str:
@@ -279,13 +319,12 @@ def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:
             "--bundle B -- python ...",
         )
     if job.step is None and mpi_task(environ) is None:
-        theirs = " ".join(command)
         raise UsageError(
             f"this job has {job.num_nodes} nodes, and outside srun `{name}` would run on this one "
             "alone.",
-            "Start it on each node: srun --ntasks-per-node=1 runner exec --bundle B -- "
-            f"{theirs} (or with one task per GPU, if the script does not start its own). For one "
-            f"node only: srun --nodes=1 --ntasks=1 runner exec --bundle B -- {theirs}",
+            f"Start it on each node: {on_each_node(command)} (a script that reads Slurm's own "
+            f"variables: srun and one task per GPU). For one node only: srun --nodes=1 --ntasks=1 "
+            f"runner exec --bundle B -- {shlex.join(command)}",
         )
 
 

@@ -187,11 +187,12 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
             continue
         if base.is_file() or (base != here and base not in here.parents):
             continue  # a bundle inside a file is reported by `WorkFolder`
-        inside = f"{here.relative_to(base).as_posix()}/{layout.LOCK}"
-        if not any(matches(inside, pattern) for pattern in request.exclude):
+        inside = here.relative_to(base).as_posix()
+        if not any(matches(f"{inside}/{layout.LOCK}", pattern) for pattern in request.exclude):
+            # Of the whole folder nothing would be left.
+            omit = f', or exclude it: exclude: ["{inside}/**"]' if here != base else "."
             raise UsageError(
                 f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
                 f"{request.path}, which it takes in: it would change with each fetch.",
-                "Choose an -o outside of it, or exclude it: "
-                f'exclude: ["{inside.partition("/")[0]}/**"]',
+                f"Choose a folder outside of it: -o {base.with_name(f'{base.name}-bundle')}{omit}",
             )

@@ -6,6 +6,7 @@ the Hub decides.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,10 @@ LOG_IN = "run `hf auth login`, or set HF_TOKEN."
 CHECK_NAME = f"Check the spelling (org/name). For a private one give a token: {LOG_IN}"
 
 
+class RefusedToken(UsageError):
+    """The Hub does not know the token, so it answers nothing: of public repositories neither."""
+
+
 class HubErrors:
     """Makes the errors of one Hub, for one user.
 
@@ -65,6 +70,8 @@ class HubErrors:
             what: the asset's name in messages.
         """
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if status == 401 and self._has_token:
+            return self._refused_token(what)
         match error:
             case GatedRepoError():
                 return self._gated(what, kind, id)
@@ -124,6 +131,8 @@ class HubErrors:
         self, what: str, kind: str, id: str, path: str, status: int, code: str | None
     ) -> StageError:
         """The error of a refused file whose repository could be listed."""
+        if status == 401 and self._has_token:
+            return self._refused_token(what)
         if status in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
             return self._gated(what, kind, id)
         if status in (401, 403, 404):
@@ -138,6 +147,14 @@ class HubErrors:
 
     def _page(self, kind: str, id: str) -> str:
         return f"{DEFAULT_ENDPOINT}/{'' if kind == 'model' else f'{kind}s/'}{id}"
+
+    def _refused_token(self, what: str) -> RefusedToken:
+        names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
+        drop = f"unset {' '.join(names)}" if names else "hf auth logout"
+        return RefusedToken(
+            f"{what}: {self._name} refuses your token (HTTP 401): it is mistyped, or has expired.",
+            f"Public repositories need none: {drop}. For others, a new one: {LOG_IN}",
+        )
 
     def _gated(self, what: str, kind: str, id: str) -> StageError:
         if self._has_token:

@@ -11,7 +11,7 @@ from stage.hub import parquet_layout
 from stage.hub.client import Hub, Repository
 from stage.hub.data_files_layout import loading_script, originals
 from stage.hub.datasets import find_conversion
-from stage.hub.errors import CHECK_NAME
+from stage.hub.errors import CHECK_NAME, RefusedToken
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def look_up(hub: Hub, name: str) -> RepositoryLookup:
 def _find(hub: Hub, kind: str, id: str, revision: str) -> Repository | UsageError:
     try:
         return hub.repository(id, kind, id, revision)
+    except RefusedToken:
+        raise
     except UsageError as error:
         return error
 

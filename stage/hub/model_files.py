@@ -133,7 +133,7 @@ def select_model(
         else:
             kept.append(file)
     paths = {file.path for file in kept}
-    parts = _folders_with_parts(paths)
+    parts = set() if tokenizer_only else _folders_with_parts(paths)
     excluded = {left.path for left in left_out}
     weights = {folder: _weights(paths, folder, what, excluded) for folder in parts}
     if "model_index.json" in paths:
@@ -148,10 +148,9 @@ def select_model(
             left_out.append(LeftOut(file.path, file.size, reason))
         else:
             taken.append(file)
-    if not tokenizer_only:
-        for folder in sorted(parts):
-            if not (allow_pickle and pickled_weights(taken, left_out, folder)):
-                _check_weights(folder, taken, left_out, what)
+    for folder in sorted(parts):
+        if not (allow_pickle and pickled_weights(taken, left_out, folder)):
+            _check_weights(folder, taken, left_out, what)
     return taken, left_out
 
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -335,13 +336,64 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     assert "srun started 8 tasks" in exec_module.note_on_tasks(["python", "x.py"], eight)
+    two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
+    assert "trains alone on each node" in exec_module.note_on_tasks(["torchrun", "x.py"], two)
     for command, environ in (
         (["torchrun", "x.py"], eight),
+        (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], two),
+        (["bash", "x.sh"], two),
         (["python", "x.py"], {**eight, "WORLD_SIZE": "8"}),
         (["python", "x.py"], {"SLURM_STEP_NUM_TASKS": "1"}),
         (["python", "x.py"], {}),
     ):
         assert exec_module.note_on_tasks(command, environ) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("torchrun --standalone --nproc_per_node=4 x.py -a 1",
+         "torchrun --nproc_per_node=4 TORCH x.py -a 1"),
+        ("accelerate launch --config_file d.yaml x.py -a 1",
+         "accelerate launch --config_file d.yaml ACCELERATE x.py -a 1"),
+        ("python -u x.py -a 1", "torchrun --nproc-per-node=N TORCH x.py -a 1"),
+        ("deepspeed --num_gpus 4 x.py", "torchrun --nproc-per-node=N TORCH x.py"),
+    ],
+)  # fmt: skip
+def test_the_line_for_several_nodes_lets_their_launchers_meet(given: str, line: str) -> None:
+    """It was `srun --ntasks-per-node=1 ... accelerate launch x.py`: each node trained alone."""
+    said = shlex.split(exec_module.on_each_node(given.split()))
+    assert said[:-1] == [
+        "srun",
+        "--ntasks-per-node=1",
+        "runner",
+        "exec",
+        "--bundle",
+        "B",
+        "--",
+        "sh",
+        "-c",
+    ]
+    words = {
+        "TORCH": "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:29500 --rdzv-id=7",
+        "ACCELERATE": "--num_machines 2 --machine_rank 1 --num_processes 8 --main_process_ip n1 "
+        "--main_process_port 29500 --deepspeed_multinode_launcher standard",
+        "N": "4",
+    }
+    slurm = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7"}
+    slurm |= {"SLURM_GPUS_ON_NODE": "4", "MASTER_ADDR": "n1"}
+    done = subprocess.run(
+        ["sh", "-c", f"echo {said[-1]}"], env=slurm, capture_output=True, text=True, check=True
+    )
+    for name, text in words.items():
+        line = re.sub(rf"\b{name}\b", text, line)
+    assert done.stdout.split() == line.split()
+
+
+def test_a_line_that_meets_already_is_only_started_on_each_node() -> None:
+    given = ["torchrun", "--rdzv-endpoint=n1:29500", "x.py"]
+    assert exec_module.on_each_node(given).endswith(" -- torchrun --rdzv-endpoint=n1:29500 x.py")
+    assert exec_module.on_each_node(["bash", "x.sh"]).endswith(" -- bash x.sh")
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
@@ -361,7 +413,7 @@ def test_a_script_that_would_run_on_one_of_several_nodes_is_refused_with_the_rig
     process = start(node, "torchrun", "train.py", offline=False, **slurm)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "this job has 2 nodes" in err
-    assert "srun --ntasks-per-node=1 runner exec --bundle B -- torchrun train.py" in err
+    assert "srun --ntasks-per-node=1 runner exec --bundle B -- sh -c 'torchrun --nnodes=$" in err
     assert "srun --nodes=1 --ntasks=1 runner exec" in err
 
 

@@ -102,9 +102,22 @@ def test_a_gated_repository(laptop: Laptop, kind: str, repository: str, token: s
     assert "gated" in message and page in message and ("HF_TOKEN" in message) == (token is None)
 
 
-def test_a_token_that_is_no_good(laptop: Laptop) -> None:
+def test_a_token_that_the_hub_refuses_is_named_and_the_remedy_goes_on_without_it(
+    laptop: Laptop,
+) -> None:
+    """Public models "do not exist or are private"."""
     message = laptop.refused(2, HF_TOKEN="hf_expired")
-    assert "token" in message and nothing_was_downloaded(laptop)
+    assert "refuses your token (HTTP 401)" in message and nothing_was_downloaded(laptop)
+    assert "does not exist" not in message and "need none: unset HF_TOKEN." in message
+    done = laptop.stage("init", MODEL, "-o", "new.yaml", HF_TOKEN="hf_expired")
+    assert done.returncode == 2 and "refuses your token" in done.stderr
+    assert laptop.fetch(HF_TOKEN="").returncode == 0
+
+
+def test_a_token_of_a_login_that_the_hub_refuses_is_logged_out(laptop: Laptop) -> None:
+    (laptop.folder / "hf").mkdir(exist_ok=True)
+    (laptop.folder / "hf/token").write_text("hf_expired")
+    assert "need none: hf auth logout." in laptop.refused(2)
 
 
 @pytest.mark.parametrize("token", ["\u201chf_abc\u201d", "hf_abc hf_def", "'hf_abc'"])

@@ -31,7 +31,8 @@ def test_a_bundle_inside_a_bundle_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "target"), [("all.yaml", "b"), ("raw.yaml", "raw/b"), ("raw.yaml", "raw")]
+    ("manifest", "target"),
+    [("all.yaml", "b"), ("raw.yaml", "raw/b"), ("raw.yaml", "raw"), ("all.yaml", "raw/b")],
 )
 def test_a_bundle_inside_what_it_takes_in_is_refused(
     folder: Path, manifest: str, target: str
@@ -39,6 +40,13 @@ def test_a_bundle_inside_what_it_takes_in_is_refused(
     done = run_here("fetch", manifest, "-o", target, code=2)
     assert f"{manifest}:4: " in done.stderr and "takes in" in done.stderr
     assert not (folder / target / "stage.lock").exists()
+    outside = done.stderr.partition("-o ")[2].split()[0].rstrip(".,")
+    run_here("fetch", manifest, "-o", outside)
+    if "exclude: " in done.stderr:  # it said "./**", which leaves nothing, and no bundle
+        text = (folder / manifest).read_text()
+        omit = "exclude: " + done.stderr.rpartition("exclude: ")[2].strip()
+        (folder / manifest).write_text(text.replace("}", f", {omit}}}"))
+        run_here("fetch", manifest, "-o", target)
 
 
 def test_a_folder_with_its_own_manifest_can_be_fetched_again_and_again(folder: Path) -> None:

@@ -280,6 +280,14 @@ def test_a_repository_of_configuration_alone_travels() -> None:
     }
 
 
+def test_shards_that_are_missing_do_not_matter_to_a_tokenizer() -> None:
+    paths = "config.json tokenizer.json tokenizer_config.json model-00001-of-00002.safetensors"
+    taken, _ = selected(paths, tokenizer_only=True)
+    assert set(taken) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    with pytest.raises(UsageError, match="lacks 1 of 2 weight files"):
+        selected(paths)
+
+
 @pytest.mark.parametrize("paths", [BERT, GPT2, LLAMA, MISTRAL, ADAPTER])
 def test_a_tokenizer_travels_without_weights(paths: str) -> None:
     taken, _ = selected(paths, tokenizer_only=True)
