@@ -12,15 +12,15 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SITE = "tests/site/"
-# Tests on the site mostly wait for Slurm: they start first, and have a worker of their own. Tests
-# that train two ranks for minutes come before the many short files, so all workers end together.
+# Tests on the site mostly wait for Slurm: they start first, and have a worker of their own. Folders
+# with files that take half a minute come before the many short files, so all workers end together.
 ORDER = (
     SITE,
     "tests/stage/",
-    *(
-        f"tests/runner/{name}.py"
-        for name in ("training/test_resume", "training/engines/test_engines", "launch/test_train")
-    ),
+    "tests/golden/",
+    *(f"tests/runner/{name}/" for name in ("training", "rehearse", "launch", "ranks", "exec")),
+    "tests/runner/test_",
+    "tests/test_",
 )
 
 

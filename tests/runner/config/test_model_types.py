@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
-from transformers.models.auto import modeling_auto
 
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
 from runner.config.tasks import TASKS
@@ -16,11 +14,16 @@ def test_every_task_has_a_table() -> None:
 
 @pytest.mark.parametrize("table", sorted(MODEL_TYPES))
 def test_the_model_types_are_those_of_transformers(table: str) -> None:
+    from transformers.models.auto import modeling_auto
+
     theirs = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
     assert sorted(MODEL_TYPES[table].split()) == sorted(theirs)
 
 
 def test_the_targets_of_lora_are_those_of_peft() -> None:
+    from peft.utils import constants
+
+    targets = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     assert {kind: sorted(names) for kind, names in LORA_TARGETS.items()} == {
-        kind: sorted(names) for kind, names in TARGETS.items()
+        kind: sorted(names) for kind, names in targets.items()
     }

@@ -20,7 +20,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero3": {"zero": 3},
 }
 OFFLOADED = {f"zero{stage}-offload": {"zero": stage, "offload": "cpu"} for stage in (2, 3)}
-STEPS = 20
+STEPS = 12
 # Engine by engine what a run goes through: on 2 ranks past step 4, on 1 to step 8, on 4 to step 12.
 JOURNEYS = {
     "sharded-whole-sharded": ("fsdp-full", "ddp", "fsdp-grad-op"),
@@ -50,7 +50,7 @@ def write(
 
 @pytest.fixture(scope="module")
 def on_two(shared_cluster: Cluster) -> Cluster:
-    """20 steps with every engine, and the beginnings of all journeys, on two ranks."""
+    """12 steps with every engine, and the beginnings of all journeys, on two ranks."""
     runs = [write(shared_cluster, name, engine, STEPS) for name, engine in ENGINES.items()]
     runs += [write(shared_cluster, name, engine, 10) for name, engine in OFFLOADED.items()]
     runs += [
@@ -164,5 +164,6 @@ def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) 
     folder = on_two.trained("second")
     before = [loss for _, loss in metrics(on_two.output("ddp"))]
     after = [loss for _, loss in metrics(folder)]
-    assert after[0] < before[0] - 1  # in bf16, whose rounding is the processor's
+    # In bf16, whose rounding is the processor's; 0.5 after 12 steps, and a batch differs by 0.2.
+    assert after[0] < before[0] - 0.3
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-2"}
