@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from stage.bundle.inspect import (
     safetensors_header,
 )
 from stage.errors import DamageError, shortage
+from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.model import LockedAsset
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
@@ -49,10 +50,11 @@ _TIMEOUT_S = 3600.0  # a child that hangs is a finding, not a night
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The findings, and texts about what could not be tried."""
+    """The findings, texts about what could not be tried, and what models lack for a training."""
 
     findings: tuple[Finding, ...]
     unchecked: tuple[str, ...]
+    lacking: tuple[str, ...] = ()
 
 
 def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
@@ -77,7 +79,9 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         return LoadReport(
-            tuple(Finding(*f) for f in answer["findings"]), tuple(answer["unchecked"])
+            tuple(Finding(*f) for f in answer["findings"]),
+            tuple(answer["unchecked"]),
+            tuple(answer["lacking"]),
         )
     except (ValueError, IndexError, KeyError, TypeError):
         text = done.stderr.decode("utf-8", "replace").strip()
@@ -124,8 +128,11 @@ def check_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
             f"  {listed}{more}",
             f"{_way_out(lock, report)} To take it as it is: --no-offline-check",
         )
+    for text in report.lacking:
+        reporter.warn(text)
     if any(_is_loaded(asset) for asset in lock.assets.values()):
-        reporter.note(f"{root}: everything that could be checked loads without network")
+        besides = "; see above for what is not there" if report.lacking else ""
+        reporter.note(f"{root}: everything that could be checked loads without network{besides}")
 
 
 def _way_out(lock: Lockfile, report: LoadReport) -> str:
@@ -175,11 +182,12 @@ def _main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # libraries print; the answer goes where only we write
     findings: list[Finding] = []
+    lacks: list[str] = []
     for asset in lock.assets.values():
         if asset.kind == "dataset":
             findings += _dataset(root, asset)
         elif asset.kind == "tokenizer" or _is_model(asset):
-            findings += _model(root, asset, lock, unchecked)
+            findings += _model(root, asset, lock, unchecked, lacks)
         elif _is_loaded(asset):
             findings += _plain_files(root, asset)
             unchecked.append(
@@ -189,6 +197,7 @@ def _main() -> None:
     answer = {
         "findings": [(f.path, f.problem, f.expected, f.found) for f in findings],
         "unchecked": unchecked,
+        "lacking": lacks,
     }
     os.write(out, json.dumps(answer).encode() + b"\n")
 
@@ -219,7 +228,7 @@ def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
 
 
 def _model(
-    root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str]
+    root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str], lacks: list[str]
 ) -> Iterator[Finding]:
     folders: dict[str, list[str]] = {}
     for file in asset.files:
@@ -244,6 +253,8 @@ def _model(
         yield from _weights(root, folder, names, texts)
     top = folders.get(asset.folder, [])
     yield from _top(asset, top, texts, lock, unchecked)
+    if asset.kind != "tokenizer" and not {"include", "exclude"} & asset.request.keys():
+        lacks += lacking(asset.name, top, texts.get(f"{asset.folder}/config.json"))
     if any(TOKENIZER.fullmatch(name) for name in top):
         if not is_broken:  # else it is reported already
             yield from _tokenizer(root, asset, unchecked)
@@ -318,6 +329,33 @@ def _top(
             f"{asset.name}: its config.json names other repositories ({', '.join(others[:4])}), "
             "which are not in this bundle: if its code loads them, add each to the manifest"
         )
+
+
+def lacking(asset: str, names: Collection[str], settings: Any) -> list[str]:
+    """What a training needs of a model and the asset has not. Pure.
+
+    Args:
+        names: of the files beside config.json.
+        settings: the content of config.json; None: an adapter or a pipeline, which has others.
+    """
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        return []
+    found = []
+    if not any(name.endswith(".safetensors") for name in names):
+        pickles = [name for name in sorted(names) if name.endswith(PICKLE_SUFFIXES)]
+        why = f" ({pickles[0]} is a pickle, which is not read)" if pickles else ""
+        found.append(
+            f"{asset}: no weights, *.safetensors{why}: it can only be trained from scratch "
+            "(`model.init: scratch` in the run file)"
+        )
+    text = settings.get("text_config")
+    reads_text = "vocab_size" in {**settings, **(text if isinstance(text, dict) else {})}
+    if reads_text and not any(TOKENIZER.fullmatch(name) for name in names):
+        found.append(
+            f"{asset}: no tokenizer (tokenizer.json and the like): each training on text needs it; "
+            "put its files beside config.json, then fetch again"
+        )
+    return found
 
 
 def named_repositories(settings: Any) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -11,6 +12,7 @@ import pytest
 
 from stage.bundle.bundle import Bundle
 from stage.manifest.manifest import Manifest
+from stage.verify.load_test import lacking
 from tests.support.staging import model_files, run_here
 
 ROWS = "text,label\na film,good\nanother,bad\n"
@@ -111,3 +113,35 @@ def test_a_configuration_alone_is_a_model_and_other_settings_are_not() -> None:
     write({"a/config.json": json.dumps({"model_type": "gpt2"}), "b/config.json": "{}"})
     assert "a: on this machine: a model" in run_here("init", "a", "-o", "a.yaml").stdout
     assert "b: on this machine: 1 file, as they are" in run_here("init", "b", "-o", "b.yaml").stdout
+
+
+def test_fetch_says_what_a_model_lacks_for_a_training(here: Path) -> None:
+    """Exit 0 and "everything that could be checked loads"; the refusal came on the cluster."""
+    config = json.dumps({"model_type": "gpt2", "vocab_size": 5})
+    write({"mine/config.json": config, "mine/pytorch_model.bin": "a pickle"})
+    run_here("init", "mine")
+    done = run_here("fetch", "manifest.yaml", "-o", "bundle")
+    assert "mine: no weights, *.safetensors (pytorch_model.bin is a pickle" in done.stderr
+    assert "`model.init: scratch`" in done.stderr and "mine: no tokenizer" in done.stderr
+    assert "put its files beside config.json" in done.stderr
+    assert "loads without network; see above for what is not there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "words"),
+    [
+        ("model.safetensors tokenizer.json", {"model_type": "gpt2", "vocab_size": 5}, []),
+        ("model.safetensors", {"model_type": "vit", "image_size": 32}, []),
+        ("model.safetensors", {"model_type": "gemma3", "text_config": {"vocab_size": 5}}, ["tok"]),
+        ("tokenizer.model", {"model_type": "llama", "vocab_size": 5}, ["weights"]),
+        ("", {"model_type": "bert", "vocab_size": 5}, ["weights", "tok"]),
+        ("adapter_model.safetensors", None, []),
+        ("modules.json", {"other": 1}, []),
+    ],
+)
+def test_only_what_a_training_needs_is_missed(
+    names: str, settings: dict[str, Any] | None, words: list[str]
+) -> None:
+    found = lacking("mine", names.split(), settings)
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))
