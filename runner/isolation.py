@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 NEEDED = "torch"
-"""A folder stays if this package is nowhere else: a site's module may provide it by PYTHONPATH."""
+"""PYTHONPATH stays if this package is nowhere else: a site's modules may provide it so."""
 
 HIDDEN = ("torch", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "deepspeed")
 """Packages of another version would change or end a script."""
@@ -39,7 +39,9 @@ def isolate(
     theirs = folders(environ)
     user = _user_site()
     elsewhere = [entry for entry in path if _real(entry) not in {*map(_real, theirs), _real(user)}]
-    kept = [folder for folder in theirs if _is_needed(folder, elsewhere)]
+    # With torch: a site's modules may give each package a folder of its own, numpy's too.
+    give_torch = _give_torch(theirs, elsewhere)
+    kept = [folder for folder in theirs if give_torch or _is_ours(folder)]
     _set_folders(environ, kept)
     left_out = [folder for folder in theirs if folder not in kept]
     if left_out:
@@ -51,7 +53,7 @@ def isolate(
         say(f"imported from: {', '.join(kept)} (PYTHONPATH), because the packages in it are needed")
     if user not in path:
         environ["PYTHONNOUSERSITE"] = "1"
-    elif _is_needed(user, elsewhere):
+    elif _is_ours(user) or _give_torch([user], elsewhere):
         say(f"imported from: {user}, because the packages in it are needed")
     else:
         environ["PYTHONNOUSERSITE"] = "1"
@@ -93,12 +95,15 @@ def _set_folders(environ: MutableMapping[str, str], kept: Iterable[str]) -> None
         environ["PYTHONPATH"] = text
 
 
-def _is_needed(folder: str, elsewhere: list[str]) -> bool:
-    """Whether this program is in `folder`, or the needed package is there and nowhere else."""
-    if _real(folder) == _real(str(Path(__file__).parents[1])):
-        return True
+def _is_ours(folder: str) -> bool:
+    """Whether this program is in a folder."""
+    return _real(folder) == _real(str(Path(__file__).parents[1]))
+
+
+def _give_torch(theirs: list[str], elsewhere: list[str]) -> bool:
+    """Whether the needed package is in these folders and nowhere else."""
     return (
-        PathFinder.find_spec(NEEDED, [folder]) is not None
+        PathFinder.find_spec(NEEDED, theirs) is not None
         and PathFinder.find_spec(NEEDED, elsewhere) is None
     )
 

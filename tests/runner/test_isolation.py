@@ -163,6 +163,21 @@ def test_what_is_nowhere_else_stays(
     assert any("because the packages in it are needed" in line for line in said)
 
 
+def test_where_each_module_has_a_folder_of_its_own_all_of_pythonpath_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EasyBuild before 5 puts torch and numpy into two folders: without numpy torch is no use."""
+    torch, numpy, own = found_in(tmp_path / "torch", tmp_path / "numpy", tmp_path / "own")
+    (Path(torch) / "torch.py").touch()
+    (Path(numpy) / "numpy.py").touch()
+    monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path / "user"))
+    text = os.pathsep.join((numpy, torch))
+    environ, path, said = {"PYTHONPATH": text}, [numpy, torch, own], list[str]()
+    isolate(environ, said.append, path)
+    assert path == [numpy, torch, own] and environ["PYTHONPATH"] == text
+    assert len(said) == 1 and f"imported from: {numpy}, {torch} (PYTHONPATH)" in said[0]
+
+
 def test_check_says_what_train_will_leave_out(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write()
     (tmp_path / "stale").mkdir()
