@@ -19,7 +19,7 @@ from runner.errors import StageError, UsageError
 from runner.launch.local import run_local
 from runner.launch.rank import become_rank, end_rank
 from runner.launch.srun import end_ranks, run_batch
-from runner.launch.train import Run
+from runner.launch.train import Run, rank_command
 from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import runner_command
 from runner.ranks.processes import die_with_parent
@@ -175,8 +175,9 @@ def launch_trial(
     use_local_caches(os.environ)
     run.folder.make()
     run.write_config()
-    argv = runner_command(*arguments)
-    if ranks_environment.role(environ, processes) == "batch":
+    role = ranks_environment.role(environ, processes)
+    argv = rank_command(run, role, environ, *arguments)
+    if role == "batch":
         return run_batch(argv, run.folder.root)
     return run_local(argv, processes or 1, run.folder.root)
 

@@ -252,17 +252,16 @@ def submit(
         for member in sweep
     ]
     wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
-    ranks = wanted.nodes * wanted.tasks_per_node
     if only_print:
         for checked in runs or [loaded]:
-            check_batch(checked.config, ranks)
+            check_batch(checked.config, wanted.nodes * wanted.tasks_per_node)
         click.echo(sbatch_script(wanted), nl=False)
         return
     with silent(if_=quiet):
-        _submit(runs, loaded, ranks, wanted)
+        _submit(runs, loaded, wanted)
 
 
-def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> None:
+def _submit(runs: list[Run], alone: Run, wanted: Any) -> None:
     """Checks what is to be submitted and submits it, unless all of it is finished.
 
     Args:
@@ -274,7 +273,7 @@ def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> None:
         if runs:
             print_line(f"{run.folder.root.name}:")
         # The runs of a sweep share one shell, which is tried once.
-        _check_request(run, ranks, with_shell=run is (runs or [alone])[0])
+        _check_request(run, with_shell=run is (runs or [alone])[0])
         if finished := run.finished():
             print_line("\n".join(finished))
     if all(run.finished() for run in runs or [alone]):
@@ -287,7 +286,7 @@ def _submit(runs: list[Run], alone: Run, ranks: int, wanted: Any) -> None:
     print_line(f"  log:    {log}")
 
 
-def _check_request(run: Run, ranks: int, *, with_shell: bool) -> None:
+def _check_request(run: Run, *, with_shell: bool) -> None:
     """Checks one run that will be submitted, and prints what is found.
 
     Args:
@@ -296,25 +295,11 @@ def _check_request(run: Run, ranks: int, *, with_shell: bool) -> None:
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
-    from runner.launch.check import known_of_partition, python_of_job, surroundings
-    from runner.launch.submit import device_of_job, notes_of_job
-    from runner.launch.surroundings import Attempt, start
+    from runner.launch.check import examine
     from runner.run_folder.run_lock import check_not_held
 
-    device = device_of_job(run.config, None, os.environ)  # may refuse: nothing runs yet
-    attempt = start(run, os.environ) if with_shell else Attempt(run)
-    found = run.examine(ranks, device, with_texts=True)
-    with found.keeping():
-        found.lines += notes_of_job(run.config)
-    attempt.add_to(found)
+    found = examine(run, None, os.environ, to_submit=True, with_shell=with_shell)
     found.raise_errors()
-    known = known_of_partition(run, os.environ, offers=True)
-    found.others += [
-        *python_of_job(run, is_tried=attempt.is_under_way),
-        *surroundings(run, os.environ),
-        *known.others,
-    ]
-    found.lines += known.lines
     for line in (*found.lines, *map(str, found.others)):
         print_line(line)
     check_not_held(run.folder, os.environ)

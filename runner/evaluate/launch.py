@@ -24,20 +24,21 @@ from runner.launch.srun import run_batch
 from runner.launch.train import (
     Run,
     check_all_installed,
-    environment_for_ranks,
     prepare_in_sandbox,
+    rank_arguments,
+    rank_command,
     report_devices,
     world_size,
 )
 from runner.plan import devices
 from runner.plan.plan import sequence_length
 from runner.plan.shapes import ModelShape
-from runner.ranks import environment as ranks_environment
 from runner.ranks.environment import RANK_FLAG
 from runner.ranks.processes import raise_limits
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import earlier_facts, earlier_settings, in_yaml, settings_of
 from runner.run_folder.layout import RunFolder, read_metrics
+from runner.run_folder.run_lock import hold_run_folder
 
 FIRST = "none"
 """The name of the first weights: those of the bundle, or of `model.init`."""
@@ -214,31 +215,37 @@ def _launch(
     chosen: Evaluation, root: Path, role: str, processes: int, environ: Mapping[str, str]
 ) -> None:
     run, folder = chosen.run, chosen.run.folder
-    shutil.rmtree(folder.root, ignore_errors=True)
-    folder.make()
-    prepare_in_sandbox(run)
-    prefix = environment_for_ranks(run, role, environ)
-    argv = ranks_environment.runner_command(
-        "evaluate",
-        str(run.config.path),
-        *("--bundle", str(run.bundle.absolute())),
-        *("--output", str(root)),
-        *("--checkpoint", FIRST if chosen.checkpoint is None else chosen.checkpoint.name),
-        *(argument for override in run.overrides for argument in ("--set", override)),
-        prefix=prefix,
-    )
-    if role == "batch":
-        code = run_batch([*run.config.slurm.container, *argv], folder.root)
-    else:
-        code = run_local(argv, processes, folder.root)
-    written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
-    if not any("validation_loss" in line for line in written):
-        raise StageError(
-            f"the evaluation ended with exit code {code}.",
-            f"The logs of its ranks: {folder.logs}",
-            exit_code=code or 1,
-        )
-    shutil.rmtree(folder.root, ignore_errors=True)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with hold_run_folder(folder, environ):
+        _empty(folder)
+        folder.make()
+        prepare_in_sandbox(run)
+        name = FIRST if chosen.checkpoint is None else chosen.checkpoint.name
+        arguments = rank_arguments(run, root, "--checkpoint", name)
+        argv = rank_command(run, role, environ, "evaluate", *arguments)
+        if role == "batch":
+            code = run_batch(argv, folder.root)
+        else:
+            code = run_local(argv, processes, folder.root)
+        written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
+        if not any("validation_loss" in line for line in written):
+            raise StageError(
+                f"the evaluation ended with exit code {code}.",
+                f"The logs of its ranks: {folder.logs}",
+                exit_code=code or 1,
+            )
+        _empty(folder)
+    with suppress(OSError):  # another evaluation has begun
+        folder.root.rmdir()
+
+
+def _empty(folder: RunFolder) -> None:
+    """Removes what an evaluation wrote, but not the lock."""
+    for path in folder.root.iterdir():
+        if path.is_dir() and path != folder.holder.parent:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:

@@ -37,15 +37,24 @@ from runner.slurm.shell_variables import notes
 FORMAT = 1  # of the JSON document
 
 
-def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Findings:
+def examine(
+    run: Run,
+    processes: int | None,
+    environ: Mapping[str, str],
+    *,
+    to_submit: bool = False,
+    with_shell: bool = True,
+) -> Findings:
     """Finds everything about a run and its job, without submitting it.
 
     Args:
         processes: the number of ranks to check for; None: as `slurm:` asks for.
+        to_submit: `submit` lets Slurm look at the script by itself, and offers a rehearsal.
+        with_shell: whether the job's shell and its Python are tried, too.
     """
     config = run.config
     early = Findings()
-    attempt = early.attempt(start, run, environ) if processes is None else None
+    attempt = early.attempt(start, run, environ) if processes is None and with_shell else None
     ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
     device = early.attempt(device_of_job, config, processes, environ)
     found = run.examine(ranks, device, with_texts=True)
@@ -57,19 +66,22 @@ def examine(run: Run, processes: int | None, environ: Mapping[str, str]) -> Find
         found.others += find_tools(config)
     elif config.environment is None:
         found.attempt(check_tools, config)
-    with found.keeping():
-        line, warning = check_request(request(config, run.bundle, run.folder.root, run.overrides))
-        found.lines.append(line)
-        if warning:
-            found.others.append(Finding("warning", warning, "Or choose another slurm.partition."))
+    if not to_submit:
+        with found.keeping():
+            wanted = request(config, run.bundle, run.folder.root, run.overrides)
+            line, warning = check_request(wanted)
+            found.lines.append(line)
+            if warning:
+                remedy = "Or choose another slurm.partition."
+                found.others.append(Finding("warning", warning, remedy))
     if processes is None:
         found.others += surroundings(run, environ)
-        known = known_of_partition(run, environ)
+        known = known_of_partition(run, environ, offers=to_submit)
         found.others += known.others
         found.lines += known.lines
     if attempt is not None:
         attempt.add_to(found)
-    found.lines += run.held(environ)
+    found.lines += [] if to_submit else run.held(environ)
     return found
 
 

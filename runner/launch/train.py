@@ -221,22 +221,35 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     run.write_config()
     for line in use_local_caches(os.environ):
         print(line)
-    prefix = environment_for_ranks(run, role, environ)
-    argv = ranks_environment.runner_command(
-        "train",
-        str(run.config.path),
-        *("--bundle", str(run.bundle.absolute())),
-        *("--output", str(run.folder.root)),
-        *(argument for override in run.overrides for argument in ("--set", override)),
-        prefix=prefix,
-    )
+    argv = rank_command(run, role, environ, "train", *rank_arguments(run, run.folder.root))
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
     if role == "batch":
-        argv = [*run.config.slurm.container, *argv]
         folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}
         return run_batch(argv, run.folder.root, hang_after_s=hang_after_s, folders=folders)
     return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
+
+
+def rank_arguments(run: Run, output: Path, *more: str) -> list[str]:
+    """The arguments of a command of `runner` with which a rank reads what its launcher read."""
+    return [
+        str(run.config.path),
+        *("--bundle", str(run.bundle.absolute())),
+        *("--output", str(output)),
+        *more,
+        *(argument for override in run.overrides for argument in ("--set", override)),
+    ]
+
+
+def rank_command(run: Run, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
+    """The command that starts a rank: in a job by the Python of the container or environment.
+
+    Raises:
+        StageError: the ranks would run another environment than the run file names.
+    """
+    prefix = environment_for_ranks(run, role, environ)
+    argv = ranks_environment.runner_command(*arguments, prefix=prefix)
+    return [*run.config.slurm.container, *argv] if role == "batch" else argv
 
 
 def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:

@@ -46,7 +46,10 @@ def leave_torch_alone() -> None:
 
 
 def targets_in_peft(model_type: str) -> list[str]:
-    """Returns the modules that peft chooses for LoRA in an architecture; empty: peft knows none."""
+    """Returns the modules that peft chooses for LoRA in an architecture; empty: peft lists none.
+
+    For some it has a pattern in their place (gemma4). All linear layers are taken then.
+    """
     table = _table("peft", "utils/constants.py", TARGETS) if is_installed("peft") else LORA_TARGETS
     known = table.get(model_type, [])
     return list(known) if isinstance(known, (list, tuple, set)) else []

@@ -192,23 +192,43 @@ def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> li
     """The entries of a list of interfaces that name none of this node. Pure.
 
     NCCL takes a name as a prefix, `=name` exactly, and a list after `^` as excluded; one interface
-    is enough. gloo takes exact names. Source: NCCL's "Environment Variables"; torch's
-    ProcessGroupGloo.
+    is enough. gloo takes exact names, and needs each. Source: NCCL's "Environment Variables";
+    torch's ProcessGroupGloo.
 
     Args:
         value: of NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME.
         names: the interfaces of this node.
     """
-    if of_nccl and value.startswith("^"):
-        return []
-    exact = not of_nccl or value.startswith("=")
-    entries = [entry for entry in value.removeprefix("=" if of_nccl else "").split(",") if entry]
-    lacking = [
-        entry
+    without = of_nccl and value.startswith("^")
+    text = value.lstrip("^=") if of_nccl else value
+    exact = not of_nccl or value.lstrip("^").startswith("=")
+    entries = [entry for entry in text.split(",") if entry]
+    named = {
+        entry: {name for name in names if name == entry or (not exact and name.startswith(entry))}
         for entry in entries
-        if not any(name == entry or (not exact and name.startswith(entry)) for name in names)
-    ]
+    }
+    if without:
+        return [] if set(names) - set().union(*named.values()) else [value]
+    lacking = [entry for entry in entries if not named[entry]]
     return [] if of_nccl and len(lacking) < len(entries) else lacking
+
+
+def wrong_interfaces(environ: Mapping[str, str], names: Sequence[str]) -> list[tuple[str, str]]:
+    """The settings of gloo and NCCL that this node cannot follow: `NAME=value`, what it lacks.
+
+    Pure but for NCCL's configuration files.
+
+    Args:
+        names: the interfaces of this node.
+    """
+    given = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
+    if NCCL not in given and (in_file := nccl_in_file(environ)):
+        given[NCCL] = in_file[0]
+    return [
+        (f"{name}={value}", ", ".join(lacking))
+        for name, value in given.items()
+        if (lacking := missing_interfaces(value, names, of_nccl=name == NCCL))
+    ]
 
 
 def loopback_variables(

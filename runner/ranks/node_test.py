@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.ranks import network
-from runner.ranks.network import GLOO, NCCL, missing_interfaces
+from runner.ranks.network import GLOO, NCCL
 from runner.ranks.reach import try_to_connect
 
 MARK = "airlift-node "
@@ -67,18 +67,15 @@ def look_here(meeting: Meeting, node: str, environ: Mapping[str, str]) -> list[N
     """Finds what is wrong on this node alone."""
     found = []
     names = [name for _, name in socket.if_nameindex()]
-    given = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
-    for variable, value in given.items():
-        if lacking := missing_interfaces(value, names, of_nccl=variable == NCCL):
-            found.append(
-                NodeFault(
-                    node,
-                    f"{variable}={value}: there is no interface {', '.join(lacking)}; it has "
-                    f"{', '.join(names)}",
-                    f"Unset {variable} (each node then takes the interface of its route to the "
-                    "others), or name one that all nodes have.",
-                )
+    for setting, lacking in network.wrong_interfaces(environ, names):
+        found.append(
+            NodeFault(
+                node,
+                f"{setting}: there is no interface {lacking}; it has {', '.join(names)}",
+                f"Unset {setting.partition('=')[0]} (each node then takes the interface of its "
+                "route to the others), or name one that all nodes have.",
             )
+        )
     for what, folder in meeting.folders.items():
         if not Path(folder).is_dir():
             found.append(
@@ -88,7 +85,7 @@ def look_here(meeting: Meeting, node: str, environ: Mapping[str, str]) -> list[N
                     "Put it on a disk that all nodes share.",
                 )
             )
-    if GLOO not in given and (fault := _own_name(node, meeting)):
+    if not environ.get(GLOO) and (fault := _own_name(node, meeting)):
         found.append(fault)
     return found
 

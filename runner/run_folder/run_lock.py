@@ -216,7 +216,7 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
             f"scancel {step}; then run the same command again.",
         )
     return UsageError(
-        f"{folder.root}: {holder.describe()} trains in this run folder.",
+        f"{folder.root}: {holder.describe()} works in this run folder.",
         f"runner status {folder.root}; wait for its end, or give another --output.",
     )
 

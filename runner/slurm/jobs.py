@@ -145,7 +145,9 @@ def queued(job_id: int | None = None, *, with_ended: bool = False) -> list[Job] 
     which += ["--states=all"] if with_ended else []
     # %A, because %i of an array's task is `17_2`.
     lines = _squeue(*which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
-    return lines and [job for line in lines if (job := _queued(line)) is not None]
+    if lines is None:
+        return None
+    return [job for line in lines if (job := _queued(line)) is not None]
 
 
 def ended(job_id: int) -> Job | None:

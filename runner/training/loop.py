@@ -38,7 +38,7 @@ from runner.run_folder.layout import (
 from runner.training.ahead import Ahead, Load
 from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, by_length
-from runner.training.components.device import StopRequest, peak_memory, seed
+from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed
 from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Observer
 from runner.training.components.optimization import rate, warmup_steps
@@ -206,7 +206,7 @@ class Trainer:
         """
         self.clock.begin()
         # Dropout depends on step and rank only, so a resumed run draws the same numbers.
-        seed(hash((self.config.seed, self.step, self.ranks.rank)) % 2**63, self.device)
+        seed(dropout_seed(self.config.seed, self.step, self.ranks.rank), self.device)
         before = self.totals or self.add_up(torch.zeros((), device=self.device), self.step)
         batches = self.ahead.take(self.step).on(self.device)
         predictions = before.on_device()[PREDICTIONS].float()

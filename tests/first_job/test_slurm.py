@@ -236,3 +236,14 @@ def test_two_jobs_of_a_node_have_two_ports_outside_those_of_the_kernel() -> None
 
 def test_one_node_never_asks_for_its_own_name() -> None:
     assert locate("", ["gpu1"], 1, is_first=True).address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("command", ["check", "submit"])
+def test_submit_looks_for_the_tools_of_a_run_as_check_does(
+    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("runner.preflight.tools._lacks_for_compile", lambda: "a C++ compiler")
+    path = programs(tmp_path / "bin", sbatch="echo 17", sinfo="exit 1", squeue="exit 0")
+    write_run(tmp_path, **GPT2, compile=True)
+    said = run_runner(tmp_path, command, "tiny.yaml", "--bundle", str(staged), PATH=path)
+    assert "compile: true needs a C++ compiler" in said.out + said.err

@@ -48,7 +48,6 @@ from runner.evaluate import launch as evaluating
 from runner.launch import hang_detector, local, train
 from runner.launch.local import run_local
 from runner.launch.srun import run_batch
-from runner.ranks import environment as ranks_environment
 from runner.run_folder.layout import RunFolder
 from tests.golden.record import path_of
 
@@ -189,8 +188,7 @@ def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
     argv = ["sh", "-c", _rank_script(folder, given)]
     with (
         mock.patch.object(evaluating, "prepare_in_sandbox", lambda _run: None),
-        mock.patch.object(evaluating, "environment_for_ranks", lambda *_: None),
-        mock.patch.object(ranks_environment, "runner_command", lambda *_words, prefix: argv),
+        mock.patch.object(evaluating, "rank_command", lambda *_: argv),
     ):
         evaluating._launch(chosen, folder / "output", "local", len(given["codes"]), os.environ)
     return 0

@@ -51,7 +51,8 @@ def rehearse_in_job(
         if job is not None:
             partition = environ.get("SLURM_JOB_PARTITION", partition)
             number, hosts = job.job_id, host_names(job.nodes)
-            code = _in_allocation(run, folder, arguments)
+            os.environ[FOLDER] = str(folder)
+            code = launch(run, folder, arguments, environ)
             why = ""
         else:
             number, code = _submit(run, folder, arguments, stages)
@@ -72,11 +73,6 @@ def rehearse_in_job(
 
 def _error(finding: Finding) -> StageError:
     return StageError(finding.message, finding.remedy, exit_code=finding.exit_code or 1)
-
-
-def _in_allocation(run: Run, folder: Path, arguments: Sequence[str]) -> int:
-    os.environ[FOLDER] = str(folder)
-    return launch(run, folder, arguments)
 
 
 def _submit(run: Run, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:

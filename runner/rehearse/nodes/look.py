@@ -29,13 +29,11 @@ from runner.preflight.findings import Finding, Findings
 from runner.ranks.child import in_child
 from runner.ranks.environment import RankEnvironment
 from runner.ranks.network import (
-    GLOO,
-    NCCL,
     addresses_of,
     is_loopback,
-    nccl_in_file,
     other_hosts,
     source_towards,
+    wrong_interfaces,
 )
 
 LEAST_SHARED_MEMORY = 2**28
@@ -143,8 +141,8 @@ def read_env_check(output: str, asset: str) -> list[Finding]:
     for line in output.splitlines():
         word, _, text = line.partition(" ")
         if word in ("bad", "note"):
-            level = "error" if word == "bad" else "note"
-            found.append(Finding(level, f"environment {asset}: {text.strip()}", "", word == "bad"))  # type: ignore[arg-type]
+            said = f"environment {asset}: {text.strip()}"
+            found.append(Finding("error", said, "", 1) if word == "bad" else Finding("note", said))
         elif line.lstrip().startswith("-> ") and found:
             last = found.pop()
             remedy = line.strip().removeprefix("-> ")
@@ -186,32 +184,16 @@ def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[F
         environ: the environment variables of a rank.
         there: the node's interfaces.
     """
-    wanted = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
-    if NCCL not in wanted and (in_file := nccl_in_file(environ)):
-        wanted[NCCL] = in_file[0]
     return [
         Finding(
             "error",
-            f"{name}={value}: this node has no such interface; it has {', '.join(there)}.",
-            f"unset {name} (slurm.setup, ~/.bashrc): the interface of the route is taken then.",
+            f"{setting}: this node has no interface {lacking}; it has {', '.join(there)}.",
+            f"unset {setting.partition('=')[0]} (slurm.setup, ~/.bashrc): the interface of the "
+            "route is taken then.",
             2,
         )
-        for name, value in wanted.items()
-        if not _is_there(value, there, exact=name == GLOO)
+        for setting, lacking in wrong_interfaces(environ, there)
     ]
-
-
-def _is_there(value: str, there: Sequence[str], *, exact: bool) -> bool:
-    """Whether an interface matches: for NCCL prefixes, `=` for whole names, `^` for all others."""
-    without = value.startswith("^")
-    names = value.lstrip("^=").split(",")
-    exact = exact or value.lstrip("^").startswith("=")
-    matching = [
-        name
-        for name in there
-        if any(name == want if exact else name.startswith(want) for want in names)
-    ]
-    return len(matching) < len(there) if without else bool(matching)
 
 
 def check_shared_memory(folder: Path) -> list[Finding]:

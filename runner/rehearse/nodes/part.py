@@ -13,9 +13,9 @@ from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
 from runner.launch.rank import become_rank, end_rank, give_up
 from runner.launch.srun import run_batch
-from runner.launch.train import Run, environment_for_ranks
+from runner.launch.train import Run, rank_command
 from runner.preflight.findings import Finding, Findings, finding_of
-from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment, runner_command
+from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment
 from runner.ranks.network import PEERS_ASKED, here, other_hosts, own_address_towards
 from runner.ranks.reach import HOW_TO_CHOOSE
 from runner.ranks.rendezvous import address_in_slurm
@@ -65,15 +65,13 @@ def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mappin
         raise
     if environ.get(RANK_FLAG) == "1":
         _be_a_rank(run, folder, host, environ)
-    prefix = environment_for_ranks(run, "batch", environ)
-    return launch(run, folder, arguments, prefix)
+    return launch(run, folder, arguments, environ)
 
 
-def launch(run: Run, folder: Path, arguments: Sequence[str], prefix: Path | None = None) -> int:
+def launch(run: Run, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
     RunFolder(folder).make()
-    argv = runner_command(*arguments, prefix=prefix)
-    return run_batch([*run.config.slurm.container, *argv], folder, tests_nodes=False)
+    return run_batch(rank_command(run, "batch", environ, *arguments), folder, tests_nodes=False)
 
 
 def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:

@@ -6,6 +6,7 @@ the handler only notes the signal, and the loop asks all ranks together at the n
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from types import FrameType
@@ -81,6 +82,18 @@ def peak_memory(device: torch.device) -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def dropout_seed(run: int, step: int, rank: int) -> int:
+    """The seed of a rank's dropout in a step: the first 63 bits of sha256 of `RUN STEP RANK`.
+
+    Python's own `hash` may change with any version of Python, and with it the losses of a run.
+
+    Args:
+        run: the run file's `seed`.
+    """
+    digest = hashlib.sha256(f"{run} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed(number: int, device: torch.device) -> None:

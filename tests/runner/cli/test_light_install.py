@@ -212,7 +212,9 @@ def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> N
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "sbatch").write_text("#!/bin/sh\ncat >/dev/null </dev/null\necho 42\n")
-    (programs / "sbatch").chmod(0o755)
+    (programs / "squeue").write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
     done = subprocess.run(
         [light / "runner", *shlex.split(f"submit {RUN_IT} --output {tmp_path / 'out'}")],
         env=environment(tmp_path, PATH=f"{programs}:/usr/bin:/bin"),

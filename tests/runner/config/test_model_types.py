@@ -6,6 +6,7 @@ import pytest
 
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
 from runner.config.tasks import TASKS
+from runner.plan import transformers_tables
 
 
 def test_every_task_has_a_table() -> None:
@@ -21,9 +22,15 @@ def test_the_model_types_are_those_of_transformers(table: str) -> None:
 
 
 def test_the_targets_of_lora_are_those_of_peft() -> None:
-    from peft.utils import constants
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 
-    targets = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    assert {kind: sorted(names) for kind, names in LORA_TARGETS.items()} == {
-        kind: sorted(names) for kind, names in targets.items()
-    }
+    assert LORA_TARGETS == TARGETS
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_pattern_of_peft_is_no_list_of_letters(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_tables, "is_installed", lambda _name: installed)
+    assert transformers_tables.targets_in_peft("gemma4") == []
+    assert sorted(transformers_tables.targets_in_peft("gemma2")) == ["q_proj", "v_proj"]

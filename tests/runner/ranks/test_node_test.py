@@ -16,8 +16,8 @@ import pytest
 
 from runner.errors import NeverMetError
 from runner.launch.srun import check_nodes, node_test_command
-from runner.ranks.network import interface_of, source_towards
-from runner.ranks.node_test import Meeting, missing_interfaces
+from runner.ranks.network import interface_of, missing_interfaces, source_towards
+from runner.ranks.node_test import Meeting
 from runner.slurm.environment import SlurmJobEnvironment
 from tests.runner.launch.test_local import BATCH
 from tests.support.environment.laptop import alone
@@ -128,6 +128,9 @@ def test_a_test_that_cannot_be_made_ends_no_job(
         ("=eth", True, ["eth"]),
         ("=eth0", True, []),
         ("^docker,lo", True, []),
+        ("^lo,eth", True, ["^lo,eth"]),
+        ("^=lo,eth", True, []),
+        ("^lo", False, ["^lo"]),
         ("ib,eth", True, []),
         ("ib0,ib1", True, ["ib0", "ib1"]),
         ("eth", False, ["eth"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import namedtuple
@@ -24,6 +25,8 @@ THERE = ["lo", "eth0", "eth10", "ib0"]
     ("variables", "found"),
     [
         ({"GLOO_SOCKET_IFNAME": "eth1"}, 1),  # gloo takes whole names
+        ({"GLOO_SOCKET_IFNAME": "eth0,missing"}, 1),  # and needs each of them
+        ({"NCCL_SOCKET_IFNAME": "eth0,missing"}, 0),
         ({"NCCL_SOCKET_IFNAME": "eth"}, 0),  # NCCL takes prefixes
         ({"NCCL_SOCKET_IFNAME": "=eth1"}, 1),
         ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, 0),
@@ -115,6 +118,7 @@ def test_what_env_check_prints_becomes_findings() -> None:
     output = "ok    glibc 2.31\nnote  no module command\nbad   driver 418\n      -> ask the site\n"
     note, bad = look.read_env_check(output, "train-env")
     assert (note.level, bad.level, bad.remedy) == ("note", "error", "ask the site")
+    assert '"exit_code": 1' in json.dumps(bad.to_json()), "not `true`"
 
 
 def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
