@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,30 @@ def test_every_torch_writes_its_last_collectives_to_logs(
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/flight-rank-",
     }, "what the user set wins"
+
+
+RANK = """
+import os, sys, warnings
+from pathlib import Path
+from runner.launch.rank import become_rank
+from runner.run_folder.layout import RunFolder
+become_rank(RunFolder(Path(sys.argv[1])), os.environ)
+from tqdm import tqdm
+for _ in tqdm(range(3)):
+    warnings.warn("deprecated", FutureWarning)
+os._exit(0)
+"""
+
+
+def test_the_log_of_a_rank_has_no_bars_and_no_libraries_own_warnings(tmp_path: Path) -> None:
+    """At the end of `runner logs` were bars of DeepSpeed and FutureWarnings of torch."""
+    (tmp_path / "logs").mkdir()
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(tmp_path)],
+        env={**os.environ, **variables, "MASTER_PORT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
