@@ -9,6 +9,14 @@ from stage.util.digests import is_hex
 from stage.util.fields import YamlFields, keeps_mistakes
 from stage.util.files import is_file
 
+_CONVERSIONS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
 _MAX_NAME = 96  # characters of a repository's name (huggingface_hub, utils/_validators.py)
 
 
@@ -93,12 +101,13 @@ class Entry(YamlFields):
                     bare = bare.removeprefix(part)
                 self.fail("is an address", key, remedy=f"Write `{key}: {bare}`.")
         if is_local(value, self.lines.path.parent):
-            also = ", and how to read it: `convert: csv`." if key == "dataset" else "."
+            how = _CONVERSIONS.get(Path(value).suffix.lower())
+            also = f", and how to read it: `convert: {how}`" if key == "dataset" and how else ""
             self.fail(
                 f"{value} is a local file or folder; `{key}` names a repository on the Hub, "
                 "such as org/name",
                 key,
-                remedy=f"Write `path: {value}`{also}",
+                remedy=f"Write `path: {value}`{also}. `stage init {value}` writes the whole entry.",
             )
         parts = value.split("/")
         allowed = all(
@@ -115,7 +124,5 @@ def is_local(value: str, folder: Path) -> bool:
 
     A folder `org/name` is not enough: it may be a clone of the repository.
     """
-    is_data = "/" not in value and value.lower().endswith(
-        (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
-    )
+    is_data = "/" not in value and Path(value).suffix.lower() in _CONVERSIONS
     return util_paths.names_a_local_path(value) or is_data or is_file(folder / value)

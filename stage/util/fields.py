@@ -258,11 +258,12 @@ class YamlFields(Fields):
         for number, item in enumerate(value):
             if not isinstance(item, str) or not item:
                 shown = self.shown(item, key, number)
+                written = self.lines.written.get((*self.where, key, number))
                 self.fail(
                     f"should be a list of texts; item {number + 1} is {shown}",
                     key,
                     number,
-                    remedy=f'Put the text in quotes: {key}: ["..."]',
+                    remedy=f'Put it in quotes: "{written}"' if written else "",
                 )
         return tuple(value)
 
