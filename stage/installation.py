@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -31,6 +30,8 @@ def install_command(extra: str = "") -> str:
         A line for a shell. In an environment that was made from a bundle, a sentence: nothing can
         be added to it there.
     """
+    from importlib import metadata  # half as long as all other imports of a short command
+
     if is_from_bundle(Path(sys.prefix)):
         return (
             f"{sys.prefix} was made from a bundle. On the laptop, add what is missing to its "

@@ -1,9 +1,8 @@
 """One line of ours after the traceback of a user's own script, where we know what helps.
 
-`runner exec` puts a copy of this file as `sitecustomize.py` into a folder on PYTHONPATH, so each
-Python of the script loads it (Library Reference, "site"). It imports nothing of airlift, and has
-the syntax of Python 3.6. It changes nothing but `sys.excepthook`, which prints first what it
-printed before; a `sitecustomize` of the environment is loaded as if this one were not there.
+`runner exec` puts a copy of this file into a folder on PYTHONPATH, where each Python of the script
+loads it (`stage.serve.children`). It imports nothing of airlift, and has the syntax of Python 3.6.
+It changes nothing but `sys.excepthook`, which prints first what it printed before.
 """
 
 import os
@@ -11,7 +10,9 @@ import sys
 from types import TracebackType
 from typing import Any, Optional, Tuple, Type
 
+NAME = "airlift_last_words"
 _NO_INTERNET = "a compute node has no internet: "
+_STAGE_IT = "stage the file (`url:`), and read it from the bundle"
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
 _SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
 _NO_GPU = (
@@ -318,7 +319,9 @@ def advice(error: Optional[BaseException]) -> str:
         error, seen = error.__cause__ or error.__context__, seen + 1
     # Ranks that do not reach each other must not be told about the internet.
     if any(words in text for words in _NOT_REACHED) and ("http" in text.lower() or "urlo" in text):
-        return _NO_INTERNET + "stage the file (`url:`), and read it from the bundle"
+        return _NO_INTERNET + _STAGE_IT
+    if "FileNotFoundError: http" in text:
+        return _NO_INTERNET + _STAGE_IT
     return next((line for words, line in ADVICE if words in text), "")
 
 
@@ -372,22 +375,7 @@ def watch(event: str, arguments: Tuple[Any, ...]) -> None:
     sys.stderr.flush()
 
 
-def load_the_next() -> None:
-    """Loads the `sitecustomize` that this file hides, if there is one."""
-    import importlib.machinery
-    import importlib.util
-
-    here = os.path.dirname(os.path.realpath(__file__))
-    others = [path for path in sys.path if os.path.realpath(path or ".") != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-
-
-if __name__ == "sitecustomize":
+if __name__ == NAME:
     install()
     if hasattr(sys, "addaudithook"):  # Python 3.8
         sys.addaudithook(watch)
-    load_the_next()

@@ -32,17 +32,23 @@ from runner.disks import (
     user_variables,
 )
 from runner.errors import (
-    StageError,
     UsageError,
     human_count,
+    print_line,
     read_start,
     suggest,
     write_atomically,
 )
 from runner.exec import last_words
 from runner.exec.hub_cache import write_hub_cache
-from runner.exec.server_process import read_line, stage_command, start_server
-from runner.inputs import check_known_damage, check_names_and_sizes, hub_repositories, running_tree
+from runner.exec.server_process import serve_beside
+from runner.inputs import (
+    HUB_IN_CHILDREN,
+    check_known_damage,
+    check_names_and_sizes,
+    open_hub,
+    running_tree,
+)
 from runner.isolation import note_for_script
 from runner.ranks.environment import variables_between_nodes
 from runner.ranks.mpi import mpi_task
@@ -65,6 +71,7 @@ REMOVED_VARIABLES = (
 )
 """Variables that would stop libraries from using the server, or old libraries from the cache."""
 
+LAST_WORDS = Path(last_words.__file__)
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 """Errors of flock(2) on a file system without locks."""
 NEVER_CLEANED = "exec.unlocked"
@@ -78,34 +85,32 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
         UsageError: the program does not exist, the command would start processes on other nodes, or
             run on one of several; or another user owns the folder of the caches.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
-        StageError: the server did not start; it has printed the reason.
     """
     program = _program(command, environ)
     _check_one_node(command, environ)
     _check_bundle(bundle.resolve(), environ)
-    bundle_id, repositories = hub_repositories(bundle)
+    hub = open_hub(bundle, _say)
     base = own_folder(job_folder(environ))
     compiled, avoided = local_folder(environ, read_mounts())
     own_folder(compiled)
     lock = _in_use(base)
-    folder = base / "exec" / bundle_id[:12]
-    server = stage_command("serve", str(bundle.resolve()), "--port", "0")
-    reader = start_server(server, _cleaner(base, lock, environ))
-    write_hub_cache(repositories, folder / "hub")  # while the server starts
-    address = _address(read_line(reader))
+    folder = base / "exec" / hub.bundle_id[:12]
+    serve_beside(hub.serve, _cleaner(base, lock, environ))
+    write_hub_cache(hub.repositories, folder / "hub")
     between, notes = variables_between_nodes(environ)
-    variables = environment(environ, address, folder, compiled) | between
-    customize = folder / "python" / "sitecustomize.py"
-    customize.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(customize, Path(last_words.__file__).read_bytes())
+    variables = environment(environ, hub.address, folder, compiled) | between
+    python = folder / "python"
+    python.mkdir(parents=True, exist_ok=True)
+    for source, name in ((HUB_IN_CHILDREN, "sitecustomize"), (LAST_WORDS, last_words.NAME)):
+        write_atomically(python / f"{name}.py", source.read_bytes())
     in_prefix = Path(program).resolve().is_relative_to(Path(sys.prefix).resolve())
     if in_prefix and running_tree() is not None:
         # An environment from a bundle contains all packages that it needs.
         variables.setdefault("PYTHONNOUSERSITE", "1")
-    counts = Counter(repository.kind for repository in repositories)
+    counts = Counter(repository.kind for repository in hub.repositories)
     metrics = f", {human_count(counts['spaces'], 'name')} of metrics" if counts["spaces"] else ""
     about = (
-        f"bundle {bundle_id[:12]} is the Hub at {address} "
+        f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} "
         f"({human_count(counts['models'], 'name')} of models, "
         f"{human_count(counts['datasets'], 'name')} of datasets"
         f"{metrics}); caches: {folder}"
@@ -122,8 +127,12 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             *notes,
         )
         for note in filter(None, said):
-            print(f"runner exec: {note}", file=sys.stderr, flush=True)
+            _say(note)
     os.execve(program, list(command), variables)
+
+
+def _say(text: str) -> None:
+    print_line(f"runner exec: {text}", err=True)
 
 
 def environment(
@@ -356,11 +365,9 @@ def _in_use(base: Path) -> int:
         note = base / NEVER_CLEANED
         if not note.exists():
             note.touch()
-            print(
-                f"runner exec: {base} takes no locks ({error.strerror}), so its caches stay there "
-                "after the job; with TMPDIR on the node's own disk they are removed",
-                file=sys.stderr,
-                flush=True,
+            _say(
+                f"{base} takes no locks ({error.strerror}), so its caches stay there after the "
+                "job; with TMPDIR on the node's own disk they are removed"
             )
     return descriptor
 
@@ -382,15 +389,3 @@ def _cleaner(base: Path, lock: int, environ: Mapping[str, str]) -> Callable[[], 
             shutil.rmtree(base / "exec", ignore_errors=True)
 
     return clean
-
-
-def _address(line: str) -> str:
-    match = re.search(r"\bat (http://\S+?),", line)
-    if match:
-        return match[1]
-    ended = re.fullmatch(r"exit (\d+)", line)
-    raise StageError(
-        "the bundle cannot be served (see above).",
-        "stage verify BUNDLE",
-        exit_code=int(ended[1]) if ended else 1,
-    )

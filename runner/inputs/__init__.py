@@ -36,7 +36,8 @@ from stage.bundle.inspect import safetensors_header as safetensors_header  # for
 from stage.environment.compat import imports as imports  # for runner.launch.surroundings
 from stage.environment.compat.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
-from stage.serve.catalogue import DEFAULT_REVISION, Catalogue, ServedRepository
+from stage.serve import children
+from stage.serve.catalogue import Catalogue, ServedRepository
 from stage.util.digests import hash_file
 from stage.verify.advice import remedy_for_damage
 from stage.verify.receipt import state_folder as state_folder  # for runner.preflight
@@ -381,6 +382,13 @@ def _dataset_config(
     wanted: DatasetConfig, asset: LockedAsset, where: Callable[[str], str]
 ) -> tuple[str, Mapping[str, Any]]:
     have = ", ".join(asset.configs)
+    if asset.is_as_published:
+        raise UsageError(
+            f"{where(f'config: {wanted.config}')}: the dataset `{asset.name}` has no splits: its "
+            "files travel as published, for scripts under `runner exec`.",
+            f"On the laptop, remove `include` and `exclude` of `{asset.name}` (its `config` and "
+            "`splits` choose then), and fetch again.",
+        )
     if wanted.config == "auto":
         if len(asset.configs) != 1:
             raise UsageError(
@@ -409,6 +417,10 @@ def _split(
     )
 
 
+HUB_IN_CHILDREN = Path(children.__file__)
+"""A file that each Python of a script loads, so that its children ask the same Hub."""
+
+
 @dataclass(frozen=True)
 class HubRepository:
     """A repository of a bundle, as clients of the Hub see it.
@@ -427,24 +439,45 @@ class HubRepository:
     snapshots: Mapping[str, Mapping[str, Path | bytes]]
 
 
-def hub_repositories(bundle_path: Path) -> tuple[str, list[HubRepository]]:
-    """A bundle's id, and its models and datasets under each name that clients may use.
+@dataclass(frozen=True)
+class Hub:
+    """A bundle as a Hub for the scripts of this node.
+
+    Attributes:
+        repositories: its repositories under each name that clients may use.
+        address: the URL of the server, which listens already.
+        serve: answers requests until the process ends.
+    """
+
+    bundle_id: str
+    repositories: list[HubRepository]
+    address: str
+    serve: Callable[[], None]
+
+
+def open_hub(bundle_path: Path, say: Callable[[str], None]) -> Hub:
+    """Opens a bundle as a Hub on loopback.
+
+    Args:
+        say: prints what clients miss in the bundle.
 
     Raises:
         UsageError: not a complete bundle.
         DamageError: the bundle's lock is damaged.
     """
+    from stage.serve.server import BundleServer
+
     bundle = Bundle.open(bundle_path.resolve())
-    found = Catalogue.of(bundle).names
-    return bundle.id, [
-        _hub_repository(kind, name, served) for (kind, name), served in found.items()
+    catalogue = Catalogue.of(bundle)
+    repositories = [
+        _hub_repository(kind, name, served) for (kind, name), served in catalogue.names.items()
     ]
+    server = BundleServer(catalogue, "127.0.0.1", 0, say)
+    return Hub(bundle.id, repositories, server.address, server.serve_forever)
 
 
 def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
-    refs = {DEFAULT_REVISION: served.versions[0].commit}
-    for version in reversed(served.versions):
-        refs |= {ref: version.commit for ref in version.revisions if ref != version.commit}
+    refs = {ref: v.commit for v in served.versions for ref in v.revisions if ref != v.commit}
     snapshots = {
         v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions
     }

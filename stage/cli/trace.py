@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from stage.errors import UsageError, as_shown
+from stage.cli.base import say
+from stage.errors import UsageError
 from stage.util.files import human_count
+
+if TYPE_CHECKING:
+    from stage.trace.trace import Traced
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -36,8 +42,9 @@ from stage.util.files import human_count
 def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_code: bool) -> None:
     """Run COMMAND once, and write the manifest of what it asks for.
 
-    The manifest pins commits. Recorded are requests to the Hub (models, datasets, metrics of
-    `evaluate`), plain http addresses, and of other https addresses the host.
+    The manifest has an entry for each repository and revision, with the files that were read.
+    Recorded are requests to the Hub (models, datasets, metrics of `evaluate`), plain http
+    addresses, and of other https addresses the host. What a bundle cannot hold is named at the end.
 
     \b
     Example:
@@ -48,6 +55,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     check_hub_library()
     from stage.fetch.new_manifest import write_manifest
     from stage.fetch.sources import Sources
+    from stage.trace.trace import manifest_text, url_lines
     from stage.trace.trace import trace as run
     from stage.util.files import check_folder_of, check_writable
     from stage.util.progress import Reporter
@@ -60,26 +68,60 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     check_writable(manifest.parent)
     with Reporter() as reporter:
         sources = Sources(endpoint, reporter)
-        traced = run(command, manifest, sources, os.environ, allow_code=allow_code)
+        traced = run(command, sources, os.environ, allow_code=allow_code)
+    assets = [entry for entry in traced.entries if entry.lines]
+    if not assets:
+        _raise_nothing(command, traced)
+    write_manifest(manifest, manifest_text(command, manifest, traced))
+    for entry in traced.entries:
+        say(entry.note)
+    lost = [
+        *(f"cannot travel: {text}" for entry in traced.entries for text in entry.cannot_travel),
+        *(f"cannot travel: {address}: read over http" for address in traced.addresses),
+    ]
+    for text in lost:
+        say(text, err=True)
+    for number, line in enumerate(url_lines(traced)):
+        if not number:
+            say(
+                "  -> To bring these files, let the script read data/files/NAME of the bundle, and "
+                "write below `assets:`:",
+                err=True,
+            )
+        say(f"  {line}", err=True)
+    for host in traced.hosts:
+        say(
+            f"warning: {command[0]} asked {host} over https, which hides the rest of the address: "
+            "if it read a file there that the job needs, `url: https://...` brings it",
+            err=True,
+        )
+    for stray in traced.strays:
+        say(f"warning: not recorded, it ran with variables of its own: {stray}", err=True)
+    say(f"{manifest}: {human_count(len(assets), 'asset')}")
+    say(f"next: stage fetch {shlex.quote(str(manifest))} -o bundle")
+    say(f"then, as on the cluster: runner exec --bundle bundle -- {shlex.join(command)}")
+    if traced.interrupted is not None:
+        raise traced.interrupted
+    if traced.status:
+        say(
+            f"warning: {command[0]} ended with {traced.status}; what it would have asked for later "
+            "is not in the manifest",
+            err=True,
+        )
+    if traced.status or lost:
+        sys.exit(1)
+
+
+def _raise_nothing(command: tuple[str, ...], traced: Traced) -> NoReturn:
+    """Raises the error for a script that asked for nothing that a bundle can hold."""
+    if traced.interrupted is not None:
+        raise traced.interrupted
     nothing = f"{command[0]} asked the Hub for nothing that a bundle can hold"
-    if not traced.num_assets and traced.status:
+    if traced.status:
         raise UsageError(
             f"{nothing}, and ended with {traced.status}.", "Its own error is above: fix that first."
         )
-    if not traced.num_assets:
-        raise UsageError(
-            f"{nothing}.",
-            "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
-        )
-    write_manifest(manifest, traced.text)
-    click.echo(as_shown(f"{manifest}: {human_count(traced.num_assets, 'asset')}"))
-    if traced.status:
-        click.echo(
-            as_shown(
-                f"warning: {command[0]} ended with {traced.status}; what it would have asked for "
-                "later is not in the manifest"
-            ),
-            err=True,
-        )
-        sys.exit(1)
-    click.echo(as_shown(f"next: stage fetch {manifest} -o bundle"))
+    raise UsageError(
+        f"{nothing}.",
+        "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
+    )

@@ -17,7 +17,7 @@ from stage.fetch.sources import Sources
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.local.listing import Listing
 from stage.lock.licences import not_allowed, states_nothing
-from stage.lock.model import LockedAsset
+from stage.lock.model import FOLDERS, LockedAsset
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from stage.manifest.manifest import Manifest
@@ -132,6 +132,7 @@ def resolve(
                 reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
     check_bases(manifest, assets)
     check_sizes(manifest, assets)
+    _check_one_commit_per_revision(manifest, assets)
     lock = Lockfile(manifest.name, assets)
     if previous is not None:
         lock = _keep_known_digests(lock, previous)
@@ -139,6 +140,27 @@ def resolve(
     _check_licences(manifest, lock)
     _check_allowed(manifest, lock)
     return Resolution(manifest, lock, tuple(changed))
+
+
+def _check_one_commit_per_revision(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that a branch or tag of a repository means one commit: a script could get but one.
+
+    Raises:
+        UsageError: names the two assets.
+    """
+    first: dict[tuple[str, str, str | None], LockedAsset] = {}
+    for asset in assets.values():
+        source = asset.source
+        other = first.setdefault(
+            (FOLDERS[asset.kind], source.location, source.requested_revision), asset
+        )
+        if source.type == "hub" and other.source.commit != source.commit:
+            raise UsageError(
+                f"{manifest.place(asset.name)}: `{other.name}` and `{asset.name}` are "
+                f"{source.location} at `{source.requested_revision}`, and "
+                f"{manifest.lock_path.name} has two commits of it.",
+                manifest.update_command(other.name) + f" --update {asset.name}",
+            )
 
 
 def _check_answered(manifest: Manifest, previous: Lockfile | None, stale: set[str]) -> None:

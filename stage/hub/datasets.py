@@ -1,7 +1,8 @@
-"""Resolves a dataset request to one config of a repository, with each split's files in order.
+"""Resolves a dataset request: the files that it names, as published, or one config by splits.
 
-Published parquet comes first; else the Hub's own conversion on `refs/convert/parquet`; else the
-published files (CSV, JSON, text, Arrow, images), which `stage.fetch.build` converts to parquet.
+Of a config, published parquet comes first; else the Hub's own conversion on
+`refs/convert/parquet`; else the published files (CSV, JSON, text, Arrow, images), which
+`stage.fetch.build` converts to parquet.
 Rows and schema are known only after the download: `fetch` reads them and completes the lock.
 """
 
@@ -14,10 +15,17 @@ from stage.errors import PolicyError, UsageError, suggest
 from stage.hub import parquet_layout
 from stage.hub.client import Hub, Repository
 from stage.hub.data_files_layout import Originals, loading_script, originals
-from stage.hub.model_files import RemoteFile, ingredient_of, is_document, locked_file
+from stage.hub.model_files import (
+    RemoteFile,
+    ingredient_of,
+    is_document,
+    locked_file,
+    select_by_patterns,
+)
 from stage.hub.parquet_layout import CONVERSION_BRANCH
 from stage.lock.model import (
     CARD,
+    Code,
     Ingredient,
     LeftOut,
     LockedAsset,
@@ -87,6 +95,8 @@ def resolve_dataset(
     """
     repository = hub.repository(what, "dataset", request.repository, request.revision)
     listing = hub.files(what, repository)
+    if request.include or request.exclude:
+        return _as_published(name, request, repository, listing, what)
     chosen = _choose(request, repository, listing, hub, what)
     if chosen.parquet_commit:
         reporter.note(
@@ -101,18 +111,55 @@ def resolve_dataset(
             f"the Hub: it is converted here from its {count}"
         )
     chosen = _with_separator(chosen, request.separator, what)
-    asset = LockedAsset(
+    asset = _asset(name, request, repository, chosen.parquet_commit)
+    return _with_files(asset, chosen, splits, repository, listing, what)
+
+
+def _asset(
+    name: str, request: DatasetRequest, repository: Repository, parquet_commit: str | None = None
+) -> LockedAsset:
+    """The asset without its files."""
+    return LockedAsset(
         name=name,
         kind="dataset",
         request=as_lock_request(request),
-        source=Source(
-            "hub", repository.id, request.revision, repository.commit, chosen.parquet_commit
-        ),
+        source=Source("hub", repository.id, request.revision, repository.commit, parquet_commit),
         files=(),
         aliases=() if repository.id == request.repository else (request.repository,),
         licence=repository.licence,
     )
-    return _with_files(asset, chosen, splits, repository, listing, what)
+
+
+def _as_published(
+    name: str,
+    request: DatasetRequest,
+    repository: Repository,
+    listing: Mapping[str, RemoteFile],
+    what: str,
+) -> LockedAsset:
+    """The files that the patterns take, under their own paths, with the card."""
+    asset = _asset(name, request, repository)
+    taken, left_out = select_by_patterns(
+        list(listing.values()),
+        request.include,
+        request.exclude,
+        what,
+        allow_code=request.allow_code,
+    )
+    if not taken:
+        raise UsageError(
+            f"{what}: no file of {repository.id} is left to take.", "Check `include` and `exclude`."
+        )
+    files = tuple(locked_file(file, f"{asset.folder}/{file.path}") for file in taken)
+    for file in files:
+        check_path(file.path, what, way_without(asset.request))
+    code = tuple(file.path for file in files if file.path.endswith(".py"))
+    return replace(
+        asset,
+        files=files,
+        left_out=tuple(left_out),
+        code=(Code(repository.id, repository.commit, repository.licence, code),) if code else (),
+    )
 
 
 def _with_separator(chosen: _Chosen, separator: str | None, what: str) -> _Chosen:

@@ -352,7 +352,7 @@ def _check_code_and_pickles(path: str, what: str, *, allow_code: bool) -> None:
         raise PolicyError(
             f"{what}: `include` asks for {printable(path)}, a pickle, "
             "which can run code when loaded.",
-            "Ask for the safetensors instead.",
+            "Ask for the safetensors instead, or add it to `exclude`.",
         )
     if path.lower().endswith(".py") and not allow_code:
         raise PolicyError(

@@ -218,7 +218,7 @@ class LockedAsset:
             whether the lock is still up to date.
         aliases: other names of the repository, besides `source.location`.
         licence: as the repository states it (SPDX where the Hub uses it), or None.
-        configs: for a dataset, config -> split -> `LockedSplit`.
+        configs: for a dataset by splits, config -> split -> `LockedSplit`.
         made_from: the inputs of files with a `made_by`.
         environment: None for other kinds.
         base: the model that an adapter needs; None also if that is no Hub repository.
@@ -243,6 +243,11 @@ class LockedAsset:
     def names(self) -> frozenset[str]:
         """Every name that a script may use for the repository."""
         return frozenset((self.source.location, *self.aliases))
+
+    @property
+    def is_as_published(self) -> bool:
+        """Whether it is a dataset whose files are as published, instead of parquet by split."""
+        return self.kind == "dataset" and not self.configs
 
     @property
     def folder(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stage.util import paths as util_paths
@@ -38,6 +39,19 @@ class Entry(YamlFields):
         if of is not None and self.data.get("convert") != of:
             self.wrong("separator", f"goes with `convert: {of}`")
         return value
+
+    @keeps_mistakes(None)
+    def check_not_both(self, patterns: Sequence[str], of_splits: Sequence[str]) -> None:
+        """Refuses a dataset that is to be both files as published and splits of a config."""
+        pattern = next((key for key in patterns if self.data.get(key)), None)
+        other = next((key for key in of_splits if self.data.get(key)), None)
+        if pattern and other:
+            self.fail(
+                f"cannot stand beside `{pattern}`: with that, files travel as they are published, "
+                "and the script chooses among them",
+                other,
+                remedy=f"Remove one of the two. For `runner train`, keep `{other}`.",
+            )
 
     @keeps_mistakes("")
     def local_path(self) -> str:

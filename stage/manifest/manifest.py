@@ -96,7 +96,10 @@ class Manifest:
 _KEYS = {
     "model": ("model", "revision", "include", "exclude", "allow_code", "base", "licence"),
     "tokenizer": ("tokenizer", "revision", "allow_code", "licence"),
-    "dataset": ("dataset", "revision", "config", "splits", "separator", "licence"),
+    "dataset": (
+        *("dataset", "revision", "config", "splits", "separator", "licence"),
+        *("include", "exclude", "allow_code"),
+    ),
     "metric": ("metric", "revision", "allow_code", "licence"),
     "path": ("path", "include", "exclude", "convert", "separator", "licence"),
     "url": ("url", "sha256", "unpack", "convert", "separator", "licence"),
@@ -239,9 +242,13 @@ def _tokenizer(entry: Entry) -> ModelRequest:
 
 
 def _dataset(entry: Entry) -> DatasetRequest:
+    entry.check_not_both(("include", "exclude"), ("config", "splits", "separator"))
     return DatasetRequest(
         repository=entry.repository("dataset"),
         revision=entry.text("revision", default="main"),
+        include=entry.texts("include"),
+        exclude=entry.texts("exclude"),
+        allow_code=entry.flag("allow_code"),
         config=entry.text("config", default="") or None,
         splits=entry.texts("splits"),
         separator=entry.separator(),

@@ -34,9 +34,12 @@ class ModelRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRequest:
-    """A Hub dataset repository.
+    """A Hub dataset repository: splits of one config, or the files as published.
 
     Attributes:
+        include, exclude: patterns of files. If any is given, these files travel as they are
+            published, and there is no config.
+        allow_code: whether they may contain Python code.
         config: None: the only config, or the default one.
         splits: empty: all.
         separator: between the cells of a CSV; None: as the file's suffix says.
@@ -44,6 +47,9 @@ class DatasetRequest:
 
     repository: str
     revision: str = "main"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    allow_code: bool = False
     config: str | None = None
     splits: tuple[str, ...] = ()
     separator: str | None = None

@@ -1,8 +1,10 @@
 """The contents of a bundle by the names that clients use: repository ids and paths in repositories.
 
 A repository may be in a bundle twice (a model and its tokenizer, two configs of a dataset): the
-same commit is one version with the files of both. A dataset gets a card that names only the splits
-in the bundle, because `load_dataset` looks for every split that the card names.
+same commit is one version with the files of both. Each version has the names that the manifest
+asked for, and no other. A dataset whose files are as published is listed whole, with the files that
+were left out, because `load_dataset` chooses files by the list; a dataset of chosen splits gets a
+card that names only these.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from typing import Any
 
 from stage.bundle.bundle import Bundle
 from stage.hub.parquet_layout import CONVERSION_BRANCH
-from stage.lock.model import CARD as STAGED_CARD
-from stage.lock.model import LockedAsset, LockedFile
+from stage.lock.model import LeftOut, LockedAsset, LockedFile
+from stage.serve.address import MAIN
 from stage.serve.card import CARD, card_of
 from stage.util.files import open_inside
 from stage.util.yaml_lines import split_card
 
-DEFAULT_REVISION = "main"
+_UNKNOWN = "0" * 40  # the lock has no digest of a file that was left out
 OWN = "bundle"  # the namespace of every asset under its own name: clients require one
 
 
@@ -72,14 +74,24 @@ class Version:
 
     Attributes:
         files: path in the repository -> file.
-        left_out: path of a file that is not in the bundle -> reason.
-        revisions: the names of this version: commits, branches, tags.
+        left_out: path of a file that is not in the bundle -> the asset that left it out, and why.
+        revisions: the names of this version: its commit, branches, tags.
     """
 
     commit: str
     files: Mapping[str, ServedFile]
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, tuple[LockedAsset, LeftOut]]
     revisions: frozenset[str]
+
+    @cached_property
+    def listed(self) -> Mapping[str, ServedFile]:
+        """The files that a list of the repository has."""
+        absent = {
+            path: ServedFile(b"", left.size, _UNKNOWN, None, Path())
+            for path, (asset, left) in self.left_out.items()
+            if asset.is_as_published
+        }
+        return {**absent, **self.files}
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -92,20 +104,24 @@ class Version:
 
 @dataclass(frozen=True)
 class ServedRepository:
-    """A repository under its id; the first of `versions` is the default one."""
+    """A repository under its id; `main` is the first of `versions`, if it is one of them."""
 
     kind: str
     id: str
     versions: tuple[Version, ...]
 
     def version(self, revision: str) -> Version | None:
-        """The version of a branch, tag or commit; `main` is always the default one."""
+        """The version of a branch, a tag, or a commit, which may be shortened; never another."""
         for version in self.versions:
-            if revision in version.revisions or (
-                len(revision) >= 7 and version.commit.startswith(revision)
-            ):
+            if revision in version.revisions:
                 return version
-        return self.versions[0] if revision == DEFAULT_REVISION else None
+        if len(revision) < 7:
+            return None
+        return next((v for v in self.versions if v.commit.startswith(revision)), None)
+
+    def has(self, revision: str) -> bool:
+        """Whether a name is that of a version."""
+        return self.version(revision) is not None
 
 
 @dataclass(frozen=True)
@@ -198,29 +214,24 @@ def _repository(
         by_commit.setdefault(asset.source.commit or own, []).append(asset)
     versions = [_version(commit, several, bundle.root) for commit, several in by_commit.items()]
     return ServedRepository(
-        kind, name, tuple(sorted(versions, key=lambda v: DEFAULT_REVISION not in v.revisions))
+        kind, name, tuple(sorted(versions, key=lambda version: MAIN not in version.revisions))
     )
 
 
 def _version(commit: str, assets: list[LockedAsset], root: Path) -> Version:
     files: dict[str, ServedFile] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[str, tuple[LockedAsset, LeftOut]] = {}
     revisions = {commit}
     for asset in assets:
-        for file in asset.files:
-            files[_name(file, asset)] = _served(file, root)
-        left_out |= {left.path: left.reason for left in asset.left_out}
-        revisions.add(asset.source.requested_revision or DEFAULT_REVISION)
-        if asset.kind == "dataset":
+        files |= {_name(file, asset): _served(file, root) for file in asset.files}
+        left_out |= {left.path: (asset, left) for left in asset.left_out}
+        revisions.add(asset.source.requested_revision or MAIN)
+        if asset.configs:
             revisions |= {CONVERSION_BRANCH, asset.source.parquet_commit or commit}
-    if any(asset.kind == "dataset" for asset in assets):
+    if all(asset.configs for asset in assets):
         files[CARD] = _card(assets, files.get(CARD), root)
-    return Version(
-        commit,
-        files,
-        {p: why for p, why in left_out.items() if p not in files},
-        frozenset(revisions),
-    )
+    absent = {path: left for path, left in left_out.items() if path not in files}
+    return Version(commit, files, absent, frozenset(revisions))
 
 
 def _name(file: LockedFile, asset: LockedAsset) -> str:
@@ -228,7 +239,7 @@ def _name(file: LockedFile, asset: LockedAsset) -> str:
     inside = file.path.removeprefix(f"{asset.folder}/")
     if file.made_by or asset.source.type != "hub":
         return inside
-    return CARD if asset.kind == "dataset" and inside == STAGED_CARD else file.origin
+    return file.origin
 
 
 def _served(file: LockedFile, root: Path) -> ServedFile:

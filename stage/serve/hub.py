@@ -7,114 +7,100 @@ its codes: `from_pretrained` treats a file that is not in the bundle as a missin
 from __future__ import annotations
 
 import re
-import urllib.parse
 
-from stage.hub.parquet_layout import CONVERSION_BRANCH
 from stage.serve import listings
+from stage.serve.address import Address
 from stage.serve.answers import Answer, FileBody, Request, error_answer, json_answer
 from stage.serve.catalogue import Catalogue, ServedFile, ServedRepository, Version
-from stage.serve.names import ENTRY_KEYS, entry, find, is_answered_elsewhere, why_missing
-
-_API = re.compile(
-    r"/api/(models|datasets|spaces)/((?:[^/]+/)?[^/]+?)"
-    r"(?:/(revision|tree|paths-info|refs|commits|auth-check)(?:/(.+))?)?/?"
+from stage.serve.names import (
+    ENTRY_KEYS,
+    entry,
+    find,
+    how_to_bring,
+    is_answered_elsewhere,
+    why_missing,
 )
-_FILE = re.compile(r"/(?:(datasets|models|spaces)/)?((?:[^/]+/)?[^/]+)/(resolve|raw)/(.+)")
-_OTHER_PARTS = {"models", "datasets", "spaces", "whoami-v2"}
+from stage.util.digests import is_hex
+
+_LISTS = re.compile(r"/api/(models|datasets|spaces)/?")
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")
+_CONVERSIONS = "refs/convert/"
 
 
 def answer(request: Request, catalogue: Catalogue) -> Answer | None:
     """The Hub's answer; None where this is not an address of the Hub's API."""
-    if match := _FILE.fullmatch(request.path):
-        return _file(catalogue, match[1] or "models", match[2], match[3], match[4])
-    if not request.path.startswith("/api/"):
-        return None
-    path = request.path.rstrip("/")
-    if path == "/api/whoami-v2":
-        return error_answer(401, "This Hub serves a bundle and has no users.")
-    if path in ("/api/models", "/api/datasets", "/api/spaces"):
-        kind = path.split("/")[2]
+    if match := _LISTS.fullmatch(request.path):
         known = catalogue.repositories.items()
-        return listings.listed([r for (k, id), r in known if k == kind and id == r.id], request)
-    match = _API.fullmatch(request.path)
-    if not match or match[2] in _OTHER_PARTS:
+        of_kind = [r for (kind, id), r in known if kind == match[1] and id == r.id]
+        return listings.listed(of_kind, request)
+    if request.path.startswith("/api/whoami-v2"):
+        return error_answer(401, "This Hub serves a bundle and has no users.")
+    address = Address.parse(request.path)
+    if address is None:
+        if not request.path.startswith("/api/"):
+            return None
         return error_answer(404, "This Hub serves a bundle: no such address.")
-    found = find(catalogue, match[1], match[2])
+    found = find(catalogue, address.kind, address.name)
     if found is None:
-        return _no_repository(catalogue, match[1], match[2])
-    if is_answered_elsewhere(found.repository, match[2]):
-        target = f"/api/{match[1]}/{found.repository.id}{request.path[match.end(2) :]}"
-        return _redirect(target, request.query_text, found.rule)
-    return _about(request, found.repository, match[3], match[4])
+        return _no_repository(catalogue, address.kind, address.name)
+    if address.is_file:
+        return _file(found.repository, address, found.rule)
+    if is_answered_elsewhere(found.repository, address.name):
+        return _redirect(address.of(found.repository.id), request.query_text, found.rule)
+    return _about(request, found.repository, address)
 
 
 def _redirect(path: str, query: str, note: str | None) -> Answer:
     """The answer for an old name. Files of an old name need none: they are sent at once."""
-    target = urllib.parse.quote(path) + (f"?{query}" if query else "")
+    target = path + (f"?{query}" if query else "")
     headers = {"Content-Type": "text/plain; charset=utf-8", "Location": target}
     body = f"Temporary Redirect. Redirecting to {target}".encode()
     return Answer(307, body, headers, note=note)
 
 
-def _about(request: Request, found: ServedRepository, what: str | None, rest: str | None) -> Answer:
-    if what == "refs":
+def _about(request: Request, found: ServedRepository, address: Address) -> Answer:
+    if address.verb == "refs":
         return _refs(found)
-    if what == "auth-check":
+    if address.verb == "auth-check":
         return Answer(200, b"OK", {"Content-Type": "text/plain; charset=utf-8"})
-    revision, path = _split(found, rest or "main")
+    revision, path = address.split(found.has)
     version = found.version(revision)
     if version is None:
         return _no_revision(found, revision)
-    if what == "tree":
+    if address.verb == "tree":
         return listings.tree(request, version, path)
-    if what == "paths-info":
+    if address.verb == "paths-info":
         return listings.paths_info(request, version)
-    if what == "commits":
+    if address.verb == "commits":
         return listings.commits(version)
     return json_answer(listings.info(found, version, request))
 
 
 def _refs(found: ServedRepository) -> Answer:
-    names = sorted({name for v in found.versions for name in v.revisions} | {"main"})
     groups: dict[str, list[dict[str, str]]] = {"branches": [], "tags": [], "converts": []}
-    for name in names:
-        version = found.version(name)
-        if version is None or re.fullmatch(r"[0-9a-f]{40}", name):
-            continue
-        row = {"name": name, "ref": f"refs/heads/{name}", "targetCommit": version.commit}
-        if not name.startswith("refs/"):
+    names = [(name, v.commit) for v in found.versions for name in v.revisions if name != v.commit]
+    for name, commit in sorted(names):
+        if name.startswith(_CONVERSIONS):
+            row = {"name": name.removeprefix(_CONVERSIONS), "ref": name, "targetCommit": commit}
+            groups["converts"].append(row)
+        elif not name.startswith("refs/") and not is_hex(name, 40):
+            row = {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
             groups["branches"].append(row)
-        elif name == CONVERSION_BRANCH:
-            groups["converts"].append({**row, "name": name.rpartition("/")[2], "ref": name})
     return json_answer(groups)
 
 
-def _split(found: ServedRepository, rest: str) -> tuple[str, str]:
-    """Splits a revision, which may contain slashes, from the path after it."""
-    parts = rest.split("/")
-    for length in range(len(parts), 0, -1):
-        if found.version("/".join(parts[:length])) is not None:
-            return "/".join(parts[:length]), "/".join(parts[length:])
-    return parts[0], "/".join(parts[1:])
-
-
-def _file(catalogue: Catalogue, kind: str, name: str, verb: str, rest: str) -> Answer:
-    found = find(catalogue, kind, name)
-    if found is None:
-        return _no_repository(catalogue, kind, name)
-    repository = found.repository
-    revision, path = _split(repository, rest)
-    version = repository.version(revision)
+def _file(found: ServedRepository, address: Address, rule: str | None) -> Answer:
+    revision, path = address.split(found.has)
+    version = found.version(revision)
     if version is None:
-        return _no_revision(repository, revision)
+        return _no_revision(found, revision)
     file = version.files.get(path)
     if file is None:
-        return _no_file(repository, version, path)
+        return _no_file(found, version, path)
     headers = {"X-Repo-Commit": version.commit, "Content-Type": "application/octet-stream"}
-    if verb == "raw" and file.pointer is not None:
-        return Answer(200, file.pointer, {**headers, "ETag": f'"{file.git_sha1}"'}, note=found.rule)
-    return _content(file, headers, found.rule)
+    if address.verb == "raw" and file.pointer is not None:
+        return Answer(200, file.pointer, {**headers, "ETag": f'"{file.git_sha1}"'}, note=rule)
+    return _content(file, headers, rule)
 
 
 def _content(file: ServedFile, headers: dict[str, str], note: str | None) -> Answer:
@@ -127,11 +113,15 @@ def _content(file: ServedFile, headers: dict[str, str], note: str | None) -> Ans
 
 
 def _no_file(found: ServedRepository, version: Version, path: str) -> Answer:
-    why = version.left_out.get(path)
-    message = f"{path} is not in this bundle" + (f": left out, {why}." if why else ".")
+    left = version.left_out.get(path)
+    message = f"{path} is not in this bundle"
     # Libraries ask for many files that no repository has; only files left out are reported.
-    missing = f"{found.id}: {message}" if why else None
-    return error_answer(404, message, "EntryNotFound", missing=missing)
+    missing = None
+    if left is not None:
+        remedy = how_to_bring(*left)
+        message += f": left out, {left[1].reason}" + (f"; {remedy}" if remedy else "")
+        missing = f"{found.id}: {message}"
+    return error_answer(404, f"{message}.", "EntryNotFound", missing=missing)
 
 
 def _no_repository(catalogue: Catalogue, kind: str, name: str) -> Answer:

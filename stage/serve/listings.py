@@ -58,7 +58,7 @@ def _licences(card: Mapping[str, Any]) -> list[str]:
 
 def _siblings(version: Version, *, with_blobs: bool) -> list[dict[str, Any]]:
     siblings = []
-    for name, file in sorted(version.files.items()):
+    for name, file in sorted(version.listed.items()):
         sibling: dict[str, Any] = {"rfilename": name}
         if with_blobs:
             sibling |= {k: v for k, v in _file(name, file).items() if k in ("size", "lfs")}
@@ -95,7 +95,7 @@ def _fits(found: ServedRepository, request: Request) -> bool:
 def tree(request: Request, version: Version, path: str) -> Answer:
     """The files and folders in a folder; with `recursive`, in all folders below it too."""
     inside = f"{path.strip('/')}/" if path.strip("/") else ""
-    names = [name for name in sorted(version.files) if name.startswith(inside)]
+    names = [name for name in sorted(version.listed) if name.startswith(inside)]
     if not names:
         return error_answer(404, f"{path}: no such folder in this bundle.", "EntryNotFound")
     recursive, expand = request.flag("recursive"), request.flag("expand")
@@ -118,7 +118,7 @@ def paths_info(request: Request, version: Version) -> Answer:
     paths, expand = _asked(request)
     folders = {
         "/".join(parts[:depth])
-        for parts in (name.split("/") for name in version.files)
+        for parts in (name.split("/") for name in version.listed)
         for depth in range(1, len(parts))
     }
     known = (path.strip("/") for path in paths)
@@ -126,7 +126,7 @@ def paths_info(request: Request, version: Version) -> Answer:
         [
             _entry(version, path, expand=expand)
             for path in known
-            if path in version.files or path in folders
+            if path in version.listed or path in folders
         ]
     )
 
@@ -143,7 +143,7 @@ def _last_commit(version: Version) -> dict[str, str]:
 
 
 def _entry(version: Version, path: str, *, expand: bool) -> dict[str, Any]:
-    file = version.files.get(path)
+    file = version.listed.get(path)
     if file is None:
         # The Hub has the id of the git tree; a bundle may lack files of it.
         entry: dict[str, Any] = {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}

@@ -7,10 +7,12 @@ rule: a name without an owner is the one repository here that is called so; lett
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
 from stage.serve.catalogue import OWN, Catalogue, ServedRepository
 from stage.util.yaml_lines import scalar
 
@@ -102,6 +104,24 @@ def entry(
         lines.append("    allow_code: true   # a metric is Python code: read it first")
     head = "on the laptop, write this below `assets:` of the manifest, and fetch again:"
     return "\n".join([head, *lines])
+
+
+def how_to_bring(asset: LockedAsset, left: LeftOut) -> str:
+    """What to change in the manifest for a file that was left out; empty for code of a dataset.
+
+    `load_dataset` asks for the code of each dataset first, and goes on without it.
+    """
+    if asset.kind == "dataset" and left.path.endswith(".py"):
+        return ""
+    where = f"of `{asset.name}` in the manifest, and fetch again"
+    if left.reason == EXCLUDED:
+        return f"remove its pattern from `exclude` {where}"
+    if left.reason == NOT_INCLUDED:
+        return f"add {scalar(glob.escape(left.path))} to `include` {where}"
+    if asset.kind == "dataset":
+        return f'write `include: ["*"]` in place of `config` and `splits` {where}'
+    more = {"include": f"[{scalar(glob.escape(left.path))}]"}
+    return entry("models", asset.source.repository, more, taken=(asset.name,))
 
 
 def _in_manifest(kind: str, name: str) -> str:

@@ -1,205 +1,170 @@
-"""From what a script asked for to entries of a manifest, with the Hub's listings.
+"""From what a script asked for to entries of a manifest: one per repository and revision.
 
-Each entry is pinned: `main` becomes the commit of the day; another branch or tag keeps its name,
-because the script asks for it by that name, and the lock pins its commit.
+An entry names the revision as the script did, and the files that were read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import glob
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stage.errors import PolicyError, StageError, UsageError
+from stage.errors import StageError
 from stage.fetch.new_manifest import asset_names
-from stage.hub.client import Hub, Repository
-from stage.hub.lookup import layouts
+from stage.hub.client import Hub
 from stage.hub.metrics import OWNERS
-from stage.hub.model_files import RemoteFile, is_document, select_model
-from stage.hub.parquet_layout import CONVERSION_BRANCH
+from stage.hub.model_files import PICKLE_SUFFIXES, RemoteFile, is_document
+from stage.serve.address import MAIN
+from stage.serve.names import ENTRY_KEYS
 from stage.trace.record import Asked
 from stage.util.digests import is_hex
+from stage.util.files import human_count, human_size
+from stage.util.paths import problem_with_path
 from stage.util.yaml_lines import scalar
 
-_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
-_HOUSEKEEPING = (".gitattributes",)
+_HUB_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_CARD = "README.md"
 
 
 @dataclass
 class Entry:
-    """An entry of the manifest: its lines below the asset's name, or what is instead of it.
+    """An entry of the manifest.
 
     Attributes:
-        name: of the repository, for the asset's name.
-        lines: empty: only the notes are written.
-        notes: comments above the lines.
+        name: of the repository, with the revision if that is not main, for the asset's name.
+        lines: below the asset's name; empty: there is no entry.
+        note: a comment in its place, or above it; what the command prints about it.
+        cannot_travel: files that were read and that a bundle does not take, each with the reason.
     """
 
     name: str
     lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    note: str = ""
+    cannot_travel: list[str] = field(default_factory=list)
 
 
 def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[Entry]:
-    """The entries of all repositories, one per revision that was used.
+    """The entries of all repositories.
 
     Args:
         allow_code: write `allow_code: true` where code was used; else a comment that says so.
     """
     entries: list[Entry] = []
     for asked in found:
+        what = f"{ENTRY_KEYS[asked.kind]} {asked.name}"
         if not asked.exists:
-            entries.append(Entry(asked.name, [], [f"{_what(asked)}: the Hub does not show it"]))
+            entries.append(Entry(asked.name, note=f"{what}: the Hub does not show it"))
             continue
-        try:
-            entries += _of_repository(asked, hub, allow_code=allow_code)
-        except StageError as error:
-            entries.append(Entry(asked.name, [], [f"{_what(asked)}: {error.message}"]))
+        for revision, read in asked.revisions():
+            try:
+                repository = hub.repository(what, _HUB_KINDS[asked.kind], asked.name, revision)
+                listing = hub.files(what, repository)
+            except StageError as error:
+                lost = f"{what} at {revision}: {error.message}"
+                entries.append(Entry(asked.name, note=lost, cannot_travel=[lost]))
+                continue
+            entry = _entry(asked, read, listing, what, allow_code=allow_code)
+            if entry.lines:
+                pin = f"revision: {scalar(revision)}"
+                comment = "" if revision == repository.commit else f"   # {repository.commit}"
+                entry.lines.insert(1, pin + comment)
+                if revision != MAIN:
+                    entry.name += f"-{revision[:12] if is_hex(revision, 40) else revision}"
+            files = [listing[path] for path in read if path in listing]
+            size = human_size(sum(file.size for file in files))
+            seen = f"{what} at {revision}: {human_count(len(files), 'file')} read, {size}"
+            entry.note = f"{seen}; {entry.note}" if entry.note else seen
+            entries.append(entry)
     return entries
 
 
-def _what(asked: Asked) -> str:
-    return f"{_KINDS[asked.kind]} {asked.name}"
-
-
-def _of_repository(asked: Asked, hub: Hub, *, allow_code: bool) -> list[Entry]:
-    """One entry per revision; commits of named revisions are the same as these.
-
-    Raises:
-        StageError: the Hub does not answer.
-    """
-    kind = _KINDS[asked.kind]
-    named = [name for name in asked.revisions if name != CONVERSION_BRANCH]
-    if not named and not asked.commits:
-        named = ["main"]
-    pinned = {r: hub.repository(_what(asked), kind, asked.name, r) for r in named}
-    alone = asked.commits - {repository.commit for repository in pinned.values()}
-    if asked.kind == "datasets":  # the commit of the Hub's conversion is no revision of its own
-        alone -= {asked.revisions.get(CONVERSION_BRANCH) or ""}
-    pinned |= {c: hub.repository(_what(asked), kind, asked.name, c) for c in sorted(alone)}
-    entries = []
-    for revision, repository in pinned.items():
-        used = (asked.files.get(r, set()) for r in {revision, repository.commit, CONVERSION_BRANCH})
-        entry = Entry(asked.name)
-        _FILLERS[asked.kind](entry, asked, repository, set().union(*used), hub, allow_code)
-        if entry.lines:
-            entry.lines.insert(1, _revision(revision, repository.commit))
-        entries.append(entry)
-    return entries
-
-
-def _revision(asked: str, commit: str) -> str:
-    if asked == "main":
-        return f"revision: {scalar(commit)}   # main when it was traced"
-    return f"revision: {scalar(asked)}" + (
-        "" if is_hex(asked, 40) else f"   # {commit} when it was traced"
-    )
-
-
-def _model(
-    entry: Entry, asked: Asked, repository: Repository, files: set[str], hub: Hub, allow_code: bool
-) -> None:
-    what = _what(asked)
-    files = {path for path in files if path not in _HOUSEKEEPING}
-    code = sorted(path for path in files if path.endswith(".py"))
-    if not files:
-        entry.notes.append(f"{what}: asked about, and no file of it was read")
-        return
-    if len(code) == len(files):
-        entry.notes.append(f"{what}: only code of it was read; it comes with the model it is for")
-        return
-    listing = list(hub.files(what, repository).values())
-    key, include, notes = _selection(listing, files - set(code), what)
-    entry.notes += notes
-    entry.lines.append(f"{key}: {scalar(asked.name)}")
-    if include:
-        entry.lines.append(f"include: [{', '.join(map(scalar, include))}]")
-    if code:
-        _permit(entry, f"the script ran {', '.join(code)}", allow_code)
-
-
-def _selection(
-    listing: list[RemoteFile], used: set[str], what: str
-) -> tuple[str, list[str], list[str]]:
-    """The key of the entry, its `include` (empty: none is needed), and notes.
-
-    The smallest of these that has all files that were used: the tokenizer, what `from_pretrained`
-    needs, exactly these files.
-    """
-    used = {path for path in used if not is_document(path)}
-    tokenizer, _ = select_model(listing, (), what, tokenizer_only=True)
-    if used <= {file.path for file in tokenizer}:
-        return "tokenizer", [], []
-    try:
-        taken, _ = select_model(listing, (), what)
-    except PolicyError as error:
-        return "model", [], [f"{error.message} {error.remedy}"]
-    except UsageError:
-        taken = []
-    if used <= {file.path for file in taken}:
-        return "model", [], []
-    return "model", sorted(used), []
-
-
-def _dataset(
-    entry: Entry, asked: Asked, repository: Repository, files: set[str], hub: Hub, allow_code: bool
-) -> None:
-    what = _what(asked)
-    data = {path for path in files if not is_document(path) and path not in _HOUSEKEEPING}
-    layout = layouts(hub, repository)
-    config = _config(layout, data)
-    entry.lines.append(f"dataset: {scalar(asked.name)}")
-    if config is None:
-        if layout:
-            entry.notes.append(f"{what}: which config was used is not known; it has these")
-            entry.lines.append(f"config: {scalar(next(iter(layout)))}   # {', '.join(layout)}")
-        return
-    if len(layout) > 1:
-        entry.lines.append(f"config: {scalar(config)}")
-    splits = [split for split, paths in layout[config].items() if data & set(paths)]
-    if len(splits) < len(layout[config]):
-        entry.lines.append(f"splits: [{', '.join(map(scalar, splits))}]")
-    if others := data - {path for paths in layout[config].values() for path in paths}:
-        entry.notes.append(f"{what}: also read, and not part of that config: {sorted(others)[:8]}")
-
-
-def _config(layout: Mapping[str, Mapping[str, list[str]]], data: set[str]) -> str | None:
-    """The config with the most of the files that were read; None: none has any."""
-    have = {
-        config: len(data & {path for paths in splits.values() for path in paths})
-        for config, splits in layout.items()
-    }
-    best = max(have, key=lambda config: have[config], default=None)
-    return best if best is not None and have[best] else None
-
-
-def _space(
-    entry: Entry, asked: Asked, repository: Repository, files: set[str], hub: Hub, allow_code: bool
-) -> None:
-    owner, _, name = asked.name.rpartition("/")
-    if f"{name}.py" not in files:
-        entry.notes.append(f"{_what(asked)}: no metric of `evaluate`, so a bundle cannot have it")
-        return
-    entry.lines.append(f"metric: {scalar(name if owner in OWNERS else asked.name)}")
-    _permit(entry, f"the script ran {name}.py", allow_code)
-
-
-def _permit(entry: Entry, why: str, allow_code: bool) -> None:
-    if allow_code:
-        entry.lines.append(f"allow_code: true   # {why}")
+def _entry(
+    asked: Asked, read: set[str], listing: Mapping[str, RemoteFile], what: str, *, allow_code: bool
+) -> Entry:
+    entry = Entry(asked.name)
+    code = sorted(path for path in read if path.endswith(".py"))
+    if asked.kind == "spaces":
+        owner, _, name = asked.name.rpartition("/")
+        if f"{name}.py" not in read:
+            entry.note = "no metric of `evaluate`, so a bundle cannot have it"
+            return entry
+        entry.lines.append(f"metric: {scalar(name if owner in OWNERS else asked.name)}")
+        code = [f"{name}.py"]
+    elif asked.kind == "models" and code and len(code) == len(read):
+        entry.note = "only code of it was read; it comes with the model it is for"
+        return entry
     else:
-        entry.lines.append(f"# allow_code: true   # {why}: read it, then remove the first `#`")
+        entry.lines.append(f"{ENTRY_KEYS[asked.kind]}: {scalar(asked.name)}")
+        reasons = {path: reason for path in sorted(read) if (reason := _why_not(path))}
+        entry.cannot_travel = [f"{what}: {path}: {why}" for path, why in reasons.items()]
+        taken = {path for path in read if path in listing and path not in reasons}
+        # A revision that was only asked about must exist too: its card stands for it.
+        if not taken:
+            taken = {_CARD} & set(listing) or {p for p in sorted(listing)[:1] if not _why_not(p)}
+        if not taken:
+            return Entry(asked.name, [], "no file of it can travel", entry.cannot_travel)
+        entry.lines += _include(_patterns(taken, listing))
+    if code and allow_code:
+        entry.lines.append(f"allow_code: true   # the script ran {', '.join(code)}")
+    elif code:
+        ran = f"the script ran {', '.join(code)}"
+        entry.lines.append(f"# allow_code: true   # {ran}: read it, then remove the first `#`")
+    return entry
 
 
-_FILLERS = {"models": _model, "datasets": _dataset, "spaces": _space}
+def _why_not(path: str) -> str:
+    """Why a bundle does not take a file of a repository; empty if it does."""
+    if path.lower().endswith(PICKLE_SUFFIXES):
+        return (
+            "a pickle, which can run code when loaded. For a model's weights, remove `include` "
+            "from its entry and fetch with --allow-pickle: they travel as safetensors"
+        )
+    return problem_with_path(path) or ""
+
+
+def _include(patterns: list[str]) -> list[str]:
+    together = f"include: [{', '.join(map(scalar, patterns))}]"
+    if len(together) <= 90:
+        return [together]
+    return ["include:", *(f"  - {scalar(pattern)}" for pattern in patterns)]
+
+
+def _patterns(taken: Collection[str], every: Iterable[str], inside: str = "") -> list[str]:
+    """The shortest patterns that match these files, and no other file of the repository.
+
+    Args:
+        inside: the folder to look into, with its slash; empty for the top.
+    """
+    here = [path for path in every if path.startswith(inside)]
+    # The card and licences come anyway; `.gitattributes` is part of no data.
+    needed = {path for path in here if not is_document(path) and path != ".gitattributes"}
+    wanted = {path for path in here if path in taken}
+    if wanted and (needed or wanted) <= wanted:
+        return [glob.escape(inside) or "*"]
+    patterns = [
+        glob.escape(path)
+        for path in sorted(wanted & needed or wanted)
+        if "/" not in path.removeprefix(inside)
+    ]
+    below = {path for path in wanted if "/" in path.removeprefix(inside)}
+    for folder in sorted({path[: path.index("/", len(inside)) + 1] for path in below}):
+        patterns += _patterns(taken, here, folder)
+    return patterns
+
+
+def names_of(entries: Iterable[Entry]) -> list[str]:
+    """The names of the assets, in the order of the entries that have lines."""
+    own = (entry.name.split("/", 1) for entry in entries if entry.lines)
+    return asset_names("/".join([*words[:-1], words[-1].replace("/", "-")]) for words in own)
 
 
 def asset_lines(entries: Iterable[Entry]) -> list[str]:
     """All entries as lines of a manifest below `assets:`."""
     several = list(entries)
-    names = iter(asset_names(entry.name for entry in several if entry.lines))
+    names = iter(names_of(several))
     lines: list[str] = []
     for entry in several:
-        lines += [f"  # {' '.join(note.split())}" for note in entry.notes]
+        lines.append(f"  # {' '.join(entry.note.split())}")
         if entry.lines:
             lines += [f"  {scalar(next(names))}:", *(f"    {line}" for line in entry.lines)]
     return lines

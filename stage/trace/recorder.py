@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import urllib3
 
 from stage.download.http import Connections, origin_of, proxy_for
-from stage.trace.record import Address, Exchange
+from stage.serve.address import Address
+from stage.trace.record import Exchange
 
 # RFC 9110, 7.6.1; `Host` is that of the other connection.
 _HOP_BY_HOP = frozenset(

@@ -1,22 +1,27 @@
-"""Runs a script against the recorder, and writes the manifest of what it asked for."""
+"""Runs a script against the recorder, and says what it asked for."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stage.download.http import Connections, check_proxies, tls_context
 from stage.errors import UsageError, as_shown
+from stage.fetch.new_manifest import asset_names
 from stage.fetch.sources import Sources
 from stage.manifest.manifest import FORMAT
-from stage.trace.entries import Entry, asset_lines, entries_of
+from stage.serve import children
+from stage.trace.entries import Entry, asset_lines, entries_of, names_of
 from stage.trace.record import gather
 from stage.trace.recorder import Recorder
+from stage.util.processes import Ended
 from stage.util.yaml_lines import scalar
 
 CACHES = (
@@ -29,35 +34,42 @@ CACHES = (
 )
 """Caches that are empty for the script: what is in a cache already is not always asked for."""
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
+_STRAYS = "strays"
 _TIMEOUT_S = 60.0
+_TIME_TO_END_S = 10.0
+"""After an interruption, for the script to end by itself, and again after SIGTERM."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The result of a run: the script's exit status, and the manifest's text."""
+    """The result of a run.
+
+    Attributes:
+        status: of the script.
+        interrupted: Ctrl-C or a signal that ended the script; None: it ended by itself.
+        addresses: plain http addresses that the script read.
+        hosts: hosts that it asked over https, which hides the rest of the address.
+        strays: commands that it started with variables of their own, so they were not seen.
+    """
 
     status: int
-    text: str
-    num_assets: int
+    interrupted: BaseException | None
+    entries: list[Entry]
+    addresses: list[str]
+    hosts: list[str]
+    strays: list[str]
 
 
 def trace(
-    command: Sequence[str],
-    manifest: Path,
-    sources: Sources,
-    environ: Mapping[str, str],
-    *,
-    allow_code: bool,
+    command: Sequence[str], sources: Sources, environ: Mapping[str, str], *, allow_code: bool
 ) -> Traced:
     """Runs the command once. Its streams are this process's own.
 
     Args:
-        manifest: the file that the text is for; it is not written here.
         sources: for the real Hub.
 
     Raises:
         UsageError: no such program.
-        StageError: the Hub does not answer.
     """
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
@@ -69,45 +81,79 @@ def trace(
     connections = Connections(read_timeout_s=_TIMEOUT_S, at_once=32, trust=tls_context())
     with (
         Recorder(hub.endpoint, connections) as recorder,
-        tempfile.TemporaryDirectory(prefix="airlift-trace-", ignore_cleanup_errors=True) as caches,
+        tempfile.TemporaryDirectory(prefix="airlift-trace-", ignore_cleanup_errors=True) as folder,
     ):
-        variables = environment(environ, recorder.address, Path(caches))
-        status = subprocess.run([program, *command[1:]], env=variables, check=False).returncode
+        variables = environment(environ, recorder.address, Path(folder))
+        shutil.copyfile(children.__file__, Path(folder, "sitecustomize.py"))
+        status, interrupted = _run([program, *command[1:]], variables)
+        recorded = Path(folder, _STRAYS)
+        strays = recorded.read_text("utf-8").splitlines() if recorded.exists() else []
     entries = entries_of(gather(recorder.exchanges), hub, allow_code=allow_code)
-    entries += [_url(address) for address in recorder.addresses]
-    lines = _head(command, manifest, status)
-    lines += asset_lines(entries)
-    lines += [
-        f"  # asked for over https, which hides all but the host: {as_shown(host)}. If the job "
-        "needs it: `url: https://...`, and let the script read the file"
-        for host in recorder.other_hosts
-    ]
-    return Traced(status, "\n".join(lines) + "\n", sum(bool(entry.lines) for entry in entries))
+    addresses = list(recorder.addresses)
+    return Traced(status, interrupted, entries, addresses, recorder.other_hosts, strays)
 
 
-def _url(address: str) -> Entry:
-    note = "the script must read this file from the bundle: data/files/ and the asset's name"
-    return Entry(
-        address.rstrip("/").rpartition("/")[2] or "file", [f"url: {scalar(address)}"], [note]
-    )
+def _run(command: list[str], variables: dict[str, str]) -> tuple[int, BaseException | None]:
+    """Runs the script; its exit status, and what interrupted it.
+
+    Ctrl-C reaches the script too, which may save its work. A signal to this process alone does not.
+    """
+    interrupted: BaseException | None = None
+    with subprocess.Popen(command, env=variables) as process:
+        try:
+            process.wait()
+        except (KeyboardInterrupt, Ended) as error:
+            interrupted = error
+            for end in (process.terminate, process.kill):
+                with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                    process.wait(_TIME_TO_END_S)
+                    break
+                end()
+    return process.returncode, interrupted
 
 
-def _head(command: Sequence[str], manifest: Path, status: int) -> list[str]:
+def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str:
+    """The manifest of what a run asked for.
+
+    Args:
+        manifest: the file that the text is for.
+    """
     lines = [f"# What this asked for: {as_shown(' '.join(shlex.join(command).split()))}"]
-    if status:
-        lines.append(f"# It ended with {status}: what it would have asked for later is not here.")
+    if traced.interrupted is not None:
+        lines.append("# It was interrupted: what it would have asked for later is not here.")
+    elif traced.status:
+        code = traced.status
+        lines.append(f"# It ended with {code}: what it would have asked for later is not here.")
     next_command = shlex.join(["stage", "fetch", manifest.name, "-o", "bundle"])
-    return [
-        *lines,
+    lines += [
         f"# Next: {next_command}",
         f"format: {FORMAT}",
         f"name: {scalar(manifest.stem)}",
         "assets:",
+        *asset_lines(traced.entries),
+    ]
+    lines += [f"  # {line}" for line in url_lines(traced)]
+    return "\n".join(lines) + "\n"
+
+
+def url_lines(traced: Traced) -> list[str]:
+    """Lines of a manifest that bring the plain addresses, once the script reads a file instead."""
+    names = asset_names(
+        (address.rstrip("/").rpartition("/")[2] or "file" for address in traced.addresses),
+        names_of(traced.entries),
+    )
+    return [
+        f"{scalar(name)}: {{url: {scalar(address)}}}"
+        for name, address in zip(names, traced.addresses, strict=True)
     ]
 
 
-def environment(environ: Mapping[str, str], address: str, caches: Path) -> dict[str, str]:
-    """The script's variables: the recorder is its Hub and its proxy, and its caches are empty."""
+def environment(environ: Mapping[str, str], address: str, folder: Path) -> dict[str, str]:
+    """The script's variables: the recorder is its Hub and its proxy, and its caches are empty.
+
+    Args:
+        folder: a folder for the caches, and for the record of children.
+    """
     removed = {*OFFLINE, "all_proxy", "ALL_PROXY"}
     kept = {name: value for name, value in environ.items() if name not in removed}
     proxies = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
@@ -115,7 +161,9 @@ def environment(environ: Mapping[str, str], address: str, caches: Path) -> dict[
         **kept,
         **dict.fromkeys(proxies, address),
         **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost"),
-        **{name: str(caches / name.lower()) for name in CACHES},
+        **{name: str(folder / name.lower()) for name in CACHES},
+        children.STRAYS: str(folder / _STRAYS),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), environ.get("PYTHONPATH")))),
         "HF_ENDPOINT": address,
         "HF_HUB_DISABLE_XET": "1",  # so that files come over HTTP, and are seen
         "HF_HUB_DISABLE_TELEMETRY": "1",

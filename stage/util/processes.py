@@ -189,7 +189,7 @@ def ending_signals() -> Iterator[None]:
             signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.number,
             False,
         )
-        main = threading.main_thread().ident
+        main = threading.main_thread().ident or 0
         # Not at once: the callback has not returned.
         threading.Timer(_AGAIN_S, lambda: signal.pthread_kill(main, number)).start()
 

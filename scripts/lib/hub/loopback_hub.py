@@ -229,10 +229,7 @@ class HubAnswerer(Answerer):
         if verb == "revision":
             return self.send_json(self._info(repository, commit))
         if verb == "paths-info":
-            form = urllib.parse.parse_qs(self.request_body.decode())
-            return self.send_json(
-                [_row(commit.files[path]) for path in form.get("paths", []) if path in commit.files]
-            )
+            return self._paths_info(commit)
         return self._tree(commit, path)
 
     def _whoami(self) -> None:
@@ -288,14 +285,23 @@ class HubAnswerer(Answerer):
                 }
         return sibling
 
+    def _paths_info(self, commit: Commit) -> None:
+        if "json" in self.headers.get("Content-Type", ""):
+            asked = json.loads(self.request_body)
+        else:  # huggingface_hub before 1.0
+            form = urllib.parse.parse_qs(self.request_body.decode())
+            asked = {"paths": form.get("paths", []), "expand": form.get("expand") == ["True"]}
+        rows = {row["path"]: row for row in _rows(commit)}
+        found = [rows[path] for path in asked["paths"] if path in rows]
+        if asked.get("expand"):
+            last = {"id": commit.sha, "title": "", "date": "2024-01-01T00:00:00.000Z"}
+            found = [{**row, "lastCommit": last, "securityFileStatus": None} for row in found]
+        self.send_json(found)
+
     def _tree(self, commit: Commit, folder: str) -> None:
         if folder and folder not in commit.folders:
             raise HubError(404, f"{folder} does not exist", "EntryNotFound")
-        rows: list[dict[str, Any]] = [
-            {"type": "directory", "oid": oid, "size": 0, "path": path}
-            for path, oid in commit.folders.items()
-        ]
-        rows += [_row(file) for file in commit.files.values()]
+        rows = _rows(commit)
         prefix = f"{folder}/" if folder else ""
         recursive = self.query.get("recursive", "").lower() in ("1", "true")
         rows = sorted(
@@ -340,6 +346,15 @@ def _revision_and_rest(segments: Sequence[str]) -> tuple[str, str]:
     """Splits `<revision>/<path>`, with %2F in a revision, except for refs/convert and refs/pr."""
     length = 3 if segments[0] == "refs" and len(segments) >= 3 else 1
     return "/".join(segments[:length]), "/".join(segments[length:])
+
+
+def _rows(commit: Commit) -> list[dict[str, Any]]:
+    """All folders and files of a commit."""
+    folders: list[dict[str, Any]] = [
+        {"type": "directory", "oid": oid, "size": 0, "path": path}
+        for path, oid in commit.folders.items()
+    ]
+    return folders + [_row(file) for file in commit.files.values()]
 
 
 def _row(file: StoredFile) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import pytest
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
-from runner.exec.server_process import read_line, start_server
 from runner.inputs import HubRepository
 from tests.runner.conftest import Cluster
 
@@ -452,17 +451,6 @@ def test_a_damaged_bundle_is_not_served_and_the_script_not_started(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == ""
     assert "model.safetensors" in err and "Traceback" not in err
-
-
-def test_a_server_that_cannot_start_says_so_and_its_keeper_leaves() -> None:
-    called: list[int] = []
-    assert (
-        read_line(
-            start_server([sys.executable, "-c", "raise SystemExit(3)"], lambda: called.append(1))
-        )
-        == "exit 3"
-    )
-    assert called == []  # afterwards is the keeper's, in its own process
 
 
 def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:

@@ -14,7 +14,11 @@ import pytest
 import yaml
 
 from stage.bundle.bundle import Bundle
-from stage.trace.record import Address, Exchange, gather
+from stage.manifest.manifest import Manifest
+from stage.manifest.requests import UrlRequest
+from stage.serve.address import Address
+from stage.trace.entries import _patterns
+from stage.trace.record import Exchange, gather
 from tests.stage.serve.test_metrics import FILES, SPACE
 from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
@@ -56,7 +60,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
 
 
 def trace(
-    folder: Path, hub: TestHub, *command: str, options: tuple[str, ...] = ()
+    folder: Path,
+    hub: TestHub,
+    *command: str,
+    options: tuple[str, ...] = (),
+    new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """`stage trace`, as a user runs it, with a cache that has nothing to do with it."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
@@ -69,7 +77,13 @@ def trace(
     argv = [sys.executable, "-m", "stage", "trace", "-o", "my.yaml", *options]
     argv += ["--endpoint", hub.endpoint, "--", *command]
     return subprocess.run(
-        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        argv,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=new_session,
     )
 
 
@@ -89,14 +103,17 @@ def test_a_traced_script_runs_from_the_bundle_without_the_hub(
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "my.yaml").read_text()
     assets: dict[str, dict[str, Any]] = yaml.safe_load(text)["assets"]
-    assert set(assets) == {"tiny-bert", "other", "lines", "share_equal"}, text
-    assert assets["tiny-bert"].keys() == {"tokenizer", "revision"}
-    assert assets["tiny-bert"]["tokenizer"] == "tiny-bert"
-    assert assets["other"] == {"model": "acme/other", "revision": "v1.0"}
-    assert assets["lines"]["config"] == "plain" and "splits" not in assets["lines"]
-    assert assets["share_equal"]["metric"] == "share_equal"
-    for name in ("tiny-bert", "lines", "share_equal"):
-        assert len(assets[name]["revision"]) == 40, text
+    assert set(assets) == {"tiny-bert", "other-v1.0", "other", "lines", "share_equal"}, text
+    main = {"revision": "main"}
+    assert assets["tiny-bert"] == {"model": "tiny-bert", **main, "include": ["vocab.txt"]}
+    tagged = {"revision": "v1.0", "include": ["model.safetensors"]}
+    assert assets["other-v1.0"] == {"model": "acme/other", **tagged}
+    # Only asked about: it exists, and the card stands for it.
+    assert assets["other"] == {"model": "acme/other", **main, "include": ["README.md"]}
+    assert assets["lines"] == {"dataset": "acme/lines", **main, "include": ["plain/"]}
+    assert assets["share_equal"] == {"metric": "share_equal", **main, "allow_code": True}
+    assert "dataset acme/lines at main: 4 files read, " in done.stdout
+    assert f"runner exec --bundle bundle -- {sys.executable} script.py" in done.stdout
     fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
     assert fetched.returncode == 0, fetched.stderr
     assert set(Bundle.open(tmp_path / "bundle").lock.assets) == set(assets)
@@ -135,13 +152,15 @@ except OSError:
     with serve_web() as web:
         url = far(web, "/words.txt", b"some words")
         done = trace(tmp_path, source, sys.executable, "-c", code, url)
-    assert done.returncode == 0, done.stderr
-    assert "some words" in done.stdout
+    assert done.returncode == 1 and "some words" in done.stdout
+    assert f"cannot travel: {url}: read over http" in done.stderr
+    line = f'words.txt: {{url: "{url}"}}'
+    assert f"write below `assets:`:\n  {line}\n" in done.stderr
+    assert "asked 127.1 over https, which hides the rest of the address" in done.stderr
     text = (tmp_path / "my.yaml").read_text()
-    assets = yaml.safe_load(text)["assets"]
-    assert assets["words.txt"] == {"url": url}, text
-    assert assets["other"]["tokenizer"] == "acme/other"
-    assert "# asked for over https, which hides all but the host: 127.1" in text
+    assert list(yaml.safe_load(text)["assets"]) == ["other"] and f"  # {line}\n" in text
+    (tmp_path / "my.yaml").write_text(text.replace(f"  # {line}", f"  {line}"))
+    assert Manifest.load(tmp_path / "my.yaml").requests["words.txt"] == UrlRequest(url=url)
 
 
 def far(web: Web, path: str, data: bytes) -> str:
@@ -182,25 +201,45 @@ def test_what_gives_no_manifest_says_why(
 
 
 @pytest.mark.parametrize(
-    ("target", "address"),
+    ("target", "address", "split"),
     [
-        ("/api/models/gpt2", Address("models", "gpt2")),
-        ("/api/models/a/b", Address("models", "a/b")),
-        ("/api/datasets/a/b/revision/v1?x=y", Address("datasets", "a/b", "v1")),
+        ("/api/models/gpt2", Address("models", "gpt2"), ("main", "")),
+        ("/api/models/a/b", Address("models", "a/b"), ("main", "")),
+        (
+            "/api/datasets/a/b/revision/v1?x=y",
+            Address("datasets", "a/b", "revision", ("v1",)),
+            ("v1", ""),
+        ),
         (
             "/api/datasets/a/b/tree/refs%2Fconvert%2Fparquet/c",
-            Address("datasets", "a/b", "refs/convert/parquet"),
+            Address("datasets", "a/b", "tree", ("refs/convert/parquet", "c")),
+            ("refs/convert/parquet", "c"),
         ),
-        ("/gpt2/resolve/main/a/b.json", Address("models", "gpt2", "main", "a/b.json")),
-        ("/a/b/resolve/refs/pr/3/c", Address("models", "a/b", "refs/pr/3", "c")),
-        ("/spaces/o/m/resolve/main/m.py", Address("spaces", "o/m", "main", "m.py")),
-        ("/api/whoami-v2", None),
-        ("/api/models", None),
-        ("/", None),
+        (
+            "/gpt2/resolve/main/a/b.json",
+            Address("models", "gpt2", "resolve", ("main", "a", "b.json")),
+            ("main", "a/b.json"),
+        ),
+        (
+            "/a/b/resolve/refs/pr/3/c",
+            Address("models", "a/b", "resolve", ("refs", "pr", "3", "c")),
+            ("refs/pr/3", "c"),
+        ),
+        (
+            "/spaces/o/m/resolve/main/m.py",
+            Address("spaces", "o/m", "resolve", ("main", "m.py")),
+            ("main", "m.py"),
+        ),
+        ("/api/whoami-v2", None, None),
+        ("/api/models", None, None),
+        ("/", None, None),
     ],
 )
-def test_an_address_names_a_repository(target: str, address: Address | None) -> None:
-    assert Address.parse(target) == address
+def test_an_address_names_a_repository(
+    target: str, address: Address | None, split: tuple[str, str] | None
+) -> None:
+    found = Address.parse(target)
+    assert found == address and (found and found.split()) == split
 
 
 def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() -> None:
@@ -214,8 +253,7 @@ def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() ->
         ]
     )
     (found,) = asked
-    assert found.name == "gpt2" and found.files == {"main": {"a", "b"}}
-    assert found.revisions == {"main": "c" * 40}
+    assert found.name == "gpt2" and list(found.revisions()) == [("main", {"a", "b"})]
 
 
 def test_a_redirect_to_the_new_name_does_not_show_that_the_file_exists() -> None:
@@ -226,4 +264,93 @@ def test_a_redirect_to_the_new_name_does_not_show_that_the_file_exists() -> None
         exchanges += [Exchange(f"/gpt2/resolve/main/{file}", 307, None, moved)]
         exchanges += [Exchange(moved, status, "c" * 40)]
     (found,) = gather(exchanges)
-    assert found.name == "gpt2" and found.files == {"main": {"config.json"}}
+    assert found.name == "gpt2" and list(found.revisions()) == [("main", {"config.json"})]
+
+
+def test_a_commit_behind_a_branch_is_no_revision_of_its_own() -> None:
+    a, b = "a" * 40, "b" * 40
+    (found,) = gather(
+        [
+            Exchange("/api/datasets/o/d/revision/main", 200),
+            Exchange("/datasets/o/d/resolve/main/README.md", 200, a),
+            Exchange(f"/datasets/o/d/resolve/{a}/x.csv", 200, a),
+            Exchange(f"/datasets/o/d/resolve/{b}/y.csv", 200, b),
+            Exchange("/datasets/o/d/resolve/v1/z.csv", 200, b),
+        ]
+    )
+    assert list(found.revisions()) == [
+        ("main", {"README.md", "x.csv"}),
+        ("v1", {"y.csv", "z.csv"}),
+    ]
+
+
+def test_the_shortest_patterns_match_what_was_read_and_nothing_else() -> None:
+    every = [
+        "README.md",
+        ".gitattributes",
+        "a.json",
+        "d[1].csv",
+        "en/a.csv",
+        "en/b.csv",
+        "fr/a.csv",
+    ]
+    assert _patterns({"a.json", "en/a.csv", "en/b.csv"}, every) == ["a.json", "en/"]
+    assert _patterns({"d[1].csv", "fr/a.csv", "README.md"}, every) == ["d[[]1].csv", "fr/"]
+    assert _patterns({"en/b.csv"}, every) == ["en/b.csv"]
+    assert _patterns(set(every[2:]), every) == ["*"]
+    assert _patterns({"README.md"}, every) == ["README.md"]
+
+
+def test_ctrl_c_in_the_middle_gives_a_manifest_that_fetches(
+    source: TestHub, tmp_path: Path
+) -> None:
+    code = """
+import os, signal, time
+from huggingface_hub import hf_hub_download
+hf_hub_download("acme/other", "config.json")
+os.killpg(0, getattr(signal, os.environ["THE_SIGNAL"]))
+time.sleep(60)
+"""
+    for number, name in enumerate(("SIGINT", "SIGTERM")):
+        output = f"{number}.yaml"
+        done = trace(
+            tmp_path,
+            source,
+            *("env", f"THE_SIGNAL={name}", sys.executable, "-c", code),
+            options=("-o", output),
+            new_session=True,
+        )
+        assert done.returncode == (5 if name == "SIGINT" else 143), done.stderr
+        assert "# It was interrupted" in (tmp_path / output).read_text()
+        fetched = stage(tmp_path, source, "fetch", output, "-o", name, "--no-offline-check")
+        assert fetched.returncode == 0, fetched.stderr
+
+
+def test_a_child_with_variables_of_its_own_is_recorded_or_named(
+    source: TestHub, tmp_path: Path
+) -> None:
+    child = 'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json")'
+    code = f"""
+import os, subprocess, sys
+own = {{"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}}
+subprocess.run([sys.executable, "-c", {child!r}], env=dict(own), check=True)
+number = os.posix_spawn(sys.executable, [sys.executable, "-c", "pass # stray"], own)
+os.waitpid(number, 0)
+"""
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
+    assert "warning: not recorded, it ran with variables of its own: " in done.stderr
+    assert done.stderr.count("not recorded") == 1 and "# stray" in done.stderr
+
+
+def test_a_file_that_was_read_and_cannot_travel_is_named(source: TestHub, tmp_path: Path) -> None:
+    code = (
+        "from huggingface_hub import hf_hub_download as h; "
+        'h("acme/other", "config.json"); h("acme/other", "pytorch_model.bin")'
+    )
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 1
+    assert "cannot travel: model acme/other: pytorch_model.bin: a pickle" in done.stderr
+    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
+    assert stage(tmp_path, source, "lock", "my.yaml").returncode == 0
