@@ -67,6 +67,7 @@ def check(
 
 
 def _check_run(run: Run, processes: int | None) -> None:
+    from runner.installed import left_to_ranks
     from runner.launch.check import examine
 
     found = examine(run, processes, os.environ)
@@ -80,13 +81,23 @@ def _check_run(run: Run, processes: int | None) -> None:
         return
     warnings = sum(finding.level == "warning" for finding in found.others)
     above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
-    print_line(f"nothing found that would fail{above}")
+    what = " in what was checked" if left_to_ranks(run.config) else ""
+    print_line(f"nothing found that would fail{what}{above}")
     print_line(f"next: {_next(run, processes)}")
 
 
 def _next(run: Run, processes: int | None) -> str:
-    """The command that starts what was checked: a job where there is a queue, else ranks here."""
+    """The command that starts what was checked: a job where there is a queue, else ranks here.
+
+    Where that Python cannot train, it is what gives it the packages.
+    """
+    from runner.inputs import environments
+    from runner.installed import how_to_install, note_for_job
+
     queue = processes is None and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch")
+    note = note_for_job(run.config, run.inputs) or ""
+    if note.startswith("warning: ") or (note and not queue):
+        return how_to_install(environments(run.inputs.bundle))
     words = ["runner", "submit" if queue else "train", str(run.config.path)]
     words += ["--bundle", str(run.bundle)]
     for override in run.overrides:

@@ -278,6 +278,9 @@ def _value(hint: Any, value: Any, field: dataclasses.Field[Any], where: Where, l
         like = like or "Put each in quotes: YAML reads 3.10 as the number 3.1."
     if not like and str in _options(hint) and type(value) in (int, float):
         like = f'Put it in quotes: {field.name}: "{value}"'
+    if not like and {int, float} & set(_options(hint)):
+        counts = {int, type(None)} & set(_options(hint))
+        like = f"Write a number: {field.name}: {3 if counts else 0.001}"
     if lists and isinstance(value, list) and None in value:
         like = "An entry is empty. `#` begins a comment in YAML: put such a line in quotes."
     if {int, float} & set(_options(hint)) and isinstance(value, str) and "," in value:

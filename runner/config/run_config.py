@@ -299,11 +299,21 @@ def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfi
     return config
 
 
+LONGEST_NAME = 200
+"""Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
+
+
 def _check_names(config: RunConfig, lines: Lines) -> None:
     if not re.fullmatch(r"[\w][\w.+-]*", config.name):
         raise UsageError(
             f"{lines.place('name')}: `{config.name}` cannot be the name of the run folder.",
             "A name has letters, digits, `.`, `_`, `-` and `+`, and begins with a letter or digit.",
+        )
+    if len(config.name.encode()) > LONGEST_NAME:
+        raise UsageError(
+            f"{lines.place('name')}: `name` has {len(config.name)} characters, and a folder is "
+            "called so.",
+            f"Give a shorter one, of at most {LONGEST_NAME}.",
         )
 
 

@@ -18,7 +18,7 @@ from runner.config.tasks import data_of
 from runner.data import images, tokens
 from runner.data.images import ImageFacts, ImageStore
 from runner.data.labelled import store as labelled
-from runner.data.labelled.classes import listed
+from runner.data.labelled.classes import Classes, listed
 from runner.data.labelled.store import LabelledFacts, LabelledStore
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, StoreFacts, TokenStore, facts_text
@@ -77,8 +77,11 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> AnyStor
 
 
 def _warn(store: AnyStore, recipe: Recipe, say: Callable[[str], None]) -> None:
-    if isinstance(store, LabelledStore) and (line := labelled.doubt(store.facts, recipe.split)):
-        say(line)
+    if isinstance(store, LabelledStore):
+        facts = store.facts
+        classes = Classes(facts.class_names, facts.kind)
+        if doubtful := labelled.doubt(recipe, classes, facts.dropped):
+            say(f"warning: {doubtful} {labelled.COLUMNS}")
 
 
 def _remove_abandoned(stores: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.disks import read_mounts
-from runner.errors import UsageError, join_errors
+from runner.errors import UsageError, human_count, join_errors
 from runner.installed import note_for_job
+from runner.launch.local import usable_cores
 from runner.launch.submit import (
     check as check_request,
 )
@@ -62,6 +63,9 @@ def examine(
     with found.keeping():
         found.lines += notes_of_job(config)
     found.others += python_of_job(run, is_tried=attempt is not None and attempt.is_under_way)
+    if processes is not None and processes > (cores := usable_cores()):
+        what = f"{processes} ranks share {human_count(cores, 'core')} of this machine"
+        found.others.append(Finding("note", f"{what}: --processes {cores} is faster."))
     if processes is None:
         found.others += find_tools(config)
     elif config.environment is None:

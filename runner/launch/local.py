@@ -184,7 +184,7 @@ def _common_environment(environ: dict[str, str], processes: int, meeting: Path) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threads, line = threads_variable(environ, max(1, _usable_cores() // processes))
+    threads, line = threads_variable(environ, max(1, usable_cores() // processes))
     if line:
         say(line)
     return {
@@ -202,7 +202,8 @@ def _common_environment(environ: dict[str, str], processes: int, meeting: Path) 
     }
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

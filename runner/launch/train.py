@@ -7,7 +7,6 @@ launcher checks, prepares the data and writes the run folder, once for all ranks
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -176,11 +175,11 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     device = _device(run, role, num_local, environ, tell)
     run.check(world_size(role, num_local, environ), tell, device)
     if is_over:
-        print("\n".join(finished))
+        print_line("\n".join(finished))
         return 0
     _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
     if dry_run:
-        print("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
+        print_line("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):
@@ -203,10 +202,10 @@ def check_all_installed(run: Run, role: str) -> None:
 
 
 def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
-    """`print` in a launcher, and in rank 0 of another launcher than ours; else prints nothing."""
+    """Prints in a launcher, and in rank 0 of another launcher than ours; else prints nothing."""
     rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
     prints = role != "rank" or (environ.get(RANK_FLAG) != "1" and rank == "0")
-    return print if prints else lambda _line: None
+    return print_line if prints else lambda _line: None
 
 
 def _print_headline(run: Run) -> None:
@@ -220,7 +219,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     prepare_in_sandbox(run)
     run.write_config()
     for line in use_local_caches(os.environ):
-        print(line)
+        print_line(line)
     argv = rank_command(run, role, environ, "train", *rank_arguments(run, run.folder.root))
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
@@ -262,7 +261,7 @@ def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Pa
     if wanted is None or environment is None:
         return None
     if role == "batch":
-        return node_local.arrange(wanted.node_local, environment, environ, print)
+        return node_local.arrange(wanted.node_local, environment, environ, print_line)
     node_local.check_running(environment)
     return None
 
@@ -313,7 +312,7 @@ def _prepare_offline(run: Run, length: int) -> None:
     """Prepares the data, in a child process without network."""
     leave_torch_alone()
     if why_not := offline.close_network():
-        print(f"no network sandbox around the preparation: {why_not}")
+        print_line(f"no network sandbox around the preparation: {why_not}")
     try:
         prepare_all(run, length)
     except OSError as error:
@@ -332,7 +331,7 @@ def prepare_all(run: Run, length: int) -> None:
     wanted = recipes(run.config, run.inputs, length)
     check_together(
         {
-            role: [prepare(recipe, run.folder.stores, print) for recipe in several]
+            role: [prepare(recipe, run.folder.stores, print_line) for recipe in several]
             for role, several in wanted.items()
         }
     )
@@ -381,7 +380,7 @@ def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool)
     if dry_run:
         place = ranks_environment.rank_environment(environ)
         in_child(_check_as_launcher, (run, place, dict(environ), False), *_CHECKING)
-        print("dry run: nothing was started")
+        print_line("dry run: nothing was started")
         return 0
     run.folder.make()
     place, heartbeat = become_rank(run.folder, environ)
@@ -504,6 +503,5 @@ def report_devices(
 
 def _explain(run: Run, where: str) -> None:
     if lines := explain_choices(run.config.explain()):
-        print(f"{run.config.path.name}: values chosen automatically, with the reason{where}:")
-        print("\n".join(lines))
-    sys.stdout.flush()
+        print_line(f"{run.config.path.name}: values chosen automatically, with the reason{where}:")
+        print_line("\n".join(lines))

@@ -149,7 +149,9 @@ def examine(
             found.attempt(_examine_tokenizer, found, config, inputs, shape, length)
         if with_texts and length is not None and not found.errors:
             wanted = recipes(config, inputs, length)
-            found.errors += check_classes(wanted).errors
+            classes = check_classes(wanted)
+            found.errors += classes.errors
+            found.others += classes.others
         if with_texts and length is not None and not found.errors and not is_light():
             texts = check_texts(config, wanted, folder.stores, total)
             found.errors += texts.errors
@@ -317,7 +319,7 @@ def _describe_memory(
     if plan is not None and device is not None:
         zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
         lines.append(
-            f"it fits: {device.name}, {human_size(device.memory)} per rank; "
+            f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
             f"{plan.precision}, {zero}micro batch {plan.micro}"
         )
         decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]

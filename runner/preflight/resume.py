@@ -56,10 +56,16 @@ def check_checkpoint(
 
 def note_changes(config: RunConfig, folder: RunFolder) -> list[Finding]:
     """Returns a note on the settings that differ from those of the run that is to be resumed."""
-    if not (changed := changed_since(folder, config)):
-        return []
-    what = f"from this start on, the run has other settings: {', '.join(changed)}"
-    return [Finding("note", f"{what}. Its model card will name only the new ones.")]
+    found = []
+    if (before := _length_before(config, folder)) and config.schedule.name != "constant":
+        what = f"this run was started with {before}, and its end decides the learning rate"
+        found.append(
+            Finding("note", f"{what} ({config.schedule.name}): from this start on it is another.")
+        )
+    if changed := changed_since(folder, config):
+        what = f"from this start on, the run has other settings: {', '.join(changed)}"
+        found.append(Finding("note", f"{what}. Its model card will name only the new ones."))
+    return found
 
 
 def _steps(config: RunConfig, facts: Mapping[str, Any]) -> int | None:

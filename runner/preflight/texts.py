@@ -17,7 +17,7 @@ from runner.config.tasks import data_of
 from runner.data.images import class_names
 from runner.data.labelled.classes import Classes, united
 from runner.data.labelled.samples import check_lengths
-from runner.data.labelled.store import read_classes
+from runner.data.labelled.store import COLUMNS, doubt, read_classes
 from runner.data.prepare import is_prepared, write
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
@@ -135,7 +135,10 @@ def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
                 return found
             with found.keeping():
                 check_rows(recipe)
-                classes[role] = [*classes.get(role, ()), read_classes(recipe)]
+                those = read_classes(recipe)
+                classes[role] = [*classes.get(role, ()), those]
+                if doubtful := doubt(recipe, those):
+                    found.others.append(Finding("warning", doubtful, COLUMNS))
                 if recipe.task == "token-classification":
                     check_tags(recipe)
     if not found.errors:

@@ -44,13 +44,19 @@ def members(axes: Sequence[str]) -> tuple[Member, ...]:
             f"--array: {len(combinations)} runs; Slurm takes {MOST_MEMBERS} at most.",
             "Give fewer values, or submit in parts.",
         )
-    return tuple(
+    found = tuple(
         Member(
             ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs),
             tuple(f"{k}={v}" for k, v in pairs),
         )
         for pairs in combinations
     )
+    if longest := next((one.name for one in found if len(one.name.encode()) > 200), ""):
+        raise UsageError(
+            f"--array: the folder of a run would be called {longest[:60]}..., which is too long.",
+            "Sweep over fewer keys, or shorter values.",
+        )
+    return found
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

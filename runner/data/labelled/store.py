@@ -25,13 +25,13 @@ from runner.data.store import FACTS, ROWS, TOKENS, map_arrays, unreadable_store
 from runner.data.table import reading
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError, human_count
-from runner.inputs import SplitInput
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 SEGMENTS, LABELS = "segments.bin", "labels.bin"
+COLUMNS = "`stage show BUNDLE` lists the columns."
 FEW = 10  # of fewer texts, each can have a class of its own
 
 
@@ -268,24 +268,27 @@ def describe(facts: LabelledFacts, size: str) -> str:
     return f"{what}{words} in {names} ({'; '.join([size, *notes])})"
 
 
-def doubt(facts: LabelledFacts, split: SplitInput) -> str:
-    """A warning where nearly each text has a class of its own; empty: there is no doubt.
+def doubt(recipe: Recipe, classes: Classes, dropped: int = 0) -> str:
+    """What is doubtful where nearly each text has a class of its own; empty: nothing.
 
     The classes are those of all rows of the files, so they are compared with all of these rows.
+
+    Args:
+        recipe: what is read.
+        classes: those that were found.
+        dropped: rows that were left out.
     """
     import pyarrow.parquet as pq
 
-    if facts.of_words or facts.kind == "names":
+    if recipe.task == "token-classification" or classes.kind == "names":
         return ""
-    texts = -facts.dropped
-    for path in split.files:
+    texts = -dropped
+    for path in recipe.split.files:
         with reading(path):
             texts += pq.read_metadata(path).num_rows
-    if texts < FEW or len(facts.class_names) * 2 <= texts:
+    if texts < FEW or len(classes.names) * 2 <= texts:
         return ""
-    column = facts.recipe["columns"]["label"]
     return (
-        f"warning: split `{split.name}`: {len(facts.class_names)} classes in {texts} texts, nearly "
-        f"one for each: is `dataset.label: {column}` the right column? `stage show BUNDLE` lists "
-        "them"
+        f"split `{recipe.split.name}`: {len(classes.names)} classes in {texts} texts, nearly one "
+        f"for each: is `dataset.label: {recipe.dataset.label}` the right column?"
     )

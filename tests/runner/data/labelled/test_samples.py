@@ -17,6 +17,7 @@ from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
+from runner.preflight.texts import check_classes
 from tests.runner.data.test_prepare import digest
 
 
@@ -28,15 +29,20 @@ def model(bundle: Path) -> ModelInput:
 def stored(
     folder: Path, model: ModelInput, task: str, table: dict[str, Any], length: int = 64, **keys: Any
 ) -> LabelledStore:
+    store = prepare(recipe_of(folder, model, task, table, length, **keys), folder / "stores", print)
+    assert isinstance(store, LabelledStore)
+    return store
+
+
+def recipe_of(
+    folder: Path, model: ModelInput, task: str, table: dict[str, Any], length: int = 64, **keys: Any
+) -> Recipe:
     pq.write_table(pa.table(table), folder / "a.parquet")
     rows = len(next(iter(table.values())))
     path = folder / "a.parquet"
     split = SplitInput("train", (path,), (digest(path),), rows, {})
     data = DatasetConfig(asset="a", **keys)
-    recipe = Recipe(task, length, split, data, None, model, "alone")
-    store = prepare(recipe, folder / "stores", print)
-    assert isinstance(store, LabelledStore)
-    return store
+    return Recipe(task, length, split, data, None, model, "alone")
 
 
 def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: ModelInput) -> None:
@@ -161,3 +167,7 @@ def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
         said = capsys.readouterr().out
         warned = f"{classes} classes in {number} texts, nearly one for each: is `dataset.label: id`"
         assert (warned in said) == is_doubted == ("warning: split `train`" in said), said
+        recipe = recipe_of(tmp_path, model, "text-classification", table, label="id")
+        found = check_classes({"train": (recipe,)})  # `runner check` warns of the same
+        assert [finding.level for finding in found.others] == ["warning"] * is_doubted
+        assert (warned in "".join(map(str, found.others))) == is_doubted
