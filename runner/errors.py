@@ -35,6 +35,7 @@ from stage.util.files import (
     read_start,
     sync_folder,
     write_atomically,
+    write_new,
 )
 from stage.util.sandbox import close_network, isolated
 from stage.util.yaml_lines import (
@@ -89,6 +90,7 @@ __all__ = [
     "suggest_path",
     "sync_folder",
     "write_atomically",
+    "write_new",
 ]
 
 

@@ -18,10 +18,10 @@ from runner.cli.options import (
 from runner.config.tasks import TASKS
 from runner.errors import (
     Choice,
-    UsageError,
     print_line,
     quiet_option,
     silent,
+    write_new,
 )
 
 
@@ -49,18 +49,8 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     from runner.examples import new_run_file
 
     path = output or Path(f"{task}.yaml")
-    if path.exists():
-        raise UsageError(
-            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
-        )
     text, said = new_run_file(task, path, bundle)
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(
-            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
-        ) from None
+    write_new(path, text)
     with silent(if_=quiet):
         for line in said:
             print_line(line)

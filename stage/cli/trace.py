@@ -53,26 +53,20 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.fetch.new_manifest import write_manifest
     from stage.fetch.sources import Sources
     from stage.trace.trace import manifest_text, url_lines
     from stage.trace.trace import trace as run
-    from stage.util.files import check_folder_of, check_writable
+    from stage.util.files import check_new, write_new
     from stage.util.progress import Reporter
 
-    if manifest.exists():
-        raise UsageError(
-            f"{manifest}: is there already, and is not overwritten.", "Give another name with -o."
-        )
-    check_folder_of(manifest)
-    check_writable(manifest.parent)
+    check_new(manifest)
     with Reporter() as reporter:
         sources = Sources(endpoint, reporter)
         traced = run(command, sources, os.environ, allow_code=allow_code)
     assets = [entry for entry in traced.entries if entry.lines]
     if not assets:
         _raise_nothing(command, traced)
-    write_manifest(manifest, manifest_text(command, manifest, traced))
+    write_new(manifest, manifest_text(command, manifest, traced))
     for entry in traced.entries:
         say(entry.note)
     lost = [

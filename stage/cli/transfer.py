@@ -65,23 +65,18 @@ def init(
     if example is not None:
         _write_example(example, manifest, quiet)
         return
-    from stage.fetch.new_manifest import manifest_text, place_for_bundle, write_manifest
+    from stage.fetch.new_manifest import manifest_text, place_for_bundle
     from stage.local.entry import LocalEntry, look_at
     from stage.manifest.entry import is_local
-    from stage.util.files import check_folder_of, check_writable
+    from stage.util.files import check_new, write_new
 
-    if manifest.exists():
-        raise UsageError(
-            f"{manifest}: is there already, and is not overwritten.", "Give another name with -o."
-        )
-    check_folder_of(manifest)
-    check_writable(manifest.parent)
+    check_new(manifest)
     here = {
         name: look_at(Path(name)) for name in names if is_local(name, Path()) or Path(name).is_dir()
     }
     found = here | _on_the_hub([name for name in names if name not in here], endpoint, quiet)
     every = [found[name] for name in names]
-    write_manifest(manifest, manifest_text(manifest, every))
+    write_new(manifest, manifest_text(manifest, every))
     if quiet:
         return
     for item in every:
@@ -122,7 +117,7 @@ def _on_the_hub(
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:
-    from stage.fetch.new_manifest import write_manifest
+    from stage.util.files import write_new
 
     folder = Path(__file__).parents[1] / "examples"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -130,7 +125,7 @@ def _write_example(name: str, manifest: Path, quiet: bool) -> None:
         raise UsageError(
             f"--example {name}: no such example.", suggest(name, known, f"All: {', '.join(known)}.")
         )
-    write_manifest(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    write_new(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
     with silent(if_=quiet):
         say(f"next: stage fetch {manifest} -o bundle --dry-run")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stage.errors import UsageError, as_shown
+from stage.errors import as_shown
 from stage.hub.lookup import RepositoryLookup
 from stage.local.entry import LocalEntry
 from stage.lock.licences import identifiers
@@ -125,18 +125,3 @@ def _flow(text: str) -> str:
 def comment(text: str) -> str:
     """Text fit for one line behind a `#`."""
     return as_shown(" ".join(text.split()))
-
-
-def write_manifest(path: Path, text: str) -> None:
-    """Writes a new file.
-
-    Raises:
-        UsageError: one of that name is there.
-    """
-    try:
-        with open(path, "x", encoding="utf-8") as target:
-            target.write(text)
-    except FileExistsError:
-        raise UsageError(
-            f"{path}: is there already, and is not overwritten.", "Give another name with -o."
-        ) from None

@@ -78,7 +78,7 @@ def look_at(path: Path) -> LocalEntry:
     names = sorted(walk.sizes)
     if not names:
         raise UsageError(f"{path}: has no file to take.", "Check the path.")
-    if is_model(names) or _names_a_type(path / "config.json"):
+    if is_model(names):
         return LocalEntry(path, "a model")
     convert = conversion_of(names)
     if convert is None:
@@ -91,10 +91,3 @@ def look_at(path: Path) -> LocalEntry:
         with suppress(OSError, ValueError):  # `fetch` says what is wrong with it
             separator = other_separator(path if path.is_file() else path / read[0])
     return LocalEntry(path, what, convert, separator)
-
-
-def _names_a_type(config: Path) -> bool:
-    try:
-        return "model_type" in json.loads(config.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,10 @@ _TIMEOUT_S = 3600.0  # a child that hangs is a finding, not a night
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The findings, texts about what could not be tried, and what models lack for a training."""
+    """The findings, and texts about what could not be tried."""
 
     findings: tuple[Finding, ...]
     unchecked: tuple[str, ...]
-    lacking: tuple[str, ...] = ()
 
 
 def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
@@ -79,9 +78,7 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         return LoadReport(
-            tuple(Finding(*f) for f in answer["findings"]),
-            tuple(answer["unchecked"]),
-            tuple(answer["lacking"]),
+            tuple(Finding(*f) for f in answer["findings"]), tuple(answer["unchecked"])
         )
     except (ValueError, IndexError, KeyError, TypeError):
         text = done.stderr.decode("utf-8", "replace").strip()
@@ -128,10 +125,11 @@ def check_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
             f"  {listed}{more}",
             f"{_way_out(lock, report)} To take it as it is: --no-offline-check",
         )
-    for text in report.lacking:
+    absent = [text for asset in lock.assets.values() for text in lacking(asset)]
+    for text in absent:
         reporter.warn(text)
     if any(_is_loaded(asset) for asset in lock.assets.values()):
-        besides = "; see above for what is not there" if report.lacking else ""
+        besides = "; see above for what is not there" if absent else ""
         reporter.note(f"{root}: everything that could be checked loads without network{besides}")
 
 
@@ -182,12 +180,11 @@ def _main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # libraries print; the answer goes where only we write
     findings: list[Finding] = []
-    lacks: list[str] = []
     for asset in lock.assets.values():
         if asset.kind == "dataset":
             findings += _dataset(root, asset)
         elif asset.kind == "tokenizer" or _is_model(asset):
-            findings += _model(root, asset, lock, unchecked, lacks)
+            findings += _model(root, asset, lock, unchecked)
         elif _is_loaded(asset):
             findings += _plain_files(root, asset)
             unchecked.append(
@@ -197,7 +194,6 @@ def _main() -> None:
     answer = {
         "findings": [(f.path, f.problem, f.expected, f.found) for f in findings],
         "unchecked": unchecked,
-        "lacking": lacks,
     }
     os.write(out, json.dumps(answer).encode() + b"\n")
 
@@ -228,7 +224,7 @@ def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
 
 
 def _model(
-    root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str], lacks: list[str]
+    root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str]
 ) -> Iterator[Finding]:
     folders: dict[str, list[str]] = {}
     for file in asset.files:
@@ -253,8 +249,6 @@ def _model(
         yield from _weights(root, folder, names, texts)
     top = folders.get(asset.folder, [])
     yield from _top(asset, top, texts, lock, unchecked)
-    if asset.kind != "tokenizer" and not {"include", "exclude"} & asset.request.keys():
-        lacks += lacking(asset.name, top, texts.get(f"{asset.folder}/config.json"))
     if any(TOKENIZER.fullmatch(name) for name in top):
         if not is_broken:  # else it is reported already
             yield from _tokenizer(root, asset, unchecked)
@@ -331,29 +325,24 @@ def _top(
         )
 
 
-def lacking(asset: str, names: Collection[str], settings: Any) -> list[str]:
-    """What a training needs of a model and the asset has not. Pure.
-
-    Args:
-        names: of the files beside config.json.
-        settings: the content of config.json; None: an adapter or a pipeline, which has others.
-    """
-    if not isinstance(settings, dict) or "model_type" not in settings:
-        return []
+def lacking(asset: LockedAsset) -> list[str]:
+    """What a training needs of a model and the asset has not, by the names of its files. Pure."""
+    if not _is_model(asset) or {"include", "exclude"} & asset.request.keys():
+        return []  # who leaves files out by name knows it
+    names = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
     found = []
-    if not any(name.endswith(".safetensors") for name in names):
+    if "config.json" in names and not any(name.endswith(".safetensors") for name in names):
         pickles = [name for name in sorted(names) if name.endswith(PICKLE_SUFFIXES)]
         why = f" ({pickles[0]} is a pickle, which is not read)" if pickles else ""
         found.append(
-            f"{asset}: no weights, *.safetensors{why}: it can only be trained from scratch "
+            f"{asset.name}: no weights, *.safetensors{why}: it can only be trained from scratch "
             "(`model.init: scratch` in the run file)"
         )
-    text = settings.get("text_config")
-    reads_text = "vocab_size" in {**settings, **(text if isinstance(text, dict) else {})}
-    if reads_text and not any(TOKENIZER.fullmatch(name) for name in names):
+    others = {"preprocessor_config.json", "adapter_config.json", "model_index.json", "modules.json"}
+    if not others & names and not any(TOKENIZER.fullmatch(name) for name in names):
         found.append(
-            f"{asset}: no tokenizer (tokenizer.json and the like): each training on text needs it; "
-            "put its files beside config.json, then fetch again"
+            f"{asset.name}: no tokenizer (tokenizer.json and the like): each training on text "
+            "needs it; put its files beside config.json, then fetch again"
         )
     return found
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
 from stage.bundle.bundle import Bundle
+from stage.lock.model import LockedAsset, LockedFile, Source
 from stage.manifest.manifest import Manifest
 from stage.verify.load_test import lacking
 from tests.support.staging import model_files, run_here
@@ -109,12 +110,6 @@ def test_a_path_with_nothing_in_it_is_not_asked_for_on_the_hub(here: Path, name:
     assert not Path("manifest.yaml").exists()
 
 
-def test_a_configuration_alone_is_a_model_and_other_settings_are_not() -> None:
-    write({"a/config.json": json.dumps({"model_type": "gpt2"}), "b/config.json": "{}"})
-    assert "a: on this machine: a model" in run_here("init", "a", "-o", "a.yaml").stdout
-    assert "b: on this machine: 1 file, as they are" in run_here("init", "b", "-o", "b.yaml").stdout
-
-
 def test_fetch_says_what_a_model_lacks_for_a_training(here: Path) -> None:
     """Exit 0 and "everything that could be checked loads"; the refusal came on the cluster."""
     config = json.dumps({"model_type": "gpt2", "vocab_size": 5})
@@ -128,20 +123,21 @@ def test_fetch_says_what_a_model_lacks_for_a_training(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "words"),
+    ("names", "words"),
     [
-        ("model.safetensors tokenizer.json", {"model_type": "gpt2", "vocab_size": 5}, []),
-        ("model.safetensors", {"model_type": "vit", "image_size": 32}, []),
-        ("model.safetensors", {"model_type": "gemma3", "text_config": {"vocab_size": 5}}, ["tok"]),
-        ("tokenizer.model", {"model_type": "llama", "vocab_size": 5}, ["weights"]),
-        ("", {"model_type": "bert", "vocab_size": 5}, ["weights", "tok"]),
-        ("adapter_model.safetensors", None, []),
-        ("modules.json", {"other": 1}, []),
+        ("config.json model.safetensors tokenizer.json", []),
+        ("config.json model.safetensors preprocessor_config.json", []),
+        ("config.json model.safetensors", ["tokenizer"]),
+        ("config.json tokenizer.model", ["weights"]),
+        ("config.json", ["weights", "tokenizer"]),
+        ("adapter_config.json adapter_model.safetensors", []),
+        ("a.csv", []),
     ],
 )
-def test_only_what_a_training_needs_is_missed(
-    names: str, settings: dict[str, Any] | None, words: list[str]
-) -> None:
-    found = lacking("mine", names.split(), settings)
+def test_only_what_a_training_needs_is_missed(names: str, words: list[str]) -> None:
+    files = tuple(LockedFile(f"data/files/mine/{n}", 1, None, None, n) for n in names.split())
+    asset = LockedAsset("mine", "files", {"path": "mine"}, Source("path", "mine"), files)
+    found = lacking(asset)
     assert len(found) == len(words)
-    assert all(word in line for word, line in zip(words, found, strict=True))
+    assert all(f"no {word}" in line for word, line in zip(words, found, strict=True))
+    assert lacking(replace(asset, request={"path": "mine", "exclude": ["x"]})) == []
