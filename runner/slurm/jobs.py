@@ -191,10 +191,7 @@ def submitted_since(since: float, script: Path) -> list[int]:
 
 def _remembered(job_id: int) -> Job | None:
     """A job that has ended, as the controller remembers it; None: it has forgotten it."""
-    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
-    if shown is None or shown.returncode != 0:
-        return None
-    fields = dict(field.partition("=")[::2] for field in shown.stdout.split())
+    fields = dict(field.partition("=")[::2] for field in _shown(job_id).split())
     job = Job(
         job_id,
         fields.get("JobState", ""),
@@ -247,11 +244,14 @@ def over_job(environ: Mapping[str, str]) -> UsageError | None:
 
 def script_of(job_id: int) -> str | None:
     """The batch script of a job; None if Slurm has forgotten it (some minutes after its end)."""
-    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
-    if shown is None or shown.returncode != 0:
-        return None
-    _, found, rest = shown.stdout.partition(" Command=")
+    _, found, rest = _shown(job_id).partition(" Command=")
     return rest.partition(" WorkDir=")[0].strip() if found else None
+
+
+def _shown(job_id: int) -> str:
+    """What the controller knows of a job; empty if it has forgotten it."""
+    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
+    return shown.stdout if shown is not None and shown.returncode == 0 else ""
 
 
 def _of_job(job_id: int, *options: str) -> list[str] | None:

@@ -50,7 +50,7 @@ def test_what_a_node_does_not_have_is_named_with_the_node_and_warned_of_from_the
     assert [message[:3] for message, _ in faults] == ["n1:", "n2:"]
     message, remedy = faults[0]
     assert message.startswith("n1: GLOO_SOCKET_IFNAME=eth9")
-    assert "this node has no such interface; it has lo, " in message
+    assert "this node has no interface eth9; it has lo, " in message
     assert remedy.startswith("unset GLOO_SOCKET_IFNAME")
     checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
     assert "warning: partition " in checked.stdout and "eth9" in checked.stdout
