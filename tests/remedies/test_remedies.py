@@ -10,7 +10,7 @@ import copy
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Case:
     file: str
     remedy: str
     entry: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, str | bytes] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
     command: str = "fetch m.yaml -o bundle"
     later: dict[str, str] = field(default_factory=dict)
     before: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ RUN_FILES = (
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "user"
     folder.mkdir()
     monkeypatch.chdir(folder)
