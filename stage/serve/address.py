@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
+from stage.errors import as_shown
+
 KINDS = ("models", "datasets", "spaces")
 _OF_A_FILE = ("resolve", "raw")
 _OF_A_REPOSITORY = ("revision", "tree", "paths-info", "refs", "commits", "auth-check")
@@ -32,7 +34,9 @@ class Address:
     @staticmethod
     def parse(target: str) -> Address | None:
         """Reads the target of a request or of a redirect; None: it names no repository."""
-        parts = [unquote(part) for part in urlsplit(target).path.split("/")[1:]]
+        # Names come from here into our log. A line end in one would forge a line there.
+        decoded = map(unquote, urlsplit(target).path.split("/")[1:])
+        parts = [as_shown(part).replace("\n", "\\n") for part in decoded]
         while parts and not parts[-1]:
             parts.pop()
         is_api = parts[:1] == ["api"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `path` is decoded and has no query; header names are in lower case.
+    """One request. `path` is as it came, without the query; header names are in lower case.
 
     Attributes:
         query: each parameter with all its values.

@@ -107,12 +107,9 @@ def entry(
 
 
 def how_to_bring(asset: LockedAsset, left: LeftOut) -> str:
-    """What to change in the manifest for a file that was left out; empty for code of a dataset.
-
-    `load_dataset` asks for the code of each dataset first, and goes on without it.
-    """
+    """What to change in the manifest for a file that was left out; empty if nothing."""
     if asset.kind == "dataset" and left.path.endswith(".py"):
-        return ""
+        return ""  # `load_dataset` asks for the code of each dataset, and goes on without it
     where = f"of `{asset.name}` in the manifest, and fetch again"
     if left.reason == EXCLUDED:
         return f"remove its pattern from `exclude` {where}"

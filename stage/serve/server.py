@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from stage.errors import UsageError, as_shown
+from stage.errors import UsageError
 from stage.serve import hub
 from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
@@ -21,7 +21,27 @@ LARGEST_BODY = 2**20  # bytes; clients post lists of paths
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
-class BundleServer(ThreadingHTTPServer):
+class HubServer(ThreadingHTTPServer):
+    """A server for the clients of a Hub, which may come in great numbers and leave at any time."""
+
+    daemon_threads = True
+    request_queue_size = 1024  # ranks of a whole node may connect at the same time
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client may close its connection at any time."""
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """Keeps connections open, and prints nothing per request."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+class BundleServer(HubServer):
     """Serves one catalogue.
 
     Args:
@@ -30,9 +50,6 @@ class BundleServer(ThreadingHTTPServer):
     Raises:
         UsageError: the port is in use, or the address is not one of this machine.
     """
-
-    daemon_threads = True
-    request_queue_size = 1024  # ranks of a whole node may connect at the same time
 
     def __init__(
         self, catalogue: Catalogue, host: str, port: int, say: Callable[[str], None]
@@ -74,13 +91,8 @@ class BundleServer(ThreadingHTTPServer):
                 self._said.add(text)
                 self._say(text)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: a client may close its connection at any time."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(HubHandler):
     timeout = 60.0  # seconds a connection may idle
 
     def do_GET(self) -> None:
@@ -103,9 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the unread body would be read as the next request
         query = urllib.parse.parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        # Names come from here into our log. A line end in one would forge a line there.
-        path = as_shown(urllib.parse.unquote(url.path)).replace("\n", "\\n")
-        return Request(self.command, path, query, headers, body, url.query)
+        return Request(self.command, url.path, query, headers, body, url.query)
 
     def _send(self, found: Answer) -> None:
         size = found.body.size if isinstance(found.body, FileBody) else len(found.body)
@@ -160,9 +170,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value.encode("ascii", "replace").decode())
         self.send_header("Content-Length", str(count))
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Prints nothing per request; `mention` prints what is missing."""
 
 
 def _answer(request: Request, catalogue: Catalogue) -> Answer:

@@ -130,11 +130,7 @@ def _include(patterns: list[str]) -> list[str]:
 
 
 def _patterns(taken: Collection[str], every: Iterable[str], inside: str = "") -> list[str]:
-    """The shortest patterns that match these files, and no other file of the repository.
-
-    Args:
-        inside: the folder to look into, with its slash; empty for the top.
-    """
+    """The shortest patterns that match these files in a folder, and no other file."""
     here = [path for path in every if path.startswith(inside)]
     # The card and licences come anyway; `.gitattributes` is part of no data.
     needed = {path for path in here if not is_document(path) and path != ".gitattributes"}

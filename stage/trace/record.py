@@ -42,11 +42,7 @@ class Asked:
     files: dict[str, set[str]] = field(default_factory=dict)
 
     def note(self, address: Address, exchange: Exchange, *, names_file: bool) -> None:
-        """Adds one request.
-
-        Args:
-            names_file: whether the answer shows that the file of the address exists.
-        """
+        """Adds one request; `names_file`: an answer without an error shows that the file exists."""
         is_there = exchange.status < 400
         if not is_there and exchange.commit is None:  # with a commit, only the file is missing
             return

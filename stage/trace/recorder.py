@@ -10,14 +10,14 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import urllib3
 
 from stage.download.http import Connections, origin_of, proxy_for
 from stage.serve.address import Address
+from stage.serve.server import HubHandler, HubServer
 from stage.trace.record import Exchange
 
 # RFC 9110, 7.6.1; `Host` is that of the other connection.
@@ -30,7 +30,7 @@ _HOP_BY_HOP = frozenset(
 _PIECE = 64 * 1024
 
 
-class Recorder(ThreadingHTTPServer):
+class Recorder(HubServer):
     """The server; a context manager that serves from a thread.
 
     Args:
@@ -42,9 +42,6 @@ class Recorder(ThreadingHTTPServer):
         hosts: hosts asked for over https, in order.
         passed_on: hosts that the Hub redirected to.
     """
-
-    daemon_threads = True
-    request_queue_size = 256
 
     def __init__(self, endpoint: str, connections: Connections) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -71,14 +68,8 @@ class Recorder(ThreadingHTTPServer):
         own = {urlsplit(self.endpoint).hostname, *self.passed_on}
         return [host for host in self.hosts if host not in own]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: a client may close its connection at any time."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
+class _Handler(HubHandler):
     @property
     def recorder(self) -> Recorder:
         return cast(Recorder, self.server)
@@ -156,9 +147,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             _join(self.connection, other)
         return None
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Prints nothing per request."""
 
 
 def _is_unknown_repository(path: str, response: urllib3.BaseHTTPResponse) -> bool:

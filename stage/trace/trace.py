@@ -113,11 +113,7 @@ def _run(command: list[str], variables: dict[str, str]) -> tuple[int, BaseExcept
 
 
 def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str:
-    """The manifest of what a run asked for.
-
-    Args:
-        manifest: the file that the text is for.
-    """
+    """The text for a manifest of what a run asked for."""
     lines = [f"# What this asked for: {as_shown(' '.join(shlex.join(command).split()))}"]
     if traced.interrupted is not None:
         lines.append("# It was interrupted: what it would have asked for later is not here.")
@@ -149,11 +145,7 @@ def url_lines(traced: Traced) -> list[str]:
 
 
 def environment(environ: Mapping[str, str], address: str, folder: Path) -> dict[str, str]:
-    """The script's variables: the recorder is its Hub and its proxy, and its caches are empty.
-
-    Args:
-        folder: a folder for the caches, and for the record of children.
-    """
+    """The script's variables: the recorder is its Hub and its proxy; caches are in the folder."""
     removed = {*OFFLINE, "all_proxy", "ALL_PROXY"}
     kept = {name: value for name, value in environ.items() if name not in removed}
     proxies = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")

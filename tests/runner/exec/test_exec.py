@@ -65,9 +65,9 @@ def run(node: Cluster, *command: str, **variables: str) -> subprocess.CompletedP
 
 
 def servers(node: Cluster) -> list[int]:
-    """The processes that serve this test's bundle."""
+    """The processes that serve this test's bundle: `exec` itself has become the script."""
     shown = subprocess.run(
-        ["pgrep", "-f", f"serve {node.bundle.resolve()}"], capture_output=True, text=True
+        ["pgrep", "-f", f"runner exec --bundle {node.bundle}"], capture_output=True, text=True
     ).stdout
     return [int(line) for line in shown.split()]
 
@@ -492,3 +492,17 @@ def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_t
             assert (folder / "config.json").read_text() == place
             assert (folder / "sub" / "card.md").read_text() == "# made\n"
         shutil.rmtree(tmp_path / place)
+
+
+def test_a_child_with_variables_of_its_own_asks_the_bundle_too(node: Cluster) -> None:
+    code = """
+import os, subprocess, sys
+own = {"PATH": os.environ["PATH"], "HF_HUB_CACHE": "theirs"}
+child = "import os; print(os.environ['HF_ENDPOINT'], os.environ['HF_HUB_CACHE'])"
+print(os.environ["HF_ENDPOINT"], "theirs", flush=True)
+subprocess.run([sys.executable, "-c", child], env=own, check=True)
+"""
+    process = start(node, "python", "-c", code, offline=False)
+    out, err = process.communicate(timeout=60)
+    first, second = out.splitlines()
+    assert process.returncode == 0 and first == second, err

@@ -85,6 +85,8 @@ def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
     assert advice(lost) == ""
     download = OSError("<urlopen error [Errno -2] Name or service not known>")
     assert "no internet" in advice(download)
+    # `load_dataset("json", data_files="https://...")` says no more than this.
+    assert "`url:`" in advice(FileNotFoundError("https://example.com/rows.json"))
     assert advice(RuntimeError("out of resource: shared memory, Required: 1, limit: 0")) == ""
     outer = KeyError("x")
     outer.__cause__ = ModuleNotFoundError("No module named 'mpi4py'")
