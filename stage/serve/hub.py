@@ -11,13 +11,12 @@ import re
 from stage.serve import listings
 from stage.serve.address import Address
 from stage.serve.answers import Answer, FileBody, Request, error_answer, json_answer
-from stage.serve.catalogue import Catalogue, ServedFile, ServedRepository, Version
+from stage.serve.catalogue import OWN, Catalogue, ServedFile, ServedRepository, Version
 from stage.serve.names import (
     ENTRY_KEYS,
     entry,
     find,
     how_to_bring,
-    is_answered_elsewhere,
     why_missing,
 )
 from stage.util.digests import is_hex
@@ -45,7 +44,7 @@ def answer(request: Request, catalogue: Catalogue) -> Answer | None:
         return _no_repository(catalogue, address.kind, address.name)
     if address.is_file:
         return _file(found.repository, address, found.rule)
-    if is_answered_elsewhere(found.repository, address.name):
+    if address.name != found.repository.id and not address.name.startswith(f"{OWN}/"):
         return _redirect(address.of(found.repository.id), request.query_text, found.rule)
     return _about(request, found.repository, address)
 

@@ -54,11 +54,6 @@ def _namesakes(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedReposi
     return catalogue.by_bare_name.get((kind, name.rpartition("/")[2].lower()), ())
 
 
-def is_answered_elsewhere(found: ServedRepository, name: str) -> bool:
-    """Whether the Hub would redirect this name: it is an old or a short name of the repository."""
-    return name != found.id and not name.startswith(f"{OWN}/")
-
-
 def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
     """What is not here, and what to add to the manifest, for the log of the server."""
     what = ENTRY_KEYS[kind]
