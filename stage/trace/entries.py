@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stage.errors import StageError
@@ -55,9 +56,14 @@ def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[En
         if not asked.exists:
             entries.append(Entry(asked.name, note=f"{what}: the Hub does not show it"))
             continue
+        kind = _HUB_KINDS[asked.kind]
+        # Clients may get a commit from an answer's body, and ask for files of this commit alone.
+        for revision in [r for r, commit in asked.commits.items() if commit is None]:
+            with suppress(StageError):  # it comes again below
+                asked.commits[revision] = hub.repository(what, kind, asked.name, revision).commit
         for revision, read in asked.revisions():
             try:
-                repository = hub.repository(what, _HUB_KINDS[asked.kind], asked.name, revision)
+                repository = hub.repository(what, kind, asked.name, revision)
                 listing = hub.files(what, repository)
             except StageError as error:
                 lost = f"{what} at {revision}: {error.message}"
@@ -104,11 +110,9 @@ def _entry(
         if not taken:
             return Entry(asked.name, [], "no file of it can travel", entry.cannot_travel)
         entry.lines += _include(_patterns(taken, listing))
-    if code and allow_code:
-        entry.lines.append(f"allow_code: true   # the script ran {', '.join(code)}")
-    elif code:
-        ran = f"the script ran {', '.join(code)}"
-        entry.lines.append(f"# allow_code: true   # {ran}: read it, then remove the first `#`")
+    if code:
+        line = f"allow_code: true   # the script ran {', '.join(code)}"
+        entry.lines.append(line if allow_code else f"# {line}: read it, then remove the first `#`")
     return entry
 
 

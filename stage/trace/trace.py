@@ -89,8 +89,9 @@ def trace(
         recorded = Path(folder, _STRAYS)
         strays = recorded.read_text("utf-8").splitlines() if recorded.exists() else []
     entries = entries_of(gather(recorder.exchanges), hub, allow_code=allow_code)
-    addresses = list(recorder.addresses)
-    return Traced(status, interrupted, entries, addresses, recorder.other_hosts, strays)
+    return Traced(
+        status, interrupted, entries, list(recorder.addresses), recorder.other_hosts, strays
+    )
 
 
 def _run(command: list[str], variables: dict[str, str]) -> tuple[int, BaseException | None]:
@@ -118,11 +119,11 @@ def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str
     if traced.interrupted is not None:
         lines.append("# It was interrupted: what it would have asked for later is not here.")
     elif traced.status:
-        code = traced.status
-        lines.append(f"# It ended with {code}: what it would have asked for later is not here.")
-    next_command = shlex.join(["stage", "fetch", manifest.name, "-o", "bundle"])
+        lines.append(
+            f"# It ended with {traced.status}: what it would have asked for later is not here."
+        )
     lines += [
-        f"# Next: {next_command}",
+        f"# Next: {shlex.join(['stage', 'fetch', manifest.name, '-o', 'bundle'])}",
         f"format: {FORMAT}",
         f"name: {scalar(manifest.stem)}",
         "assets:",

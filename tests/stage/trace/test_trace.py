@@ -126,6 +126,30 @@ def test_a_traced_script_runs_from_the_bundle_without_the_hub(
         assert not [text for text in served.said if "not here" in text]
 
 
+def test_a_commit_that_an_answer_only_names_belongs_to_its_branch(
+    source: TestHub, tmp_path: Path
+) -> None:
+    """transformers 5 and `snapshot_download` ask which commit it is, and then only for this."""
+    script = (
+        "import json; from huggingface_hub import HfApi, hf_hub_download\n"
+        "commit = HfApi().model_info('acme/moves').sha\n"
+        "path = hf_hub_download('acme/moves', 'vocab.txt', revision=commit)\n"
+        "print(json.dumps(open(path).read().split()))"
+    )
+    source.commit("models", "acme/moves", {"vocab.txt": b"old", "config.json": b"{}"})
+    done = trace(tmp_path, source, sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((tmp_path / "my.yaml").read_text())["assets"] == {
+        "moves": {"model": "acme/moves", "revision": "main", "include": ["vocab.txt"]}
+    }
+    source.commit("models", "acme/moves", {"vocab.txt": b"new", "config.json": b"{}"})
+    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
+    assert fetched.returncode == 0, fetched.stderr
+    with serving_here(tmp_path / "bundle") as served:
+        again = run_client(sys.executable, script, served.address, tmp_path / "node")
+        assert answer_of(again) == ["new"]
+
+
 @pytest.mark.slow  # a minute; permission itself is in tests/stage/hub/test_remote_code.py
 def test_code_that_the_script_ran_waits_for_permission(source: TestHub, tmp_path: Path) -> None:
     code = 'import evaluate; evaluate.load("share_equal")'
