@@ -29,6 +29,7 @@ SPECIAL = {
     },
     "gpt2": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"},
     "qwen2": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    "llama": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"},
 }
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -137,4 +138,9 @@ MODELS: Mapping[str, Callable[[Path], None]] = {
     "google/vit-base-patch16-224-in21k": _vit,
     "Qwen/Qwen2-0.5B": _qwen,
     "Qwen/Qwen2-0.5B-Instruct": _qwen,
+    "Qwen/Qwen2-1.5B-Instruct": _qwen,
+    "Qwen/Qwen2.5-0.5B-Instruct": _qwen,
+    "trl-lib/qwen1.5-1.8b-sft": _qwen,
+    "intfloat/e5-large-v2": _bert,
+    "HuggingFaceTB/SmolLM-360M": partial(_text_model, "llama", "AutoModelForCausalLM"),
 }

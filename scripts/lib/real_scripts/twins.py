@@ -9,6 +9,7 @@ import io
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,11 @@ def _split(names: str, rows: Callable[[str], Mapping[str, Sequence[Any]]]) -> Sp
 
 
 def _wikitext() -> Configs:
-    splits = _split("train validation test", lambda name: {"text": _texts(name, 80)})
+    # A script takes the first 500 rows of `train`.
+    def rows(split: str) -> Mapping[str, Sequence[Any]]:
+        return {"text": _texts(split, 80) * (8 if split == "train" else 1)}
+
+    splits = _split("train validation test", rows)
     return {"wikitext-2-raw-v1": (splits, {}), "wikitext-2-v1": (splits, {})}
 
 
@@ -175,9 +180,9 @@ def _chat(text: str) -> list[dict[str, str]]:
     ]
 
 
-def _capybara() -> Configs:
+def _chats(length: int) -> Configs:
     def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        texts = _texts(split, 24)
+        texts = [text[:length] for text in _texts(split, 24)]
         return {"source": ["novel"] * len(texts), "messages": [_chat(text) for text in texts]}
 
     return {"default": (_split("train test", rows), {})}
@@ -191,7 +196,37 @@ def _ultrafeedback() -> Configs:
         scores = {"score_chosen": [2.0] * len(texts), "score_rejected": [1.0] * len(texts)}
         return {"chosen": chosen, "rejected": other, **scores}
 
+    return {name: (_split("train test", rows), {}) for name in ("default", "other")}
+
+
+def _kto() -> Configs:
+    def rows(split: str) -> Mapping[str, Sequence[Any]]:
+        pairs = [_chat(text[:120]) for text in _texts(split, 24)]
+        columns = {"prompt": [pair[:1] for pair in pairs], "completion": [p[1:] for p in pairs]}
+        return {**columns, "label": [number % 2 == 0 for number in range(len(pairs))]}
+
     return {"default": (_split("train test", rows), {})}
+
+
+def _prm() -> Configs:
+    def rows(split: str) -> Mapping[str, Sequence[Any]]:
+        texts = _texts(split, 24)
+        steps = [[text[50:80], text[80:110]] for text in texts]
+        labels = [[True, number % 2 == 0] for number in range(len(texts))]
+        return {"prompt": [text[:50] for text in texts], "completions": steps, "labels": labels}
+
+    return {"default": (_split("train test", rows), {})}
+
+
+def _products() -> Configs:
+    def rows(split: str) -> Mapping[str, Sequence[Any]]:
+        texts = _texts(split, 40)
+        labels = [number % 2 for number in range(len(texts))]
+        titles = [text[30:90] for text in texts]
+        queries = [text[:30] for text in texts]
+        return {"query": queries, "product_title": titles, "relevance_label": labels}
+
+    return {"default": (_split("train validation", rows), {})}
 
 
 def _alpaca() -> Configs:
@@ -217,10 +252,14 @@ DATASETS: Mapping[str, Callable[[], Configs]] = {
     "nyu-mll/glue": _glue,
     "tomaarsen/conll2003": _conll,
     "uoft-cs/cifar10": _cifar,
-    "trl-lib/Capybara": _capybara,
+    "trl-lib/Capybara": partial(_chats, 400),
     "trl-lib/ultrafeedback_binarized": _ultrafeedback,
     "yahma/alpaca-cleaned": _alpaca,
     "sentence-transformers/stsb": _stsb,
+    "trl-lib/chatbot_arena_completions": partial(_chats, 120),
+    "trl-lib/kto-mix-14k": _kto,
+    "trl-lib/prm800k": _prm,
+    "smangrul/amazon_esci": _products,
 }
 
 
