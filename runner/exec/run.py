@@ -49,7 +49,7 @@ from runner.inputs import (
     open_hub,
     running_tree,
 )
-from runner.isolation import note_for_script
+from runner.isolation import isolate, note_for_script
 from runner.ranks.environment import variables_between_nodes
 from runner.ranks.mpi import mpi_task
 from runner.slurm.environment import SlurmJobEnvironment
@@ -89,6 +89,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     program = _program(command, environ)
     _check_one_node(command, environ)
     _check_bundle(bundle.resolve(), environ)
+    of_script = [*sys.path]
+    isolate(dict(environ), lambda line: None)  # the server takes nothing from PYTHONPATH
     hub = open_hub(bundle, _say)
     base = own_folder(job_folder(environ))
     compiled, avoided = local_folder(environ, read_mounts())
@@ -96,6 +98,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     lock = _in_use(base)
     folder = base / "exec" / hub.bundle_id[:12]
     serve_beside(hub.serve, _cleaner(base, lock, environ))
+    sys.path[:] = of_script
     write_hub_cache(hub.repositories, folder / "hub")
     between, notes = variables_between_nodes(environ)
     variables = environment(environ, hub.address, folder, compiled) | between

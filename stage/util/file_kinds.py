@@ -69,6 +69,9 @@ _WANTED = {
 }
 
 
+_ONLY_IN_LOCKS = r'"(origin|left_out)":|"assets":\s*\{\s*\}'
+
+
 def kinds_of(start: bytes) -> list[str]:
     """The kinds of file that a content can be; empty where none is known.
 
@@ -83,7 +86,7 @@ def kinds_of(start: bytes) -> list[str]:
     keys = _top_keys(text)
     found = {
         # Each asset of a lock says which kind it is; each of a manifest, what is asked for.
-        LOCK: is_json and "assets" in keys and re.search(r'"(origin|left_out)":', text),
+        LOCK: is_json and "assets" in keys and re.search(_ONLY_IN_LOCKS, text),
         MANIFEST: "assets" in keys,
         RUN_FILE: "task" in keys,
         CONDA_LOCK: {"package", "metadata"} <= keys or {"package", "version"} <= keys,

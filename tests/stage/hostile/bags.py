@@ -292,18 +292,18 @@ CASES = [
     ),
     Case("names too long together", 1, ("unreadable",), bag(_deep)),
     Case(
-        "a file nobody may read", 1, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"
+        "a file nobody may read", 5, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"
     ),
     Case(
         "a folder nobody may read",
-        1,
+        5,
         ("data/models", "unreadable"),
         bag(_no_right_to("data/models")),
         how="nobody",
     ),
     Case(
         "a lock nobody may read",
-        1,
+        5,
         (layout.LOCK, "unreadable"),
         bag(_no_right_to(layout.LOCK)),
         how="nobody",

@@ -97,7 +97,7 @@ CASES = [
         fetch(HEAD + "  x:\n    dataset: " + "9" * 5000 + "/b\n"),
     ),
     Case("asset twice", 2, ("written twice",), fetch(SOUND + "  notes:\n    path: other\n")),
-    Case("nested lists", 2, ("nested too deeply",), fetch("[" * 100_000)),
+    Case("nested lists", 2, ("not a manifest",), fetch("[" * 100_000)),
     Case(
         "nested mappings",
         2,
