@@ -78,7 +78,7 @@ def test_the_verifier_in_the_bundle_says_the_same(
         )
         return
     assert done.returncode == case.code, done.stderr
-    if case.code <= 1:
+    if case.code <= 1 or "unreadable" in case.says:
         said = printed(["verify", *arguments, "--json"], case, place, monkeypatch)
         assert json.loads(done.stdout) == json.loads(said)
     else:
