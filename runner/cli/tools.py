@@ -59,7 +59,7 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})
 @bundle_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(bundle: Path, command: tuple[str, ...]) -> None:
     """Run COMMAND, unmodified, offline, with the bundle as its Hub.
 

@@ -12,7 +12,10 @@ from typing import Any, Optional, Tuple, Type
 
 NAME = "airlift_last_words"
 _NO_INTERNET = "a compute node has no internet: "
-_STAGE_IT = "stage the file (`url:`), and read it from the bundle"
+_STAGE_IT = (
+    "stage the file (`url:` in the manifest), and read it from the bundle: "
+    "$AIRLIFT_BUNDLE/data/files/NAME/FILE"
+)
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
 _SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
 _NO_GPU = (

@@ -102,6 +102,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     write_hub_cache(hub.repositories, folder / "hub")
     between, notes = variables_between_nodes(environ)
     variables = environment(environ, hub.address, folder, compiled) | between
+    variables["AIRLIFT_BUNDLE"] = str(bundle.resolve())
     python = folder / "python"
     python.mkdir(parents=True, exist_ok=True)
     for source, name in ((HUB_IN_CHILDREN, "sitecustomize"), (LAST_WORDS, last_words.NAME)):
@@ -110,13 +111,13 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     if in_prefix and running_tree() is not None:
         # An environment from a bundle contains all packages that it needs.
         variables.setdefault("PYTHONNOUSERSITE", "1")
-    counts = Counter(repository.kind for repository in hub.repositories)
-    metrics = f", {human_count(counts['spaces'], 'name')} of metrics" if counts["spaces"] else ""
+    # A repository has several names.
+    counts = Counter(kind for kind, _ in {(r.kind, tuple(r.snapshots)) for r in hub.repositories})
+    parts = [human_count(counts["models"], "model"), human_count(counts["datasets"], "dataset")]
+    parts += [human_count(counts["spaces"], "metric")] * (counts["spaces"] > 0)
     about = (
-        f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} "
-        f"({human_count(counts['models'], 'name')} of models, "
-        f"{human_count(counts['datasets'], 'name')} of datasets"
-        f"{metrics}); caches: {folder}"
+        f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} ({', '.join(parts)}); "
+        f"caches: {folder}"
     )
     if environ.get("SLURM_PROCID", "0") == "0":
         own = {name: variables[name] for name in ("PYTHONNOUSERSITE",) if name in variables}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stage.cli.base import say
-from stage.errors import UsageError
+from stage.errors import IncompleteError, UsageError
 from stage.util.files import human_count
 
 if TYPE_CHECKING:
@@ -71,31 +71,37 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
         say(entry.note)
     lost = [
         *(f"cannot travel: {text}" for entry in traced.entries for text in entry.cannot_travel),
-        *(f"cannot travel: {address}: read over http" for address in traced.addresses),
+        *(f"cannot travel under its own address: {address}" for address in traced.addresses),
     ]
     for text in lost:
         say(text, err=True)
     for number, line in enumerate(url_lines(traced)):
         if not number:
             say(
-                "  -> To bring these files, let the script read data/files/NAME of the bundle, and "
-                "write below `assets:`:",
+                "  -> In the job the script must read $AIRLIFT_BUNDLE/data/files/NAME/FILE "
+                f"instead. To bring the file, remove the `#` before its line in {manifest}:",
                 err=True,
             )
         say(f"  {line}", err=True)
     for host in traced.hosts:
         say(
-            f"warning: {command[0]} asked {host} over https, which hides the rest of the address: "
-            "if it read a file there that the job needs, `url: https://...` brings it",
+            f"warning: {command[0]} asked {host} over https, which hides the rest of the address. "
+            "If the job needs a file there: the asset `NAME: {url: https://...}` brings it; the "
+            "script must read $AIRLIFT_BUNDLE/data/files/NAME/FILE",
             err=True,
         )
     for stray in traced.strays:
         say(f"warning: not recorded, it ran with variables of its own: {stray}", err=True)
     say(f"{manifest}: {human_count(len(assets), 'asset')}")
-    say(f"next: stage fetch {shlex.quote(str(manifest))} -o bundle")
-    say(f"then, as on the cluster: runner exec --bundle bundle -- {shlex.join(command)}")
+    fetch = f"stage fetch {shlex.quote(str(manifest))} -o bundle"
     if traced.interrupted is not None:
-        raise traced.interrupted
+        raise IncompleteError(
+            f"Interrupted: {manifest} has what was asked for until then.",
+            f"{fetch}, or trace again: -o and another name.",
+            getattr(traced.interrupted, "exit_code", None),
+        )
+    say(f"next: {fetch}")
+    say(f"then, as on the cluster: runner exec --bundle bundle -- {shlex.join(command)}")
     if traced.status:
         say(
             f"warning: {command[0]} ended with {traced.status}; what it would have asked for later "

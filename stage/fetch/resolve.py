@@ -129,7 +129,8 @@ def resolve(
             changed.append(name)
             _print_asset(assets[name], reporter)
             for missing in omitted_files(assets[name]).notes:
-                reporter.note(f"{manifest.place(name)}: `{name}`: `include` leaves out {missing}")
+                where = f"{manifest.place(name)}: `{name}`"
+                reporter.note(f"note: {where}: `include` leaves out {missing}")
     check_bases(manifest, assets)
     check_sizes(manifest, assets)
     _check_one_commit_per_revision(manifest, assets)

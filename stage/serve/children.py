@@ -15,6 +15,7 @@ SHARED = (
     *("HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE"),
     *("HF_EVALUATE_CACHE", "HF_MODULES_CACHE", "TRANSFORMERS_CACHE", "HF_HUB_DISABLE_XET"),
     *("HF_HUB_DISABLE_TELEMETRY", "HF_UPDATE_DOWNLOAD_COUNTS", "PYTHONPATH", "AIRLIFT_STRAYS"),
+    "AIRLIFT_BUNDLE",
     *("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"),
 )
 """Variables of a Hub's clients, as far as they are set."""

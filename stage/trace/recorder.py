@@ -39,7 +39,7 @@ class Recorder(HubServer):
     Attributes:
         exchanges: requests to the Hub, in order.
         addresses: plain http addresses that answered, in order.
-        hosts: hosts asked for over https, in order.
+        hosts: `host:port` asked for over https, in order.
         passed_on: hosts that the Hub redirected to.
     """
 
@@ -66,7 +66,7 @@ class Recorder(HubServer):
     def other_hosts(self) -> list[str]:
         """Hosts that the script itself asked for over https."""
         own = {urlsplit(self.endpoint).hostname, *self.passed_on}
-        return [host for host in self.hosts if host not in own]
+        return [host for host in self.hosts if host.rpartition(":")[0] not in own]
 
 
 class _Handler(HubHandler):
@@ -132,11 +132,12 @@ class _Handler(HubHandler):
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def do_CONNECT(self) -> None:
         host, _, port = self.path.rpartition(":")
-        self.recorder.hosts[host] = None
+        self.recorder.hosts[self.path] = None
         self.close_connection = True
         try:
             other = _connected(host, int(port))

@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import urllib3
+
 from stage.download.http import Connections, check_proxies, tls_context
-from stage.errors import UsageError, as_shown
+from stage.errors import IncompleteError, UsageError, as_shown
 from stage.fetch.new_manifest import asset_names
 from stage.fetch.sources import Sources
 from stage.manifest.manifest import FORMAT
@@ -70,6 +72,7 @@ def trace(
 
     Raises:
         UsageError: no such program.
+        IncompleteError: the Hub cannot be reached.
     """
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
@@ -79,6 +82,13 @@ def trace(
     check_proxies()
     hub = sources.hub
     connections = Connections(read_timeout_s=_TIMEOUT_S, at_once=32, trust=tls_context())
+    try:
+        connections.request("HEAD", f"{hub.endpoint}/api/models?limit=1", {}).close()
+    except urllib3.exceptions.HTTPError as error:
+        raise IncompleteError(
+            f"{hub.name}: cannot be reached: {error}.",
+            "Set HF_ENDPOINT, or --endpoint, to the Hub or a mirror that this machine reaches.",
+        ) from None
     with (
         Recorder(hub.endpoint, connections) as recorder,
         tempfile.TemporaryDirectory(prefix="airlift-trace-", ignore_cleanup_errors=True) as folder,
@@ -130,6 +140,7 @@ def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str
         *asset_lines(traced.entries),
     ]
     lines += [f"  # {line}" for line in url_lines(traced)]
+    lines += [f"  # asked over https, which hides the rest: {as_shown(h)}" for h in traced.hosts]
     return "\n".join(lines) + "\n"
 
 

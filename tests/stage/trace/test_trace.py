@@ -177,10 +177,10 @@ except OSError:
         url = far(web, "/words.txt", b"some words")
         done = trace(tmp_path, source, sys.executable, "-c", code, url)
     assert done.returncode == 1 and "some words" in done.stdout
-    assert f"cannot travel: {url}: read over http" in done.stderr
+    assert f"cannot travel under its own address: {url}" in done.stderr
     line = f'words.txt: {{url: "{url}"}}'
-    assert f"write below `assets:`:\n  {line}\n" in done.stderr
-    assert "asked 127.1 over https, which hides the rest of the address" in done.stderr
+    assert f"remove the `#` before its line in my.yaml:\n  {line}\n" in done.stderr
+    assert "asked 127.1:" in done.stderr and "$AIRLIFT_BUNDLE/data/files/NAME/FILE" in done.stderr
     text = (tmp_path / "my.yaml").read_text()
     assert list(yaml.safe_load(text)["assets"]) == ["other"] and f"  # {line}\n" in text
     (tmp_path / "my.yaml").write_text(text.replace(f"  # {line}", f"  {line}"))
@@ -206,6 +206,19 @@ def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
     text = (tmp_path / "my.yaml").read_text()
     assert "# It ended with 1" in text and "model acme/none: the Hub does not show it" in text
     assert list(yaml.safe_load(text)["assets"]) == ["other"]
+
+
+def test_a_hub_that_cannot_be_reached_is_named_before_the_script_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "trace", "--endpoint", "http://127.0.0.1:9", "--", "ls"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 5 and done.stdout == "", done.stderr
+    assert "http://127.0.0.1:9: cannot be reached" in done.stderr and "HF_ENDPOINT" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -346,6 +359,8 @@ time.sleep(60)
         )
         assert done.returncode == (5 if name == "SIGINT" else 143), done.stderr
         assert "# It was interrupted" in (tmp_path / output).read_text()
+        assert f"Interrupted: {output} has what was asked for until then." in done.stderr
+        assert "Run the same command again" not in done.stderr and "next:" not in done.stdout
         fetched = stage(tmp_path, source, "fetch", output, "-o", name, "--no-offline-check")
         assert fetched.returncode == 0, fetched.stderr
 
