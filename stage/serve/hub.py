@@ -26,8 +26,8 @@ _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")
 _CONVERSIONS = "refs/convert/"
 
 
-def answer(request: Request, catalogue: Catalogue) -> Answer | None:
-    """The Hub's answer; None where this is not an address of the Hub's API."""
+def answer(request: Request, catalogue: Catalogue) -> Answer:
+    """The Hub's answer."""
     if match := _LISTS.fullmatch(request.path):
         known = catalogue.repositories.items()
         of_kind = [r for (kind, id), r in known if kind == match[1] and id == r.id]
@@ -36,17 +36,16 @@ def answer(request: Request, catalogue: Catalogue) -> Answer | None:
         return error_answer(401, "This Hub serves a bundle and has no users.")
     address = Address.parse(request.path)
     if address is None:
-        if not request.path.startswith("/api/"):
-            return None
         return error_answer(404, "This Hub serves a bundle: no such address.")
     found = find(catalogue, address.kind, address.name)
     if found is None:
         return _no_repository(catalogue, address.kind, address.name)
+    repository, rule = found
     if address.is_file:
-        return _file(found.repository, address, found.rule)
-    if address.name != found.repository.id and not address.name.startswith(f"{OWN}/"):
-        return _redirect(address.of(found.repository.id), request.query_text, found.rule)
-    return _about(request, found.repository, address)
+        return _file(repository, address, rule)
+    if address.name != repository.id and not address.name.startswith(f"{OWN}/"):
+        return _redirect(address.of(repository.id), request.query_text, rule)
+    return _about(request, repository, address)
 
 
 def _redirect(path: str, query: str, note: str | None) -> Answer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
 from stage.serve.catalogue import OWN, Catalogue, ServedRepository
@@ -22,31 +21,22 @@ _METRICS = re.compile(r"evaluate-(?:metric|comparison|measurement)/(.+)")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The repository that a name means.
+def find(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedRepository, str | None] | None:
+    """The repository that a client means, and why it is this one, if the name is not in the lock.
 
-    Attributes:
-        rule: why it is this one, for the log; None: the name is in the lock.
+    None: it is not here, or more than one could be meant.
     """
-
-    repository: ServedRepository
-    rule: str | None = None
-
-
-def find(catalogue: Catalogue, kind: str, name: str) -> Found | None:
-    """The repository that a client means; None: not here, or more than one could be meant."""
     exact = catalogue.repositories.get((kind, name))
     if exact is not None:
-        return Found(exact)
+        return exact, None
     same = catalogue.by_case.get((kind, name.lower()), ())
     if len(same) == 1:
-        return Found(same[0], f"{name} is answered by {same[0].id}: letter case is ignored")
+        return same[0], f"{name} is answered by {same[0].id}: letter case is ignored"
     several = _namesakes(catalogue, kind, name)
     if "/" in name or len(several) != 1:
         return None
     what = ENTRY_KEYS[kind]
-    return Found(several[0], f"{name} is answered by {several[0].id}: the only {what} of that name")
+    return several[0], f"{name} is answered by {several[0].id}: the only {what} of that name"
 
 
 def _namesakes(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedRepository, ...]:

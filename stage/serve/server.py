@@ -98,7 +98,7 @@ class _Handler(HubHandler):
     def do_GET(self) -> None:
         server = cast(BundleServer, self.server)
         try:
-            found = _answer(self._read_request(), server.catalogue)
+            found = hub.answer(self._read_request(), server.catalogue)
             server.mention(found)
             self._send(found)
         except ConnectionError:
@@ -170,12 +170,6 @@ class _Handler(HubHandler):
             self.send_header(name, value.encode("ascii", "replace").decode())
         self.send_header("Content-Length", str(count))
         self.end_headers()
-
-
-def _answer(request: Request, catalogue: Catalogue) -> Answer:
-    return hub.answer(request, catalogue) or error_answer(
-        404, "This server has a bundle: /api/ and /<repository>/resolve/."
-    )
 
 
 def _span(header: str | None, size: int) -> tuple[int, int] | None:

@@ -322,7 +322,7 @@ def test_no_address_leads_out_of_the_bundle(
     catalogue: Catalogue, bundle: Path, path: str, start: str
 ) -> None:
     answer = hub.answer(Request("GET", start + path), catalogue)
-    if answer is not None and isinstance(answer.body, FileBody):
+    if isinstance(answer.body, FileBody):
         assert (
             answer.body.path.is_relative_to(bundle / "data") and ".." not in answer.body.path.parts
         )
