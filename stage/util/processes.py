@@ -185,10 +185,8 @@ def ending_signals() -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt | Ended):
             hook(dropped)
             return
-        number, came = (
-            signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.number,
-            False,
-        )
+        came = False
+        number = error.number if isinstance(error, Ended) else signal.SIGINT
         main = threading.main_thread().ident or 0
         # Not at once: the callback has not returned.
         threading.Timer(_AGAIN_S, lambda: signal.pthread_kill(main, number)).start()

@@ -498,11 +498,13 @@ def test_a_child_with_variables_of_its_own_asks_the_bundle_too(node: Cluster) ->
     code = """
 import os, subprocess, sys
 own = {"PATH": os.environ["PATH"], "HF_HUB_CACHE": "theirs"}
-child = "import os; print(os.environ['HF_ENDPOINT'], os.environ['HF_HUB_CACHE'])"
-print(os.environ["HF_ENDPOINT"], "theirs", flush=True)
+names = "HF_ENDPOINT", "HF_HUB_CACHE", "AIRLIFT_BUNDLE"
+child = f"import os; print(*[os.environ[name] for name in {names}])"
+print(os.environ["HF_ENDPOINT"], "theirs", os.environ["AIRLIFT_BUNDLE"], flush=True)
 subprocess.run([sys.executable, "-c", child], env=own, check=True)
 """
     process = start(node, "python", "-c", code, offline=False)
     out, err = process.communicate(timeout=60)
     first, second = out.splitlines()
     assert process.returncode == 0 and first == second, err
+    assert first.endswith(f" theirs {node.bundle.resolve()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ import pytest
 import yaml
 
 from stage.bundle.bundle import Bundle
+from stage.download.http import Connections, tls_context
 from stage.manifest.manifest import Manifest
 from stage.manifest.requests import UrlRequest
 from stage.serve.address import Address
 from stage.trace.entries import _patterns
 from stage.trace.record import Exchange, gather
+from stage.trace.recorder import Recorder
 from tests.stage.serve.test_metrics import FILES, SPACE
 from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
@@ -206,6 +209,21 @@ def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
     text = (tmp_path / "my.yaml").read_text()
     assert "# It ended with 1" in text and "model acme/none: the Hub does not show it" in text
     assert list(yaml.safe_load(text)["assets"]) == ["other"]
+
+
+def test_a_refusal_of_head_has_no_body() -> None:
+    """A client that keeps its connection would read it as the next answer."""
+    connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
+    with Recorder("http://127.0.0.1:9", connections) as recorder:
+        host, _, port = recorder.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(
+                b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\n"
+                b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            )
+            answers = client.makefile("rb").read()
+    _, after_head, body = answers.split(b"\r\n\r\n")
+    assert after_head.startswith(b"HTTP/1.1 502") and body.startswith(b"stage trace: ")
 
 
 def test_a_hub_that_cannot_be_reached_is_named_before_the_script_runs(tmp_path: Path) -> None:
