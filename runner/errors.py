@@ -25,10 +25,8 @@ from stage.errors import (
     suggest,
     suggest_path,
 )
-from stage.installation import install_command
-from stage.util.encodings import save_as_utf8
-from stage.util.file_kinds import DS_CONFIG, RUN_FILE, check_kind, suggest_file
-from stage.util.files import (
+from stage.file_kinds import DS_CONFIG, RUN_FILE, check_kind, suggest_file
+from stage.files import (
     format_age,
     human_count,
     human_size,
@@ -37,14 +35,16 @@ from stage.util.files import (
     write_atomically,
     write_new,
 )
-from stage.util.sandbox import close_network, isolated
-from stage.util.yaml_lines import (
+from stage.installation import install_command
+from stage.lock.yaml_lines import (
     Lines,
     check_keys,
     load_yaml_with_lines,
     read_value,
     reading_yaml,
 )
+from stage.sandbox import close_network, isolated
+from stage.text import save_as_utf8
 
 __all__ = [
     "DS_CONFIG",

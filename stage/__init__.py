@@ -17,16 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stage.bundle.bundle import Bundle, BundleAsset
+    from stage.bundle.report import VerificationReport
     from stage.errors import StageError
-    from stage.fetch import FetchPackage
-    from stage.fetch.plan import FetchOutcome
+    from stage.lock.manifest import Manifest
     from stage.lock.write import Lockfile
-    from stage.manifest.manifest import Manifest
-    from stage.verify import VerifyPackage
-    from stage.verify.report import VerificationReport
-
-    fetch: FetchPackage
-    verify: VerifyPackage
+    from stage.staging.plan import FetchOutcome
 
 __all__ = [
     "Bundle",
@@ -46,13 +41,12 @@ __all__ = [
 _MODULES = {
     "Bundle": "stage.bundle.bundle",
     "BundleAsset": "stage.bundle.bundle",
-    "FetchOutcome": "stage.fetch.plan",
+    "FetchOutcome": "stage.staging.plan",
     "Lockfile": "stage.lock.write",
-    "Manifest": "stage.manifest.manifest",
+    "Manifest": "stage.lock.manifest",
     "StageError": "stage.errors",
-    "VerificationReport": "stage.verify.report",
+    "VerificationReport": "stage.bundle.report",
 }
-_CALLABLE_PACKAGES = ("fetch", "verify")
 
 
 def open_bundle(path: Path | str) -> Bundle:
@@ -91,12 +85,12 @@ def resolve(
     Raises:
         StageError: exit code 2 a wrong manifest, 3 refused by policy, 5 run it again.
     """
-    from stage.fetch.resolve import look_at_local, read_previous
-    from stage.fetch.resolve import resolve as resolve_manifest
-    from stage.fetch.sources import Sources
     from stage.hub.library import check_hub_library
-    from stage.manifest.manifest import Manifest
-    from stage.util.progress import Reporter
+    from stage.lock.manifest import Manifest
+    from stage.progress import Reporter
+    from stage.staging.resolve import look_at_local, read_previous
+    from stage.staging.resolve import resolve as resolve_manifest
+    from stage.staging.sources.source import Sources
 
     check_hub_library()
     loaded = manifest if isinstance(manifest, Manifest) else Manifest.load(manifest)
@@ -110,14 +104,135 @@ def resolve(
         ).lock
 
 
+def fetch(
+    manifest: Manifest | Path | str,
+    output: Path | str,
+    *,
+    locked: bool = False,
+    update: Iterable[str] = (),
+    dry_run: bool = False,
+    endpoint: str | None = None,
+    jobs: int = 8,
+    allow_pickle: bool = False,
+    offline_check: bool = True,
+    quiet: bool = False,
+) -> FetchOutcome:
+    """Makes `output` the bundle that a manifest describes, as `stage fetch` does.
+
+    Call it again after an interruption: it resumes.
+
+    Args:
+        manifest: the manifest, or the path of its file. Its lock is beside that file.
+        output: the folder of the bundle; created where it does not exist.
+        locked: raise where the lock does not answer the manifest.
+        update: names of assets to resolve again although the lock pins them; `*`: all.
+        dry_run: print the plan with sizes; download and write nothing.
+        endpoint: URL of the Hub or of a mirror; None: $HF_ENDPOINT, else the public Hub.
+        jobs: downloads at the same time.
+        allow_pickle: accept models that have only pickles; they are converted to safetensors.
+        offline_check: load the configs and tokenizers without a network before finishing.
+        quiet: print warnings only. Notes, warnings and progress go to stderr.
+
+    Raises:
+        StageError: exit code 1 damaged downloads, 2 a wrong manifest, 3 refused by policy,
+            5 call it again.
+    """
+    import os
+    from pathlib import Path
+
+    from stage.hub.library import check_hub_library
+    from stage.lock.manifest import Manifest
+    from stage.progress import Reporter
+    from stage.staging.fetch import fetch_manifest
+    from stage.staging.store import store_from
+
+    check_hub_library()
+    with Reporter(quiet=quiet) as reporter:
+        return fetch_manifest(
+            manifest.path if isinstance(manifest, Manifest) else Path(manifest),
+            Path(output),
+            endpoint=endpoint,
+            jobs=jobs,
+            locked=locked,
+            updates=update,
+            dry_run=dry_run,
+            reporter=reporter,
+            allow_pickle=allow_pickle,
+            offline_check=offline_check,
+            store=store_from(os.environ),
+        )
+
+
+def verify(
+    path: Path | str,
+    level: str = "full",
+    *,
+    jobs: int | None = None,
+    bundle_id: str | None = None,
+    quiet: bool = False,
+) -> VerificationReport:
+    """Compares a bundle with its lock, and returns all findings.
+
+    Writes nothing: no receipt and no checkpoint to resume from. `stage verify` writes both.
+
+    Args:
+        path: the folder of the bundle.
+        level: `fast` compares names, kinds and sizes; `full` also reads every byte; `deep`
+            also loads configs, headers of weights, tokenizers and parquet footers.
+        jobs: processes that read; None: one per core that this process may use.
+        bundle_id: the id that the bundle must have, 64 hex digits; None: any.
+        quiet: print nothing. Progress, and what `deep` could not check, go to stderr.
+
+    Returns:
+        The report. `report.ok` is true where there is no finding; damage is not an exception.
+
+    Raises:
+        StageError: exit code 2 not a bundle, a newer format, or a wrong argument, 5 run it
+            again.
+    """
+    from pathlib import Path
+
+    from stage.bundle.bundle import announced_size, check_is_bundle
+    from stage.bundle.report import LEVELS
+    from stage.bundle.verify import verify as verify_bundle
+    from stage.digests import is_hex
+    from stage.errors import UsageError
+    from stage.progress import Reporter
+
+    root = Path(path)
+    if level not in LEVELS:
+        raise UsageError(
+            f"level={level!r}: there is no such level.", f"Use one of: {', '.join(LEVELS)}."
+        )
+    if bundle_id is not None:
+        bundle_id = bundle_id.removeprefix("sha256:").lower()
+        if not is_hex(bundle_id, 64):
+            raise UsageError(
+                f"bundle_id={bundle_id!r}: a bundle id has 64 hex digits.",
+                "`stage show BUNDLE` prints it.",
+            )
+    check_is_bundle(root)
+    if level == "fast":
+        return verify_bundle(root, "fast", bundle_id=bundle_id)
+    with Reporter(quiet=quiet) as reporter:
+        with reporter.bytes_bar("verify", announced_size(root)) as bar:
+            report = verify_bundle(root, "full", jobs=jobs, progress=bar, bundle_id=bundle_id)
+        if level == "deep":
+            from stage.bundle.load_test import verify_deep
+
+            with reporter.at_work("load"):
+                report, unchecked = verify_deep(report)
+            for text in unchecked:
+                reporter.note(f"not checked: {text}")
+    return report
+
+
 if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         """Imports a public name at its first use."""
         from importlib import import_module
 
-        if name in _CALLABLE_PACKAGES:
-            return import_module(f"stage.{name}")
         if name not in _MODULES:
             raise AttributeError(f"module 'stage' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -13,14 +13,14 @@ import pytest
 from runner.config import deepspeed
 from runner.config.run_config import RunConfig
 from stage.bundle.bundle import check_is_bundle
+from stage.bundle.report import VerificationReport, read_report
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.errors import UsageError
+from stage.file_kinds import kinds_of
+from stage.lock.manifest import Manifest
 from stage.lock.read import read_lock
-from stage.manifest.manifest import Manifest
-from stage.util.file_kinds import kinds_of
-from stage.verify.report import VerificationReport, read_report
 from tests.stage.environment.spec.test_conda_lock import lock, package
 from tests.stage.locks import every_kind
 

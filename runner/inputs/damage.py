@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import DamageError, StageError
-from stage.verify.advice import suggest_fixes
-from stage.verify.receipt import find as find_receipt
-from stage.verify.receipt import find_damage, state_folder
-from stage.verify.report import VerificationReport
-from stage.verify.verify import verify
+from stage.bundle.advice import suggest_fixes
+from stage.bundle.receipt import find as find_receipt
+from stage.bundle.receipt import find_damage, state_folder
+from stage.bundle.report import VerificationReport
+from stage.bundle.verify import verify
 
 FILES_NAMED = 5  # at most so many damaged files are named in a message
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, UsageError, suggest, suggest_path
-from stage.util.digests import sha256_of_bytes
-from stage.util.file_kinds import MAX_START, check_kind
-from stage.util.files import read_file, read_start, sync_folder, write_atomically
+from stage.file_kinds import MAX_START, check_kind
+from stage.files import read_file, read_start, sync_folder, write_atomically
 
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stage.errors import NO_MEANS, DamageError, shortage
+from stage.files import human_count, is_pointer
 from stage.lock.model import Column
-from stage.util.files import human_count, is_pointer
-from stage.util.strict_json import loads
+from stage.strict_json import loads
 
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors")
 TOKENIZER = re.compile(

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.errors import IncompleteError, StageError, UsageError
+from stage.files import join_limited, make_folder
+from stage.lock.manifest import Manifest
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
-from stage.manifest.manifest import Manifest
-from stage.util.files import join_limited, make_folder
-from stage.util.paths import PARTIAL_SUFFIX, printable
+from stage.paths import PARTIAL_SUFFIX, printable
 
 _SHOWN = 10  # names in one line
 WORKSHOP = "workshop.partial"  # during `stage fetch`: for archives, and files that are made

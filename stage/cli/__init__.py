@@ -138,9 +138,9 @@ def lock(
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.fetch.fetch import load_or_resolve
-    from stage.fetch.sources import Sources
-    from stage.util.progress import Reporter
+    from stage.progress import Reporter
+    from stage.staging.fetch import load_or_resolve
+    from stage.staging.sources.source import Sources
 
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
@@ -204,9 +204,9 @@ def fetch(
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.fetch.fetch import fetch_manifest
-    from stage.fetch.store import store_from
-    from stage.util.progress import Reporter
+    from stage.progress import Reporter
+    from stage.staging.fetch import fetch_manifest
+    from stage.staging.store import store_from
 
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         outcome = fetch_manifest(

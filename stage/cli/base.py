@@ -25,7 +25,7 @@ from stage.errors import (
     shortage,
     suggest,
 )
-from stage.util.processes import Ended, ending_signals
+from stage.processes import Ended, ending_signals
 
 _WHOLE = 1000  # characters of a summary: it is never cut
 

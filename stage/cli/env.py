@@ -77,7 +77,7 @@ def lock(
       stage env lock envs/bert-large.yml --profile envs/profiles/v100.yml
     """
     from stage.environment.solve.lock import lock_environment
-    from stage.util.progress import Reporter
+    from stage.progress import Reporter
 
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         lock_environment(
@@ -102,7 +102,7 @@ def probe(script: bool) -> None:
       stage env probe > cluster.yml
       stage env probe --script > env-probe.sh    # for a cluster without airlift
     """
-    from stage.environment.compat.node import PROBE, read_script, run_script
+    from stage.environment.check.node import PROBE, read_script, run_script
 
     if script:
         click.echo(read_script(PROBE), nl=False)
@@ -130,7 +130,7 @@ def check(bundle: Path, asset: str | None, prefix: Path | None) -> None:
     Example:
       srun stage env check bundle train-env --prefix ~/envs/train
     """
-    from stage.environment.compat.node import check_environments
+    from stage.environment.check.node import check_environments
 
     findings = check_environments(bundle, asset, prefix)
     several = len({finding.asset for finding in findings}) > 1

@@ -51,10 +51,10 @@ def patch(
       stage patch bundle --report damage.json -o patch
       stage patch bundle --since old.lock -o patch
     """
-    from stage.transfer.make_patch import patch_damage, patch_since
-    from stage.util.files import human_count, human_size
-    from stage.util.progress import Reporter
-    from stage.verify.report import read_report
+    from stage.bundle.report import read_report
+    from stage.carry.make_patch import patch_damage, patch_since
+    from stage.files import human_count, human_size
+    from stage.progress import Reporter
 
     with Reporter(quiet=quiet) as reporter:
         if report is not None and since is None:
@@ -88,9 +88,9 @@ def apply(bundle: Path, patch_folder: Path, quiet: bool) -> None:
     Example:
       stage apply bundle patch
     """
-    from stage.transfer.apply_patch import apply as apply_patch
-    from stage.util.files import human_count
-    from stage.util.progress import Reporter
+    from stage.carry.apply_patch import apply as apply_patch
+    from stage.files import human_count
+    from stage.progress import Reporter
 
     with Reporter(quiet=quiet) as reporter:
         outcome = apply_patch(bundle, patch_folder, reporter)

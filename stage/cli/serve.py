@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from stage.cli.base import bundle_argument, say
-from stage.util.processes import Ended
+from stage.processes import Ended
 
 
 @click.command()
@@ -35,11 +35,11 @@ def serve(bundle: Path, host: str, port: int) -> None:
     Example:
       stage serve bundle --port 8080
     """
+    from stage.bundle.advice import remedy_for_damage
     from stage.bundle.bundle import Bundle
+    from stage.bundle.verify import verify
     from stage.serve.catalogue import Catalogue
     from stage.serve.server import BundleServer
-    from stage.verify.advice import remedy_for_damage
-    from stage.verify.verify import verify
 
     opened = Bundle.open(bundle)
     report = verify(bundle, "fast")

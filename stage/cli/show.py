@@ -11,10 +11,10 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
+from stage.bundle.receipt import find_damage, state_folder
+from stage.bundle.signature import check_signature, signed_by
+from stage.files import human_count, human_size
 from stage.lock.model import LockedAsset, LockedEnvironment
-from stage.util.files import human_count, human_size
-from stage.verify.receipt import find_damage, state_folder
-from stage.verify.signature import check_signature, signed_by
 
 LARGEST_CARD = 2**20
 """Bytes of a model card that is read."""
@@ -98,7 +98,7 @@ def _trained(root: Path, asset: LockedAsset) -> dict[str, Any] | None:
     size = ours.get(f"{asset.folder}/README.md")
     if asset.source.commit or size is None or size > LARGEST_CARD:
         return None
-    from stage.util.yaml_lines import split_card
+    from stage.lock.yaml_lines import split_card
 
     try:
         found = split_card(card.read_text(encoding="utf-8", errors="replace"))[0].get("airlift")

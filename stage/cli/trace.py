@@ -12,10 +12,10 @@ import click
 
 from stage.cli.base import say
 from stage.errors import IncompleteError, UsageError
-from stage.util.files import human_count
+from stage.files import human_count
 
 if TYPE_CHECKING:
-    from stage.trace.trace import Traced
+    from stage.serve.trace import Traced
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -53,11 +53,11 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.fetch.sources import Sources
-    from stage.trace.trace import manifest_text, url_lines
-    from stage.trace.trace import trace as run
-    from stage.util.files import check_new, write_new
-    from stage.util.progress import Reporter
+    from stage.files import check_new, write_new
+    from stage.progress import Reporter
+    from stage.serve.trace import manifest_text, url_lines
+    from stage.serve.trace import trace as run
+    from stage.staging.sources.source import Sources
 
     check_new(manifest)
     with Reporter() as reporter:

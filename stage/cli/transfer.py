@@ -19,9 +19,9 @@ from stage.errors import DamageError, IncompleteError, UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stage.carry.push import PushOutcome
     from stage.hub.lookup import RepositoryLookup
-    from stage.local.entry import LocalEntry
-    from stage.transfer.push import PushOutcome
+    from stage.staging.sources.entry import LocalEntry
 
 
 @click.command()
@@ -65,10 +65,10 @@ def init(
     if example is not None:
         _write_example(example, manifest, quiet)
         return
-    from stage.fetch.new_manifest import manifest_text, place_for_bundle
-    from stage.local.entry import LocalEntry, look_at
-    from stage.manifest.entry import is_local
-    from stage.util.files import check_new, write_new
+    from stage.files import check_new, write_new
+    from stage.lock.entry import is_local
+    from stage.staging.new_manifest import manifest_text, place_for_bundle
+    from stage.staging.sources.entry import LocalEntry, look_at
 
     check_new(manifest)
     here = {
@@ -104,8 +104,8 @@ def _on_the_hub(
     from stage.hub.library import check_hub_library
 
     check_hub_library()
-    from stage.fetch.sources import Sources
-    from stage.util.progress import Reporter
+    from stage.progress import Reporter
+    from stage.staging.sources.source import Sources
 
     with Reporter(quiet=quiet) as reporter:
         sources = Sources(endpoint, reporter)
@@ -117,7 +117,7 @@ def _on_the_hub(
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:
-    from stage.util.files import write_new
+    from stage.files import write_new
 
     folder = Path(__file__).parents[1] / "examples"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -151,7 +151,7 @@ def sign(bundle: Path, key: Path, quiet: bool) -> None:
       stage verify bundle --signers allowed_signers    # at the receiver
     """
     from stage.bundle.bundle import SIGNATURE
-    from stage.verify.signature import sign as sign_bundle
+    from stage.bundle.signature import sign as sign_bundle
 
     fingerprint = sign_bundle(bundle, key)
     with silent(if_=quiet):
@@ -194,11 +194,11 @@ def push(
       stage push bundle me@cluster:bundle
       stage push bundle /media/disk/bundle
     """
-    from stage.transfer.push import push as push_bundle
-    from stage.transfer.remote import PushTarget
-    from stage.util.files import check_folder_of, write_atomically
-    from stage.util.progress import Reporter
-    from stage.verify.receipt import state_folder
+    from stage.bundle.receipt import state_folder
+    from stage.carry.push import push as push_bundle
+    from stage.carry.remote import PushTarget
+    from stage.files import check_folder_of, write_atomically
+    from stage.progress import Reporter
 
     place = PushTarget.parse(target)
     if report is not None:
@@ -226,7 +226,7 @@ def push(
 
 
 def _print_push(outcome: PushOutcome) -> None:
-    from stage.util.files import human_count
+    from stage.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
     say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
@@ -238,8 +238,8 @@ def _print_push(outcome: PushOutcome) -> None:
 def _damaged_there(
     outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str
 ) -> DamageError:
-    from stage.transfer.remedies import suggest_repairs
-    from stage.util.files import human_count
+    from stage.carry.remedies import suggest_repairs
+    from stage.files import human_count
 
     findings = human_count(len(outcome.report["findings"]), "finding")
     what_to_do = suggest_repairs(outcome, bundle, report or Path("FILE"), ssh)

@@ -22,13 +22,13 @@ from stage.cli.base import (
     signers_option,
 )
 from stage.errors import DamageError, UsageError
-from stage.util.files import human_count, human_size
+from stage.files import human_count, human_size
 
 if TYPE_CHECKING:
-    from stage.util.progress import Reporter
-    from stage.verify.receipt import KnownDamage
-    from stage.verify.report import VerificationReport
-    from stage.verify.signature import Trust
+    from stage.bundle.receipt import KnownDamage
+    from stage.bundle.report import VerificationReport
+    from stage.bundle.signature import Trust
+    from stage.progress import Reporter
 
 
 @click.command()
@@ -89,8 +89,8 @@ def verify(
       stage verify bundle --fast               # names and sizes
       stage verify bundle --report damage.json # for stage patch
     """
-    from stage.util.files import write_atomically
-    from stage.util.progress import Reporter
+    from stage.files import write_atomically
+    from stage.progress import Reporter
 
     if deep and fast:
         raise UsageError(
@@ -134,8 +134,8 @@ def _bundle_id(text: str | None) -> str | None:
     Raises:
         UsageError: neither an id nor a complete lock.
     """
-    from stage.util.digests import is_hex
-    from stage.util.files import read_file
+    from stage.digests import is_hex
+    from stage.files import read_file
 
     if text is None:
         return None
@@ -164,7 +164,7 @@ def _bundle_id(text: str | None) -> str | None:
 def _trust(bundle: Path, signers: Path | None) -> Trust | None:
     if signers is None:
         return None
-    from stage.verify.signature import Trust
+    from stage.bundle.signature import Trust
 
     return Trust.check(bundle, signers)
 
@@ -178,9 +178,9 @@ def _verified(
     reporter: Reporter,
 ) -> VerificationReport:
     from stage.bundle.bundle import announced_size, check_is_bundle
-    from stage.verify.receipt import state_folder
-    from stage.verify.resume import VerifyCheckpoint
-    from stage.verify.verify import verify
+    from stage.bundle.receipt import state_folder
+    from stage.bundle.resume import VerifyCheckpoint
+    from stage.bundle.verify import verify
 
     check_is_bundle(bundle)
     if level == "fast":
@@ -199,7 +199,7 @@ def _verified(
             bundle_id=bundle_id,
         )
     if level == "deep":
-        from stage.verify.load_test import verify_deep
+        from stage.bundle.load_test import verify_deep
 
         with reporter.at_work("load"):
             report, unchecked = verify_deep(report)
@@ -220,7 +220,7 @@ def _no_collections() -> Iterator[None]:
 
 def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
     """Writes a receipt. Where that fails, prints it and continues: the verdict holds without."""
-    from stage.verify.receipt import record, state_folder
+    from stage.bundle.receipt import record, state_folder
 
     try:
         why_not = record(state_folder(os.environ), report)
@@ -235,7 +235,7 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
 
 def _known_damage(report: VerificationReport) -> KnownDamage | None:
     """The damage on record: found now, or by an earlier verification and not repaired since."""
-    from stage.verify.receipt import find_damage, state_folder
+    from stage.bundle.receipt import find_damage, state_folder
 
     was_all_read = report.ok and report.level != "fast"
     if was_all_read or report.is_another:
@@ -245,7 +245,7 @@ def _known_damage(report: VerificationReport) -> KnownDamage | None:
 
 def _check_report_path(report: Path, bundle: Path) -> None:
     """Whether the report can be written is found out before hours of reading, not after."""
-    from stage.util.files import check_folder_of
+    from stage.files import check_folder_of
 
     if bundle.resolve() in report.resolve().parents:
         raise UsageError(
@@ -264,8 +264,8 @@ def _print(
     known: KnownDamage | None,
     quiet: bool,
 ) -> None:
+    from stage.bundle.advice import format_findings, suggest_fixes
     from stage.bundle.bundle import VERIFIER
-    from stage.verify.advice import format_findings, suggest_fixes
 
     is_signed = trust is not None and trust.signer is not None
     for line in format_findings(result):
@@ -300,7 +300,7 @@ def _print(
 
 
 def _print_sound(result: VerificationReport, is_signed: bool) -> None:
-    from stage.verify.advice import describe_proof
+    from stage.bundle.advice import describe_proof
 
     files, size = human_count(result.files, "file"), human_size(result.size)
     say(f"{result.root}: sound: {files}, {size}, {_how(result)}")
@@ -313,7 +313,7 @@ def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
     """For a verification that does not read the bytes that an earlier one found to be damaged."""
     import time
 
-    from stage.verify.advice import suggest_fixes
+    from stage.bundle.advice import suggest_fixes
 
     say(f"{result.root}: known to be damaged; {_how(result)}")
     findings = human_count(len(known.report.findings), "finding")

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.util.encodings import entry_name
-from stage.util.files import human_size, is_pointer
-from stage.util.paths import check_collisions, check_path, printable
+from stage.files import human_size, is_pointer
+from stage.paths import check_collisions, check_path, printable
+from stage.text import entry_name
 
 MAX_RATIO = 1000  # deflate ends at 1032:1; text and zeros in real data sets stay below 200:1
 RATIO_COUNTS_ABOVE = 64 * 2**20  # bytes: a small file of zeros is not a bomb

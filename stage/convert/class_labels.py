@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stage.util.files import join_limited
+from stage.files import join_limited
 
 Classes = Mapping[str, Sequence[str]]  # column -> the names of its classes, in order
 _HUGGINGFACE = b"huggingface"

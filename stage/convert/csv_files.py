@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from stage.convert.plain_text import NotReadable, check_quotes, check_start, check_text, open_bytes
-from stage.util.files import human_count, human_size
+from stage.files import human_count, human_size
 
 CSV_BLOCK = 16 * 2**20  # bytes that are parsed at a time
 _HEADER = 1 << 20  # bytes in which the first line is searched

@@ -23,7 +23,7 @@ from stage.convert import readers
 from stage.convert.class_labels import class_label_features, is_text, with_features
 from stage.convert.formats import METADATA_FILES, is_image
 from stage.errors import UsageError
-from stage.util.files import human_size
+from stage.files import human_size
 
 MAX_IMAGE = 256 * 2**20  # bytes
 BATCH_BYTES = 16 * 2**20

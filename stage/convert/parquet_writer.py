@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stage.util.paths import printable
+from stage.paths import printable
 
 ROW_GROUP_ROWS = 100_000
 ROW_GROUP_BYTES = 64 * 2**20  # of Arrow data: a reader holds one row group in memory

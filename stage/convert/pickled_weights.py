@@ -18,7 +18,7 @@ from typing import Any
 
 from stage.errors import DamageError, PolicyError, UsageError, shortage
 from stage.installation import install_command
-from stage.util.sandbox import check_memory, child, close_network
+from stage.sandbox import check_memory, child, close_network
 
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stage.errors import DamageError, PolicyError
-from stage.util.files import human_size
+from stage.files import human_size
 
 MAX_SIZE = 1 << 30  # bytes
 

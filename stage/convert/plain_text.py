@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from stage.util.encodings import KNOWN, likely_encoding
+from stage.text import KNOWN, likely_encoding
 
 _LINE_END = b"\n"
 _PIECE = 1 << 20

@@ -25,8 +25,8 @@ from stage.convert.plain_text import (
     open_text,
 )
 from stage.errors import DamageError, Mistakes, UsageError
-from stage.util.files import human_size
-from stage.util.paths import printable
+from stage.files import human_size
+from stage.paths import printable
 
 # (schema of a file, its batches under a schema)
 Reader = tuple[Callable[[Path], pa.Schema], Callable[[Path, pa.Schema], Iterator[pa.RecordBatch]]]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import urllib3
 
+from stage.digests import PIECE, FileDigests
 from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
 from stage.download.request import Download
@@ -31,10 +32,9 @@ from stage.download.responses import (
 )
 from stage.download.retry import AttemptFailed, Patience, RetryPolicy
 from stage.errors import DamageError, PolicyError, UsageError
-from stage.util.digests import PIECE, FileDigests
-from stage.util.files import human_size, is_pointer
-from stage.util.progress import Reporter
-from stage.util.threads import Stopped
+from stage.files import human_size, is_pointer
+from stage.progress import Reporter
+from stage.threads import Stopped
 
 MAX_REDIRECTS = 8
 MAX_RATIO = 1000  # deflate reaches 1032:1

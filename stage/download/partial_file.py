@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from stage.util.digests import PIECE, Digest, Digester, FileDigests, feed
-from stage.util.paths import PARTIAL_SUFFIX
+from stage.digests import PIECE, Digest, Digester, FileDigests, feed
+from stage.paths import PARTIAL_SUFFIX
 
 # Bytes per write. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of
 # 1 to 4 MiB (ext4, Linux 6.18).

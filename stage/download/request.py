@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stage.util.digests import Digest, FileDigests
+from stage.digests import Digest, FileDigests
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from stage.download.http import origin_of
 from stage.download.request import Download
 from stage.download.retry import AttemptFailed, check_status
 from stage.errors import DamageError, IncompleteError, PolicyError
-from stage.util.paths import problem_with_address
+from stage.paths import problem_with_address
 
 SHORT_BODY = 1 << 16  # bytes; a longer body costs more to read than a new connection
 NOT_CONNECTED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)

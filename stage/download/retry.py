@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from stage.errors import IncompleteError
-from stage.util.progress import Reporter
-from stage.util.threads import Stopped
+from stage.progress import Reporter
+from stage.threads import Stopped
 
 LONG_WAIT_S = 3.0  # a longer wait is printed
 RUN_AGAIN = "Run the same command again: it continues where it stopped."

@@ -37,19 +37,19 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names a
     validate_repo_id,
 )
 
+from stage.digests import Digest, is_hex
 from stage.download.downloader import Downloader
 from stage.download.http import check_proxies, origin_of, without_credentials
 from stage.download.request import Download
 from stage.download.responses import untrusted
 from stage.download.retry import AttemptFailed, Patience, RetryPolicy, check_status
 from stage.errors import IncompleteError, UsageError
+from stage.files import MAX_NUMBER, human_size
 from stage.hub.errors import DEFAULT_ENDPOINT, MALFORMED, HubErrors
 from stage.hub.model_files import RemoteFile
 from stage.lock.licences import stated
-from stage.util.digests import Digest, is_hex
-from stage.util.files import MAX_NUMBER, human_size
-from stage.util.paths import printable, problem_with_address
-from stage.util.progress import Reporter
+from stage.paths import printable, problem_with_address
+from stage.progress import Reporter
 from stage.version import __version__
 
 MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files

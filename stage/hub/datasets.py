@@ -2,7 +2,7 @@
 
 Of a config, published parquet comes first; else the Hub's own conversion on
 `refs/convert/parquet`; else the published files (CSV, JSON, text, Arrow, images), which
-`stage.fetch.build` converts to parquet.
+`stage.staging.build` converts to parquet.
 Rows and schema are known only after the download: `fetch` reads them and completes the lock.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from stage.errors import PolicyError, UsageError, suggest
+from stage.files import human_count
 from stage.hub import parquet_layout
 from stage.hub.client import Hub, Repository
 from stage.hub.data_files_layout import Originals, loading_script, originals
@@ -34,10 +35,9 @@ from stage.lock.model import (
     Part,
     Source,
 )
-from stage.manifest.requests import DatasetRequest, as_lock_request, way_without
-from stage.util.files import human_count
-from stage.util.paths import check_path, folded, is_split_name, printable, problem_with_path
-from stage.util.progress import Reporter
+from stage.lock.requests import DatasetRequest, as_lock_request, way_without
+from stage.paths import check_path, folded, is_split_name, printable, problem_with_path
+from stage.progress import Reporter
 
 
 @dataclass(frozen=True)

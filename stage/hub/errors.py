@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
 
 from stage.download.http import origin_of, proxy_for, without_credentials
 from stage.errors import IncompleteError, StageError, UsageError, suggest
-from stage.util.paths import names_a_local_path
+from stage.paths import names_a_local_path
 
 # What huggingface_hub and httpx2 raise on a malformed answer.
 MALFORMED = (

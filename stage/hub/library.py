@@ -22,7 +22,7 @@ LEAST = {
 
 
 def check_hub_library() -> None:
-    """Checks the libraries; call it before the import of `stage.fetch.sources`.
+    """Checks the libraries; call it before the import of `stage.staging.sources.source`.
 
     Raises:
         UsageError: a library of `LEAST` is missing, or older.

@@ -14,9 +14,9 @@ from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import is_document, locked_file
 from stage.hub.remote_code import Reference, find_code
 from stage.lock.model import Code, LeftOut, LockedAsset, Source
-from stage.manifest.requests import MetricRequest, ModelRequest, as_lock_request, way_without
-from stage.util.paths import check_path
-from stage.util.progress import Reporter
+from stage.lock.requests import MetricRequest, ModelRequest, as_lock_request, way_without
+from stage.paths import check_path
+from stage.progress import Reporter
 
 OWNERS = ("evaluate-metric", "evaluate-comparison", "evaluate-measurement")
 """The owners of the Spaces that `evaluate` asks for a name without an owner, in its order."""

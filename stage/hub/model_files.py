@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from stage.digests import Digest
 from stage.errors import PolicyError, UsageError, join_errors
+from stage.files import join_limited
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
-from stage.util.digests import Digest
-from stage.util.files import join_limited
-from stage.util.paths import printable
+from stage.paths import printable
 
 
 @dataclass(frozen=True)

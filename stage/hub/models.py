@@ -31,9 +31,9 @@ from stage.hub.remote_code import (
     references,
 )
 from stage.lock.model import Base, Code, LeftOut, LockedAsset, LockedFile, Source
-from stage.manifest.requests import ModelRequest, as_lock_request, way_without
-from stage.util.paths import check_path
-from stage.util.progress import Reporter
+from stage.lock.requests import ModelRequest, as_lock_request, way_without
+from stage.paths import check_path
+from stage.progress import Reporter
 
 ADAPTER_CONFIG = "adapter_config.json"
 

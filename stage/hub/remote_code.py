@@ -21,9 +21,9 @@ from stage.errors import PolicyError, UsageError
 from stage.hub.client import Hub, Repository, SmallFiles
 from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import RemoteFile, why_left
-from stage.manifest.requests import ModelRequest
-from stage.util.paths import printable
-from stage.util.progress import Reporter
+from stage.lock.requests import ModelRequest
+from stage.paths import printable
+from stage.progress import Reporter
 
 _CONFIGS = re.compile(
     r"(.*/)?(config|tokenizer_config|processor_config|preprocessor_config|"

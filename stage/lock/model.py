@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage.util.digests import Digest
+from stage.digests import Digest
 
 FOLDERS = {
     "model": "models",
@@ -96,7 +96,7 @@ class Part:
     """How a file of a Hub dataset becomes rows of one split.
 
     Attributes:
-        convert: one of `stage.manifest.requests.CONVERSIONS`.
+        convert: one of `stage.lock.requests.CONVERSIONS`.
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 

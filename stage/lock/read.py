@@ -2,14 +2,17 @@
 
 A lock can come from anywhere (a mail, a mirror, a damaged disk), and its paths decide which files
 are written and read. So the type of each field is checked. Each path must be one that
-`stage.util.paths` allows, must be in its asset's folder, and must not collide with another.
+`stage.paths` allows, must be in its asset's folder, and must not collide with another.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from stage import paths as util_paths
+from stage.digests import Digest
 from stage.errors import PolicyError
+from stage.lock.fields import Fields, read_document
 from stage.lock.model import (
     FOLDERS,
     LOCATION_KEYS,
@@ -27,9 +30,6 @@ from stage.lock.model import (
     Source,
 )
 from stage.lock.write import FORMAT, Lockfile
-from stage.util import paths as util_paths
-from stage.util.digests import Digest
-from stage.util.fields import Fields, read_document
 
 REMEDY = (
     "Make it again with `stage lock`, or take it from version control or from the bundle's origin."

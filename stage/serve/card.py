@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from stage.util.yaml_lines import split_card
+from stage.lock.yaml_lines import split_card
 
 CARD = "README.md"
 Configs = Mapping[str, Mapping[str, list[str]]]

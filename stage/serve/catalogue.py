@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle.bundle import Bundle
+from stage.files import open_inside
 from stage.hub.parquet_layout import CONVERSION_BRANCH
 from stage.lock.model import LeftOut, LockedAsset, LockedFile
+from stage.lock.yaml_lines import split_card
 from stage.serve.address import MAIN
 from stage.serve.card import CARD, card_of
-from stage.util.files import open_inside
-from stage.util.yaml_lines import split_card
 
 _UNKNOWN = "0" * 40  # the lock has no digest of a file that was left out
 OWN = "bundle"  # the namespace of every asset under its own name: clients require one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from stage.digests import is_hex
 from stage.serve import listings
 from stage.serve.address import Address
 from stage.serve.answers import Answer, FileBody, Request, error_answer, json_answer
@@ -19,7 +20,6 @@ from stage.serve.names import (
     how_to_bring,
     why_missing,
 )
-from stage.util.digests import is_hex
 
 _LISTS = re.compile(r"/api/(models|datasets|spaces)/?")
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")

@@ -12,8 +12,8 @@ import re
 from collections.abc import Collection, Mapping
 
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
+from stage.lock.yaml_lines import scalar
 from stage.serve.catalogue import OWN, Catalogue, ServedRepository
-from stage.util.yaml_lines import scalar
 
 ENTRY_KEYS = {"models": "model", "datasets": "dataset", "spaces": "metric"}
 """Kind of repository -> its key in a manifest. The Spaces that scripts ask for are metrics."""

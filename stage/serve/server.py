@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 from stage.errors import UsageError
+from stage.files import open_inside
 from stage.serve import hub
 from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
-from stage.util.files import open_inside
 
 LARGEST_BODY = 2**20  # bytes; clients post lists of paths
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

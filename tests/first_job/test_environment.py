@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runner.disks import CACHES, cache_variables, local_folder
-from stage.environment.compat.check import verdicts
-from stage.environment.compat.needs import Needs
+from stage.environment.check.check import verdicts
+from stage.environment.check.needs import Needs
 from tests.first_job.harness import (
     Found,
     assert_found,
@@ -21,9 +21,9 @@ from tests.first_job.harness import (
     torch_of,
     write_run,
 )
-from tests.stage.environment.compat.test_check import Locked, conda, profile, torch
-from tests.stage.environment.compat.test_node import ROOMY
-from tests.stage.environment.compat.test_node import check as env_check
+from tests.stage.environment.check.test_check import Locked, conda, profile, torch
+from tests.stage.environment.check.test_node import ROOMY
+from tests.stage.environment.check.test_node import check as env_check
 from tests.support.node import Node
 
 # ---- the laptop: what `stage env lock` and `stage fetch` say of a lock and a profile

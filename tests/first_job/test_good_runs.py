@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stage.environment.compat import imports
+from stage.environment.check import imports
 from tests.first_job.harness import assert_silent, programs, run_runner, torch_of
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))

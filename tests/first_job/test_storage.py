@@ -26,9 +26,9 @@ from tests.first_job.harness import (
     write_run,
 )
 from tests.runner.training.saving.conftest import ranks
-from tests.stage.environment.compat.test_node import ROOMY
-from tests.stage.environment.compat.test_node import check as env_check
-from tests.stage.environment.compat.test_node import df as df_of
+from tests.stage.environment.check.test_node import ROOMY
+from tests.stage.environment.check.test_node import check as env_check
+from tests.stage.environment.check.test_node import df as df_of
 from tests.support import refuse_writes
 from tests.support.environment.laptop import alone
 from tests.support.node import Node

@@ -34,7 +34,7 @@ from tests.runner.launch import test_surroundings
 from tests.runner.ranks import test_node_test
 from tests.runner.rehearse import test_nodes, test_rehearsal
 from tests.runner.training.engines import test_native_engines
-from tests.stage.local import test_files
+from tests.stage.staging.sources import test_files
 
 CHECK, TRAIN, SUBMIT = "runner check", "runner train", "runner submit"
 EXEC, REHEARSE = "runner exec", "runner rehearse"

@@ -74,8 +74,8 @@ class Case:
 
 
 CONVERT = "stage/convert/convert.py"
-LOCAL = "stage/local/listing.py"
-SIGNATURE = "stage/verify/signature.py"
+LOCAL = "stage/staging/sources/listing.py"
+SIGNATURE = "stage/bundle/signature.py"
 FETCH = "fetch m.yaml -o bundle"
 SIGNERS = ("ssh-keygen -q -t ed25519 -N '' -f KEY", 'echo "me $(cat KEY.pub)" > signers')
 MODEL = {f"mine/{name}": data for name, data in model_files(100).items() if "token" not in name}
@@ -90,21 +90,21 @@ MANIFESTS = (
          "convert": "csv"}, {"a.csv": ROWS.replace(",", ";")}),
     Case("stage/convert/csv_files.py", "A CSV begins with a line", {"path": "a.csv",
          "convert": "csv"}, {"a.csv": "one\ntwo, and more\n"}),
-    Case("stage/fetch/build.py", "Is it the right file", {"path": "a.csv", "convert": "csv"},
+    Case("stage/staging/build.py", "Is it the right file", {"path": "a.csv", "convert": "csv"},
          {"a.csv": "a line of text\n"}),
-    Case("stage/local/listing.py", "or omit it: exclude", {"path": "t", "convert": "csv"},
+    Case("stage/staging/sources/listing.py", "or omit it: exclude", {"path": "t", "convert": "csv"},
          {"t/a.csv": ROWS, "t/b.csv": ""}),
     Case(LOCAL, "Omit them: exclude", {"path": "t"}, {"t/a.txt": "x", "t/.env": "PASSWORD=x\n"}),
-    Case("stage/manifest/entry.py", "Write `path: ", {"model": "./mine"}, MODEL),
-    Case("stage/manifest/entry.py", "Write `path: ", {"dataset": "a.csv"}, {"a.csv": ROWS}),
-    Case("stage/manifest/entry.py", "Write `path: ", {"dataset": "a.jsonl"},
+    Case("stage/lock/entry.py", "Write `path: ", {"model": "./mine"}, MODEL),
+    Case("stage/lock/entry.py", "Write `path: ", {"dataset": "a.csv"}, {"a.csv": ROWS}),
+    Case("stage/lock/entry.py", "Write `path: ", {"dataset": "a.jsonl"},
          {"a.jsonl": '{"text": "a"}\n'}),
-    Case("stage/fetch/prechecks.py", "Choose a folder outside", {"path": "."}, {"a.txt": "x"}),
-    Case("stage/fetch/prechecks.py", "Choose a folder outside", {"path": "t"}, {"t/a.txt": "x"},
+    Case("stage/staging/prechecks.py", "Choose a folder outside", {"path": "."}, {"a.txt": "x"}),
+    Case("stage/staging/prechecks.py", "Choose a folder outside", {"path": "t"}, {"t/a.txt": "x"},
          "fetch m.yaml -o t/deep/bundle"),
-    Case("stage/util/files.py", "mkdir -p", {}, {"a.csv": ROWS}, "init a.csv -o new/m.yaml"),
-    Case("stage/fetch/sources.py", "To take the files of", {"path": "a.txt"}, {"a.txt": "x"},
-         later={"a.txt": "y"}),
+    Case("stage/files.py", "mkdir -p", {}, {"a.csv": ROWS}, "init a.csv -o new/m.yaml"),
+    Case("stage/staging/sources/source.py", "To take the files of", {"path": "a.txt"},
+         {"a.txt": "x"}, later={"a.txt": "y"}),
     Case(SIGNATURE, "Make one: ssh-keygen", {"path": "a.txt"}, {"a.txt": "x"},
          "sign bundle --key KEY", before=(FETCH,)),
     Case(SIGNATURE, "Where it was made: stage sign", {"path": "a.txt"}, {"a.txt": "x"},
@@ -112,7 +112,7 @@ MANIFESTS = (
     Case("stage/bundle/working_folder.py", "Give it a folder of its own", {"path": "a.txt"},
          {"a.txt": "x", "n.yaml": "format: 1\nname: n\nassets: {a: {path: a.txt}}\n"},
          "fetch n.yaml -o bundle", before=(FETCH,)),
-    Case("stage/fetch/resolve.py", "stage lock", {"path": "a.txt"}, {"a.txt": "x"},
+    Case("stage/staging/resolve.py", "stage lock", {"path": "a.txt"}, {"a.txt": "x"},
          "fetch m.yaml -o bundle --locked"),
 )  # fmt: skip
 ENGINE = "runner/config/engine.py"

@@ -188,9 +188,9 @@ def test_what_closed_rights_hid_is_no_damage_once_they_are_open(
 ) -> None:
     from dataclasses import replace
 
-    from stage.verify.receipt import find_damage, record
-    from stage.verify.report import Finding
-    from stage.verify.verify import verify
+    from stage.bundle.receipt import find_damage, record
+    from stage.bundle.report import Finding
+    from stage.bundle.verify import verify
 
     closed = Finding(TOKENIZER, "unreadable", "sha256 of it", os.strerror(errno.EACCES))
     record(tmp_path / "s", replace(verify(carried), findings=(closed,)))
@@ -339,8 +339,8 @@ def test_parquet_that_is_not_as_fetched_is_named_with_its_bundle(
 
 def test_a_receipt_has_its_own_fields_alone(carried: Path, tmp_path: Path) -> None:
     """The record of damage is another file, so that older versions do not stumble over it."""
-    from stage.verify.receipt import Receipt, find, record
-    from stage.verify.verify import verify
+    from stage.bundle.receipt import Receipt, find, record
+    from stage.bundle.verify import verify
 
     state = tmp_path / "s"
     flip(carried / TOKENIZER)

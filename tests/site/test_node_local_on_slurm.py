@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from stage.bundle.bundle import Bundle, finish
+from stage.digests import sha256_of_bytes
 from stage.environment.spec.profile import Profile
 from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
 from stage.lock.write import Lockfile
-from stage.util.digests import sha256_of_bytes
 from tests.site.conftest import RUN, RUNNER, Site
 from tests.site.test_train_on_slurm import log, losses
 from tests.support.node import TEMPLATES

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from stage.bundle.bundle import Bundle, finish
+from stage.digests import Digest, hash_file
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.write import Lockfile
-from stage.util.digests import Digest, hash_file
 from tests.stage.locks import COMMIT
 from tests.support.staging import safetensors
 

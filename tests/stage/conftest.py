@@ -11,7 +11,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, settings
 
 from stage.download.retry import RetryPolicy
-from stage.fetch import sources
+from stage.staging.sources import source as sources
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import run_here
 

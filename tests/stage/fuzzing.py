@@ -17,15 +17,15 @@ from pathlib import Path
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, manifest_text
 from stage.bundle.inspect import safetensors_header
+from stage.bundle.report import read_report
+from stage.bundle.signature import signed_by
+from stage.bundle.verify import verify
+from stage.carry.patch import open_patch
+from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
+from stage.lock.manifest import Manifest
 from stage.lock.read import read_lock
-from stage.manifest.manifest import Manifest
-from stage.manifest.requests import as_lock_request
-from stage.transfer.patch import open_patch
-from stage.util.digests import sha256_of_bytes
-from stage.verify.report import read_report
-from stage.verify.signature import signed_by
-from stage.verify.verify import verify
+from stage.lock.requests import as_lock_request
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
 from tests.stage.patches import sealed

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from stage.digests import Digest
 from stage.lock.model import (
     FOLDERS,
     Base,
@@ -25,8 +26,7 @@ from stage.lock.model import (
     Source,
 )
 from stage.lock.write import Lockfile
-from stage.util.digests import Digest
-from stage.util.paths import collisions, problem_with_asset_name, problem_with_path
+from stage.paths import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

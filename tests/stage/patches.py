@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text
-from stage.transfer.patch import KINDS, PLAN, PatchPlan
-from stage.util.digests import sha256_of_bytes
-from stage.util.paths import problem_with_path
+from stage.carry.patch import KINDS, PLAN, PatchPlan
+from stage.digests import sha256_of_bytes
+from stage.paths import problem_with_path
 from tests.stage.locks import hexes
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stage.transfer.patch import PLAN, PatchPlan, open_patch
+from stage.carry.patch import PLAN, PatchPlan, open_patch
 from tests.stage.fuzzing import CORPUS, PARSERS, survives
 from tests.stage.patches import plans, sealed
 

@@ -19,9 +19,9 @@ from stage.cli import base
 from stage.cli.base import Group
 from stage.environment.image import relocate
 from stage.errors import shortage
-from stage.util.files import read_file
+from stage.files import read_file
+from tests.stage.bundle.test_standalone import TEMPLATE, pythons
 from tests.stage.bundles import make_bundle
-from tests.stage.verify.test_standalone import TEMPLATE, pythons
 from tests.support.environment.laptop import EnvironmentLaptop, alone
 
 STAGE = str(Path(sys.executable).with_name("stage"))
@@ -247,7 +247,7 @@ def test_an_error_that_says_nothing_of_a_file_is_no_finding(
 def test_a_file_is_read_without_taking_the_memory_it_might_have_had(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"x" * 5000)
     (tmp_path / "large").write_bytes(b"x" * 5001)
-    code = "from stage.util.files import read_file; "
+    code = "from stage.files import read_file; "
     code += f"from pathlib import Path; read_file(Path({str(tmp_path / 'small')!r}))"
     assert limited("-v 100000", sys.executable, "-c", code).returncode == 0
     assert read_file(tmp_path / "small", 5000) == b"x" * 5000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import runner
 import stage
-import stage.verify.report
+import stage.bundle.report
 from stage import fetch, verify
 
 

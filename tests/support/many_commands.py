@@ -55,8 +55,5 @@ def _become(folder: str, command: list[str], out: int, err: int) -> None:
 
 if __name__ == "__main__":
     # Imported once, for all forks.
-    import stage.cli
-    import stage.fetch.fetch
-    import stage.verify.verify  # noqa: F401
 
     json.dump([run(folder, command) for folder, command in json.load(sys.stdin)], sys.stdout)

@@ -35,8 +35,8 @@ from scripts.lib.demo.environment_materials import (
 )
 from scripts.lib.demo.repositories import make_repositories
 from scripts.lib.hub.loopback_hub import LoopbackHub
-from stage.util.digests import sha256_of_bytes
-from stage.util.files import human_size
+from stage.digests import sha256_of_bytes
+from stage.files import human_size
 
 ASSET = "train-env"
 CACHE = ROOT / "output" / "scripts-demo-cache"

@@ -16,8 +16,7 @@ from runner.config.run_config import RunConfig
 from scripts.lib.docs.commands import plain
 from scripts.lib.docs.links import ROOT
 from stage import errors
-from stage.lock import model
-from stage.manifest import manifest
+from stage.lock import manifest, model
 
 _LOCK = (
     model.LockedAsset,

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from html import escape
 
-from stage.util.files import human_count
+from stage.files import human_count
 
 MOST_LINES = 8
 """Per command: longer output is cut in the middle, and the picture says so."""

@@ -20,14 +20,14 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from stage.environment.compat.needs import Needs
+from stage.digests import hash_file, sha256_of_bytes
+from stage.environment.check.needs import Needs
 from stage.environment.image import image
 from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
 from stage.environment.spec.packages import LOCK_NAME, LockedPackages, Package
 from stage.environment.spec.profile import MACHINES
 from stage.errors import DamageError, UsageError
 from stage.installation import DISTRIBUTION
-from stage.util.digests import hash_file, sha256_of_bytes
 
 SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")
 IMAGE, ENV = "image.tar.gz", "env.json"

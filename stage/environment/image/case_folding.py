@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from stage.util.paths import folded
+from stage.paths import folded
 
 _ENDING = re.compile(r"\.airlift-aside-[0-9]+(?=/|$)")
 _ENDING_BYTES = re.compile(_ENDING.pattern.encode(), re.MULTILINE)

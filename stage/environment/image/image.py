@@ -24,9 +24,9 @@ from typing import Any
 
 from stage.environment.image import case_folding, relocate
 from stage.errors import IncompleteError, UsageError
+from stage.files import human_count
 from stage.installation import install_command
-from stage.util.files import human_count
-from stage.util.sandbox import isolated
+from stage.sandbox import isolated
 
 FORMAT = 1
 PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
@@ -45,7 +45,7 @@ class EnvironmentFacts:
     Attributes:
         platform: conda's name, `linux-64`.
         python: version of its interpreter.
-        glibc, cuda, torch, architectures: see `stage.environment.compat.needs`; `env-check.sh`
+        glibc, cuda, torch, architectures: see `stage.environment.check.needs`; `env-check.sh`
             reads them.
         virtual_packages: name -> version, which its lock was solved for.
         lock_sha256: of its `conda-lock.yml`.

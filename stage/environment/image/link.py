@@ -34,8 +34,8 @@ from rattler.exceptions import InstallerError, LinkError, TransactionError
 from stage.environment.image import case_folding, shebang
 from stage.environment.image.relocate import ignores_case, walk
 from stage.environment.image.shebang import Shebang
-from stage.util.files import human_count
-from stage.util.paths import collisions
+from stage.files import human_count
+from stage.paths import collisions
 
 _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
 

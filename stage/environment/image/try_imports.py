@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stage.environment.compat.imports import PROBE, Fault, faults, importable, read_answers
+from stage.environment.check.imports import PROBE, Fault, faults, importable, read_answers
 from stage.environment.spec.profile import MACHINES
 from stage.errors import UsageError
-from stage.util.progress import Reporter
-from stage.util.sandbox import OFFLINE, close_network
+from stage.progress import Reporter
+from stage.sandbox import OFFLINE, close_network
 
 WANTED = (
     "numpy", "torch", "torchvision", "torchaudio", "flash_attn", "xformers",

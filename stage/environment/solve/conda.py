@@ -30,8 +30,8 @@ from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.installation import install_command
-from stage.util.progress import Reporter
-from stage.util.sandbox import isolated
+from stage.progress import Reporter
+from stage.sandbox import isolated
 
 EXECUTABLES = ("micromamba", "mamba", "conda")
 

@@ -26,8 +26,8 @@ from stage.environment.solve.rattler import run_and_exit
 from stage.environment.spec.conda_lock import LockedPackage
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError
-from stage.util.files import write_atomically
-from stage.util.sandbox import isolated
+from stage.files import write_atomically
+from stage.sandbox import isolated
 
 _METADATA = re.compile(
     r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"

@@ -24,7 +24,7 @@ from stage.download.http import origin_of
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.pip_section import PipSection
 from stage.environment.spec.urls import userinfo, without_secrets
-from stage.util.sandbox import isolated
+from stage.sandbox import isolated
 
 _UV_VARIABLES = (
     "UV_DEFAULT_INDEX",

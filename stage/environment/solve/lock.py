@@ -18,8 +18,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stage.environment.compat.check import torch_limit, torch_that_fits, verdicts
-from stage.environment.compat.needs import Needs
+from stage.environment.check.check import torch_limit, torch_that_fits, verdicts
+from stage.environment.check.needs import Needs
 from stage.environment.solve.conda import Solver, choose_solver, lock_conda
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import address_to_ask, choose_indexes
@@ -30,9 +30,9 @@ from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import PolicyError, UsageError
+from stage.files import check_folder_of, human_count, join_limited, write_atomically
 from stage.installation import DISTRIBUTION, install_command
-from stage.util.files import check_folder_of, human_count, join_limited, write_atomically
-from stage.util.progress import Reporter
+from stage.progress import Reporter
 
 OLDEST_PYTHON = (3, 10)
 """airlift itself is in every environment."""

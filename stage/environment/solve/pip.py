@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from stage.environment.compat import wheel_tags
-from stage.environment.compat.torch_builds import numbers
+from stage.environment.check import wheel_tags
+from stage.environment.check.torch_builds import numbers
 from stage.environment.solve.advice import advice_for
 from stage.environment.solve.uv import PipRequest, Uv
 from stage.environment.spec.conda_lock import LockedPackage

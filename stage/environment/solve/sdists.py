@@ -21,7 +21,7 @@ from stage.environment.solve.uv import find_uv, uv_environment
 from stage.environment.spec.packages import Package
 from stage.environment.spec.pip_section import PipSection
 from stage.errors import DamageError, IncompleteError, UsageError
-from stage.util.progress import Reporter
+from stage.progress import Reporter
 
 BUILD_TOOLS = (
     "setuptools==80.9.0",

@@ -22,8 +22,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from stage.environment.compat.check import torch_that_fits
-from stage.environment.compat.torch_builds import index_of
+from stage.environment.check.check import torch_that_fits
+from stage.environment.check.torch_builds import index_of
 from stage.environment.solve.advice import Target, advice_for, compiled_advice
 from stage.environment.solve.conda_contents import Provided, metadata_of
 from stage.environment.solve.conflicts import is_network_problem, uv_conflict

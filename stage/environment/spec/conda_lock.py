@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.errors import PolicyError, UsageError
-from stage.util.fields import Fields
-from stage.util.file_kinds import CONDA_LOCK, check_kind, suggest_file
-from stage.util.paths import printable
+from stage.file_kinds import CONDA_LOCK, check_kind, suggest_file
+from stage.lock.fields import Fields
+from stage.paths import printable
 
 VERSION = 1
 OURS = ("made_by", "stage env lock")

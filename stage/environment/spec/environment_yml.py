@@ -20,8 +20,8 @@ from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import UsageError
-from stage.util.file_kinds import ENVIRONMENT
-from stage.util.yaml_lines import Lines, check_keys, reading_yaml
+from stage.file_kinds import ENVIRONMENT
+from stage.lock.yaml_lines import Lines, check_keys, reading_yaml
 
 HASH_FORMAT = 1
 """A new number makes older locks stale: for a change of how a spec and profile are locked."""

@@ -23,11 +23,11 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from stage import paths as util_paths
+from stage.digests import sha256_of_bytes
 from stage.environment.spec.conda_lock import REMEDY, EnvironmentLock, LockedPackage
 from stage.environment.spec.profile import MACHINES
 from stage.errors import UsageError
-from stage.util import paths as util_paths
-from stage.util.digests import sha256_of_bytes
 
 LOCK_NAME = "conda-lock.yml"
 CONDA_ENDINGS = (".conda", ".tar.bz2")

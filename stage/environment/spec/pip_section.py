@@ -16,12 +16,12 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from stage.digests import is_hex
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import Mistakes, PolicyError, StageError, UsageError
+from stage.file_kinds import REQUIREMENTS, check_kind
 from stage.installation import DISTRIBUTION
-from stage.util.digests import is_hex
-from stage.util.encodings import save_as_utf8
-from stage.util.file_kinds import REQUIREMENTS, check_kind
+from stage.text import save_as_utf8
 
 _OURS = (DISTRIBUTION, "airlift")
 _FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stage.errors import UsageError
-from stage.util.fields import YamlFields
-from stage.util.file_kinds import PROFILE, how_to_get, suggest_file
-from stage.util.yaml_lines import Lines, check_keys, reading_yaml
+from stage.file_kinds import PROFILE, how_to_get, suggest_file
+from stage.lock.fields import YamlFields
+from stage.lock.yaml_lines import Lines, check_keys, reading_yaml
 
 FORMAT = 1
 MACHINES = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}

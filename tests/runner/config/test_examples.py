@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from runner.config.run_config import RunConfig
-from stage.manifest.manifest import Manifest
+from stage.lock.manifest import Manifest
 
 ROOT = Path(__file__).parents[3]
 MANIFEST_OF = {

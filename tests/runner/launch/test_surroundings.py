@@ -24,7 +24,7 @@ from runner.preflight.findings import Findings
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
-from tests.stage.environment.compat.packages import TORCH, write_packages
+from tests.stage.environment.check.packages import TORCH, write_packages
 
 __all__ = ["terminal"]
 

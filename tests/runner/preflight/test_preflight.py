@@ -25,9 +25,9 @@ from runner.preflight.access import disk_needed
 from runner.preflight.preflight import check
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle, finish
-from stage.util.digests import hash_file
-from stage.verify.receipt import record, state_folder
-from stage.verify.verify import verify
+from stage.bundle.receipt import record, state_folder
+from stage.bundle.verify import verify
+from stage.digests import hash_file
 from tests.runner.conftest import Cluster
 
 

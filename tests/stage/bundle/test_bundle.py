@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, bag_info_text, manifest_text, parse_manifest
+from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, UsageError
-from stage.util.digests import sha256_of_bytes
-from stage.util.paths import problem_with_path
+from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
 
@@ -147,7 +147,7 @@ def test_a_damaged_lock_is_not_believed(tmp_path: Path, edit: object) -> None:
 def test_an_interrupted_write_leaves_the_old_text(bundle: Bundle, tmp_path: Path) -> None:
     """A writer killed between its bytes and its rename: nothing is lost, no partial file used."""
     script = (
-        "import os, sys; from pathlib import Path; from stage.util import files as disk\n"
+        "import os, sys; from pathlib import Path; from stage import files as disk\n"
         "Path.replace = lambda *a: os._exit(9)\n"
         "disk.write_atomically(Path(sys.argv[1]), b'new')\n"
     )

@@ -17,7 +17,7 @@ import pytest
 
 from stage import __version__
 from stage.bundle.bundle import TAG_MANIFEST
-from stage.verify.verify import verify
+from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_finished_ends_with_5(laptop: Path) -> None:
 
 
 def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(laptop: Path) -> None:
-    """As a read-only target: a second run would fail too (tests/stage/verify/test_read_only.py)."""
+    """As a read-only target: a second run would fail too (tests/stage/bundle/test_read_only.py)."""
     (laptop / "nowhere").symlink_to("gone/too")
     place = {"notes.txt/b": errno.ENOTDIR, "x" * 256: errno.ENAMETOOLONG, "nowhere": errno.EEXIST}
     if os.access("/proc", os.W_OK):  # root may, and cannot

@@ -74,7 +74,7 @@ def test_no_option_is_documented_that_is_not_there() -> None:
 
 def test_every_exit_code_and_manifest_key_is_documented() -> None:
     from stage import errors
-    from stage.manifest import manifest
+    from stage.lock import manifest
 
     text = documentation()
     codes = {

@@ -15,7 +15,7 @@ from stage.download.http import Connections, tls_context
 from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
-from stage.util.progress import Reporter
+from stage.progress import Reporter
 from tests.support.servers.hubs import TestHub
 from tests.support.servers.proxy import Proxy
 from tests.support.servers.web import serve

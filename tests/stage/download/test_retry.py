@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stage.download.retry import AttemptFailed, Patience, RetryPolicy, asked_delay
 from stage.errors import IncompleteError
-from stage.util.progress import Reporter
-from stage.util.threads import Stopped
+from stage.progress import Reporter
+from stage.threads import Stopped
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
 

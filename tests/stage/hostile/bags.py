@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.util.digests import sha256_of_bytes
+from stage.digests import sha256_of_bytes
 from tests.stage.hostile.manifests import SOUND
 from tests.stage.hostile.runner import Case, Place
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.util.digests import sha256_of_bytes
+from stage.digests import sha256_of_bytes
 from tests.stage.hostile.manifests import SOUND, asset
 from tests.stage.hostile.runner import Case, Place
 from tests.stage.locks import document, every_kind

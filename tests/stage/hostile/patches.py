@@ -11,11 +11,11 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text
-from stage.transfer.make_patch import patch_damage
-from stage.transfer.patch import PLAN
-from stage.util.digests import sha256_of_bytes
-from stage.util.progress import Reporter
-from stage.verify.report import Finding, VerificationReport
+from stage.bundle.report import Finding, VerificationReport
+from stage.carry.make_patch import patch_damage
+from stage.carry.patch import PLAN
+from stage.digests import sha256_of_bytes
+from stage.progress import Reporter
 from tests.stage.hostile.runner import Case, Place
 
 INCOMPLETE = json.dumps(

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import stage.fetch.sources
+import stage.staging.sources.source
 from stage.cli import main
 from stage.download.retry import RetryPolicy
 from tests.stage.bundles import make_bundle
@@ -43,10 +43,10 @@ TIMEOUT_S = 60
 # These servers never recover: with the patience for a real network, a case would take a minute.
 IMPATIENT = """
 from functools import partial
-import stage.fetch.sources
+import stage.staging.sources.source
 from stage.cli import main
 from stage.download.retry import RetryPolicy
-stage.fetch.sources.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
+stage.staging.sources.source.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
 main()
 """
 
@@ -145,7 +145,7 @@ def _here(
     for name, value in _environment(place).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        stage.fetch.sources, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01)
+        stage.staging.sources.source, "RetryPolicy", partial(RetryPolicy, attempts=2, first_s=0.01)
     )
     done = CliRunner().invoke(main, arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):

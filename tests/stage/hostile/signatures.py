@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stage.bundle import bundle as layout
-from stage.verify.signature import NAMESPACE
+from stage.bundle.signature import NAMESPACE
 from tests.stage.hostile.runner import Case, Place
 
 Prepare = Callable[[Place], list[str]]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
+from tests.stage.bundle.test_standalone import TEMPLATE, pythons
 from tests.stage.hostile import (
     archives,
     bags,
@@ -21,7 +22,6 @@ from tests.stage.hostile import (
     signatures,
 )
 from tests.stage.hostile.runner import Case, Place, in_a_process, printed, run
-from tests.stage.verify.test_standalone import TEMPLATE, pythons
 
 ROOMS = (manifests, locks, bags, archives, contents, hubs, patches, signatures)
 COLLECTION = [

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from stage.util.sandbox import isolated
+from stage.sandbox import isolated
+from tests.stage.bundle.test_standalone import pythons
 from tests.stage.bundles import make_bundle
-from tests.stage.verify.test_standalone import pythons
 from tests.support.environment.laptop import EnvironmentLaptop, bootstrap
 
 LIBRARIES = (
@@ -145,7 +145,7 @@ def test_a_bundle_whose_modules_python_ran_before_stage_verify_is_not_called_sou
 
 
 HELPERS = (
-    "stage.verify.load_test",
+    "stage.bundle.load_test",
     "stage.convert.pickled_weights",
     "stage.environment.image.link",
     "runner.ranks.child",

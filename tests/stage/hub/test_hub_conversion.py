@@ -19,7 +19,7 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.util.digests import sha256_of_bytes
+from stage.digests import sha256_of_bytes
 from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, rows
 from tests.support.servers.hubs import TestHub
 

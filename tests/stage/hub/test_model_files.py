@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stage.digests import Digest
 from stage.errors import PolicyError, UsageError
 from stage.hub.model_files import RemoteFile, locked_file, matches, select_by_patterns, select_model
-from stage.util.digests import Digest
 
 GIT, SHA = Digest("git-sha1", "a" * 40), Digest("lfs-sha256", "b" * 64)
 WHAT = "x.yaml:4: `bert`"

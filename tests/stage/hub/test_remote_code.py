@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage.bundle.bundle import Bundle
+from stage.digests import sha256_of_bytes
 from stage.hub.remote_code import made_local, references, relative_imports
-from stage.util.digests import sha256_of_bytes
-from stage.util.sandbox import child
+from stage.sandbox import child
 from tests.support.servers.hubs import TestHub
 
 CONFIGURATION = b"""
@@ -97,7 +97,7 @@ def manifest(kind: str = "model", **more: Any) -> None:
 
 LOADS = """
 import sys
-from stage.util.sandbox import close_network
+from stage.sandbox import close_network
 assert close_network() is None
 from transformers import AutoModel
 import torch
@@ -109,7 +109,7 @@ print(model(torch.ones(3)).tolist())
 
 def loaded(folder: Path, modules: Path) -> str:
     """The model's output in a process with no network and an empty cache."""
-    command, environment = child("stage.util.sandbox")
+    command, environment = child("stage.sandbox")
     environment |= {"HF_HOME": str(modules), "HF_MODULES_CACHE": str(modules / "modules")}
     done = subprocess.run(
         [command[0], "-c", LOADS, str(folder)], env=environment, capture_output=True, text=True
@@ -414,7 +414,7 @@ def test_a_config_made_local_names_no_other_repository(document: Any) -> None:
 def test_the_child_that_loads_has_no_network() -> None:
     """Without this, the tests above would prove nothing."""
     code = (
-        "from stage.util.sandbox import close_network; assert close_network() is None; "
+        "from stage.sandbox import close_network; assert close_network() is None; "
         "import socket; socket.create_connection(('127.0.0.1', 9))"
     )
     done = subprocess.run(

@@ -17,13 +17,13 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text, parse_manifest
+from stage.bundle.receipt import Receipt, find
+from stage.bundle.report import BY_ID, VerificationReport, read_report
+from stage.bundle.verify import verify
+from stage.carry.make_patch import patch_damage
+from stage.digests import sha256_of_bytes
 from stage.errors import DamageError
-from stage.transfer.make_patch import patch_damage
-from stage.util.digests import sha256_of_bytes
-from stage.util.progress import Reporter
-from stage.verify.receipt import Receipt, find
-from stage.verify.report import BY_ID, VerificationReport, read_report
-from stage.verify.verify import verify
+from stage.progress import Reporter
 from tests.stage.bundles import BIG, make_bundle
 
 TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"

@@ -12,9 +12,9 @@ import pytest
 
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
+from stage.bundle.verify import verify
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
-from stage.verify.verify import verify
 from tests.support.staging import run_here
 
 MANIFEST = "format: 1\nname: made\nassets:\n  plain: {path: plain.bin}\n"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage.digests import sha256_of_bytes
 from stage.errors import PolicyError, UsageError
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
-from stage.util.digests import sha256_of_bytes
 from tests.stage.locks import (
     COMMIT,
     canonical,

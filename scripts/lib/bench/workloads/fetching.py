@@ -27,7 +27,7 @@ from scripts.lib.bench.workload import (
     write_safetensors,
     write_small_files,
 )
-from stage.util.digests import hash_file
+from stage.digests import hash_file
 
 LARGE, MANY = 2048 * MIB, 500
 SMALL = 8192

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from stage.digests import sha256_of_bytes
 from stage.environment.image.create import create
 from stage.errors import DamageError, UsageError
-from stage.local.files import bring_local
 from stage.lock.model import LockedFile
-from stage.util.digests import sha256_of_bytes
+from stage.staging.sources.files import bring_local
 from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap
 
 SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
-from stage.environment.compat.needs import Needs
+from stage.environment.check.needs import Needs
 from stage.environment.image import image, shebang
 from stage.environment.image.assemble import bootstrap
 from stage.environment.image.case_folding import paths_aside, real_name
@@ -28,7 +28,7 @@ from stage.environment.image.own_wheel import write_wheel
 from stage.environment.image.relocate import find_regions, replace
 from stage.environment.image.shebang import Shebang
 from stage.errors import UsageError
-from stage.util.paths import collisions
+from stage.paths import collisions
 from tests.support.caseless import caseless_disk
 
 WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.compat.imports import PROBE, architectures, faults, read_answers
+from stage.environment.check.imports import PROBE, architectures, faults, read_answers
 from stage.environment.image.try_imports import check_imports
 from stage.errors import UsageError
-from stage.util.progress import Reporter
-from tests.stage.environment.compat.packages import TORCH, write_packages
+from stage.progress import Reporter
+from tests.stage.environment.check.packages import TORCH, write_packages
 
 HERE = f"linux-{'64' if os.uname().machine == 'x86_64' else 'aarch64'}"
 

@@ -22,7 +22,7 @@ from stage.environment.solve.advice import Target
 from stage.environment.solve.sdists import build_wheel
 from stage.environment.spec.packages import Package, read_packages
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.util.progress import Reporter
+from stage.progress import Reporter
 from tests.support.environment.laptop import (
     EnvironmentLaptop,
     bootstrap,

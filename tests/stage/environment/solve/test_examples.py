@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.compat.check import verdicts
-from stage.environment.compat.needs import Needs
+from stage.environment.check.check import verdicts
+from stage.environment.check.needs import Needs
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
-from stage.environment.compat import wheel_tags
+from stage.environment.check import wheel_tags
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip

@@ -74,10 +74,10 @@ def test_passwords_are_asked_with_and_never_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
-    from stage.fetch.sources import Sources
+    from stage.lock.manifest import Manifest
     from stage.lock.read import read_lock
-    from stage.manifest.manifest import Manifest
-    from stage.util.progress import Reporter
+    from stage.progress import Reporter
+    from stage.staging.sources.source import Sources
 
     desk.index.password = "member:w%20rd-s3cret"
     secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}

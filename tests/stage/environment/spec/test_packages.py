@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stage import paths as util_paths
 from stage.environment.spec.packages import lock_beside, read_packages
 from stage.errors import PolicyError, StageError, UsageError
-from stage.util import paths as util_paths
 
 SHA = "0123456789abcdef" * 4
 FORGE = "https://conda.anaconda.org/conda-forge"

@@ -1,0 +1,180 @@
+"""Which kind of file this is, by its content: all readers name it to who gave the wrong one."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from stage.errors import UsageError, suggest_path
+from stage.files import read_start
+
+MANIFEST = "a manifest"
+RUN_FILE = "a run file"
+LOCK = "a lock"
+CONDA_LOCK = "a conda lock"
+PROFILE = "a profile"
+ENVIRONMENT = "an environment.yml"
+DS_CONFIG = "a ds_config.json"
+REQUIREMENTS = "a list of requirements"
+REPORT = "a verification report"
+TABLE = "a table (CSV)"
+JSON = "JSON data"
+PARQUET = "a parquet file"
+
+MAX_START = 2**16  # bytes that are looked at
+_DEEPSPEED = {
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+}
+_KEY = re.compile(r"^[\"']?([A-Za-z_][\w.-]*)[\"']?[ \t]*:(?=\s|$)", re.MULTILINE)
+_JSON = re.compile(r"\s*(\{(\s|//[^\n]*\n|#[^\n]*\n)*[\"}]|\[\s*[\[{\"\d])")
+_TOKEN = re.compile(
+    r'(?:(?P<key>"(?:\\.|[^"\\])*"|[A-Za-z_][\w.-]*)\s*:)|"(?:\\.|[^"\\])*"|(?P<mark>[\[\]{}])'
+)
+_REQUIREMENT = re.compile(
+    r"(-[\w-]+[= ].+)"  # an option; or a name, extras, and a version, an address or a marker
+    r"|[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?\s*((?:[=<>!~]=|[<>]|@ *\w+:|; *\w+ *[=<>!~ni]).*)?"
+)
+
+# What each kind is for. `{}`: the file; `{name}`: without its folder.
+_USE = {
+    MANIFEST: "Make its bundle: stage fetch {} -o BUNDLE.",
+    RUN_FILE: "Train from a bundle with it: runner check {} --bundle BUNDLE.",
+    LOCK: "It is beside its manifest, which may be edited.",
+    CONDA_LOCK: "It belongs to an environment.yml, which a manifest names: `environment: X.yml`.",
+    PROFILE: "An environment is locked for it: stage env lock ENVIRONMENT.yml --profile {}.",
+    ENVIRONMENT: "Lock it: stage env lock {} --profile PROFILE.",
+    DS_CONFIG: "A run file names it: engine: {{name: deepspeed, config: {name}}}.",
+    REQUIREMENTS: "An environment.yml names it: "
+    "dependencies: [python=3.11, pip, {{pip: [-r {name}]}}].",
+    REPORT: "A patch repairs what it lists: stage patch BUNDLE --report {} -o PATCH.",
+    TABLE: "A manifest names it: stage init {}.",
+    JSON: "A dataset of JSON lines is named in a manifest: stage init {}.",
+    PARQUET: "A manifest names it: stage init {}.",
+}
+# How to get the file that was wanted.
+_WANTED = {
+    MANIFEST: "`stage init NAME...` writes a manifest.",
+    RUN_FILE: "`runner init TASK --bundle BUNDLE` writes a run file.",
+    LOCK: "`stage lock MANIFEST` writes a lock.",
+    CONDA_LOCK: "`stage env lock ENVIRONMENT.yml --profile PROFILE` writes one.",
+    PROFILE: "`stage env probe`, run on the cluster, prints one.",
+    REPORT: "`stage verify BUNDLE --report FILE` writes one.",
+}
+
+
+_ONLY_IN_LOCKS = r'"(origin|left_out)":|"assets":\s*\{\s*\}'
+
+
+def kinds_of(start: bytes) -> list[str]:
+    """The kinds of file that a content can be; empty where none is known.
+
+    Args:
+        start: the content, or its beginning.
+    """
+    start = start[:MAX_START].removeprefix(b"\xef\xbb\xbf")
+    if start.startswith(b"PAR1"):
+        return [PARQUET]
+    text = start.decode("utf-8", "ignore")
+    is_json = _JSON.match(text) is not None
+    keys = _top_keys(text)
+    found = {
+        # Each asset of a lock says which kind it is; each of a manifest, what is asked for.
+        LOCK: is_json and "assets" in keys and re.search(_ONLY_IN_LOCKS, text),
+        MANIFEST: "assets" in keys,
+        RUN_FILE: "task" in keys,
+        CONDA_LOCK: {"package", "metadata"} <= keys or {"package", "version"} <= keys,
+        PROFILE: "glibc" in keys,
+        ENVIRONMENT: "dependencies" in keys,
+        REPORT: is_json and {"findings", "bundle_id"} <= keys,
+        DS_CONFIG: is_json and _DEEPSPEED & keys,
+    }
+    kinds = [kind for kind, is_it in found.items() if is_it]
+    if LOCK in kinds:
+        kinds.remove(MANIFEST)
+    if kinds or keys & {"format", "model", "dataset"}:
+        return kinds
+    if is_json:
+        return [JSON]
+    return [REQUIREMENTS] if _is_requirements(text) else [TABLE] if _is_table(text) else []
+
+
+def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> None:
+    """Raises for a file of another kind than the wanted one. One of no known kind passes.
+
+    Args:
+        path: the file, for the message.
+        start: its content, or the beginning of it.
+        wanted: one of the kinds.
+        place: of the name of the file in another one, as "FILE:LINE: ".
+
+    Raises:
+        UsageError: it is another kind of file: which, what it is for, and how to get the wanted.
+    """
+    kinds = kinds_of(start)
+    if _is_other(kinds, wanted):
+        use = _USE[kinds[0]].format(shlex.quote(str(path)), name=Path(path).name)
+        raise UsageError(
+            f"{place}{path}: this is {kinds[0]}, not {wanted}.",
+            f"{use} {_WANTED.get(wanted, '')}".strip(),
+        )
+
+
+def how_to_get(wanted: str) -> str:
+    """How to get a file of a kind, for remedies; empty where nothing makes it."""
+    return _WANTED.get(wanted, "")
+
+
+def suggest_file(path: Path, wanted: str, remedy: str = "") -> str:
+    """A remedy for a file that does not exist: the nearest one that can be of the wanted kind."""
+
+    def fits(near: Path) -> bool:
+        try:
+            return not _is_other(kinds_of(read_start(near, MAX_START)), wanted)
+        except OSError:  # a folder
+            return True
+
+    return suggest_path(path, remedy or _WANTED.get(wanted, "Check the path."), fits)
+
+
+def _is_other(kinds: list[str], wanted: str) -> bool:
+    return bool(kinds) and wanted not in kinds and (wanted, kinds) != (DS_CONFIG, [JSON])
+
+
+def _top_keys(text: str) -> set[str]:
+    """The keys of a YAML or JSON mapping; none for JSON lines."""
+    if not text.lstrip().startswith("{"):
+        return set(_KEY.findall(text))
+    keys, depth = set[str](), 0
+    for token in _TOKEN.finditer(text):
+        if token["mark"]:
+            depth += 1 if token["mark"] in "[{" else -1
+        if depth == 0:
+            return set() if text[token.end() :].strip() else keys
+        if token["key"] and depth == 1:
+            keys.add(token["key"].strip('"'))
+    return keys
+
+
+def _is_table(text: str) -> bool:
+    """Whether the first ten rows have as many cells, at least two."""
+    for delimiter in ",;\t":
+        rows = list[list[str]]()
+        with suppress(csv.Error):
+            rows = list(islice(csv.reader(text.splitlines(True), delimiter=delimiter), 10))
+        is_yaml = bool(rows and rows[0]) and re.match(r"-|[^,]*:(\s|$)", rows[0][0])
+        if len(rows) > 1 and not is_yaml and {len(row) for row in rows} == {max(2, len(rows[0]))}:
+            return True
+    return False
+
+
+def _is_requirements(text: str) -> bool:
+    lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
+    found = [_REQUIREMENT.fullmatch(line) for line in lines if line and line[0] != "#"]
+    return all(found) and any(match and (match[1] or match[2]) for match in found)

@@ -1,0 +1,396 @@
+"""Reads YAML files of users, with the line of each key; and the cards of the Hub.
+
+File -> (plain dicts and lists, `Lines`). For a mistyped key the error names file:line and the
+nearest valid key. A key that is written twice is an error, because YAML would silently keep the
+last one.
+
+A card of the Hub (README.md) is YAML between two lines of `---` at the top, and text below.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage.errors import Mistakes, UsageError, join_errors, suggest
+from stage.file_kinds import MAX_START, check_kind, how_to_get, suggest_file
+from stage.files import read_file, read_start
+from stage.installation import install_command
+from stage.text import is_utf16, save_as_utf8
+
+MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
+MAX_DEPTH = 50  # of lists and mappings: PyYAML takes minutes for a line of brackets
+
+Where = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Line numbers (from 1) of the keys of one YAML file, by path of keys.
+
+    Attributes:
+        written: the text in the file of a value that was not read as text: `yes`, `1.10`, `~`.
+        mistakes: what is wrong in the file. `reading_yaml` raises them together.
+    """
+
+    path: Path
+    numbers: dict[Where, int] = field(default_factory=dict)
+    written: dict[Where, str] = field(default_factory=dict)
+    mistakes: Mistakes = field(default_factory=Mistakes, compare=False, repr=False)
+
+    def of(self, *where: str | int) -> int | None:
+        """The line of a key, or of the nearest enclosing key that has one."""
+        for depth in range(len(where), 0, -1):
+            if where[:depth] in self.numbers:
+                return self.numbers[where[:depth]]
+        return None
+
+    def place(self, *where: str | int) -> str:
+        """`file:line`, or `file` where no line is known."""
+        line = self.of(*where)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def shown(self, value: object, *where: str | int) -> str:
+        """A value as its author wrote it: Python's terms mean nothing in YAML."""
+        written = self.written.get(where)
+        match value:
+            case None:
+                return "nothing"
+            case bool():
+                read = str(value).lower()
+                return (
+                    read if written in (None, read) else f"`{written}`, which YAML reads as {read}"
+                )
+            case dict():
+                return "a mapping"
+            case list() if not all(type(item) in (str, int, float) for item in value):
+                return "a list"
+            case int() | float():
+                return f"the number {value if written is None else written}"
+            case _:
+                return _cut(repr(value))
+
+    def check_format(self, found: object, format: int) -> None:
+        """Raises if the file has another format. A newer format is raised, and other mistakes kept.
+
+        Args:
+            found: the value of its key `format`; None: there is none.
+
+        Raises:
+            UsageError: the format is newer than this version of airlift reads.
+        """
+        if type(found) is int and found == format:
+            return
+        place = self.place("format")
+        if type(found) is int and found > format:
+            raise UsageError(
+                f"{place}: format {str(found)[:20]}; "
+                f"this version of airlift reads format {format}.",
+                f"Use a newer airlift: update its source, then {install_command()}. Or, if you "
+                f"wrote this file yourself, write `format: {format}`.",
+            )
+        problem = "is missing"
+        if found is not None:
+            problem = f"should be {format}, found {self.shown(found, 'format')}"
+        with self.mistakes:
+            raise UsageError(f"{place}: `format` {problem}.", f"Write `format: {format}`.")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without YAML 1.1's surprises: 1e-4 is a number, 010 is not 8, dates stay text."""
+
+
+_SURPRISING = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "int", "float")}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _SURPRISING]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# YAML 1.2, 10.3.2 (core schema), with the `_` between digits that people write.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+"
+        r"|[-+]?[0-9][0-9_]*\.[0-9_]*|[-+]?\.[0-9][0-9_]*"
+        r"(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def read_value(text: str) -> Any:
+    """One value, as it would be read in a file.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def load_yaml_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Reads a YAML mapping.
+
+    Raises:
+        UsageError: no such file, too large, not UTF-8, not YAML, not a mapping, keys written
+            twice, or an alias (`&a`/`*a`: a few lines of those can mean gigabytes).
+    """
+    with reading_yaml(path) as loaded:
+        return loaded
+
+
+@contextmanager
+def reading_yaml(path: Path, wanted: str = "") -> Iterator[tuple[dict[str, Any], Lines]]:
+    """Reads a YAML mapping for the block that follows.
+
+    The block checks the values. It keeps mistakes by `with lines.mistakes:`, and may raise one. At
+    its end all mistakes are raised together; keys that are written twice are among them.
+
+    Args:
+        wanted: the kind of file (`stage.file_kinds`): another known kind is refused; "": any.
+
+    Raises:
+        UsageError, PolicyError: as for `load_yaml_with_lines`, or there are mistakes.
+    """
+    data, lines = _load(path, wanted)
+    with lines.mistakes:
+        yield data, lines
+    lines.mistakes.check(str(path))
+
+
+def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
+    content = b""
+    try:
+        if wanted:  # before its size and encoding, which another kind may have
+            check_kind(path, read_start(Path(path), MAX_START), wanted)
+        content = read_file(Path(path), MAX_SIZE)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", suggest_file(Path(path), wanted)) from None
+    except IsADirectoryError:
+        raise UsageError(
+            f"{path}: is a folder, expected a YAML file",
+            f"Give the file itself, and this folder as --output {path}, if a run is in it."
+            if Path(path, "config.yaml").exists()
+            else "Give the path of the file.",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: not UTF-8 text (byte {error.start})", save_as_utf8(Path(path), content)
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
+    if is_utf16(content):  # without a mark
+        raise UsageError(f"{path}: not UTF-8 text (UTF-16)", save_as_utf8(Path(path), content))
+    try:
+        _check_aliases_and_depth(text, path)
+        node = yaml.compose(text, Loader=_Loader)
+        lines = Lines(Path(path))
+        data = None if node is None else _build(node, (), lines)
+    except yaml.YAMLError as error:
+        raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
+    except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
+        raise UsageError(
+            f"{path}: not YAML: the number after a `\\U` in quotes is no character's number.",
+            "Put text with backslashes into single quotes.",
+        ) from None
+    if not isinstance(data, dict):
+        raise UsageError(
+            f"{path}: expected `key: value` lines, found {_kind(data)}",
+            how_to_get(wanted) or "Begin with `format: 1`.",
+        )
+    return data, lines
+
+
+def check_keys(
+    mapping: Mapping[str, Any],
+    valid: Iterable[str],
+    where: Where,
+    lines: Lines,
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Raises for unknown keys; the message names the nearest valid one.
+
+    Args:
+        elsewhere: names that other tools use -> the dotted key here.
+
+    Raises:
+        UsageError: for all unknown keys.
+    """
+    valid, others = list(valid), elsewhere or {}
+    inside = f" in `{'.'.join(map(str, where))}`" if where else ""
+    unknown = [key for key in mapping if key not in valid]
+    last = next((key for key in reversed(unknown) if str(key) not in others), None)
+    mistakes = [
+        UsageError(
+            f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
+            f"Write it as `{others[str(key)]}`."
+            if str(key) in others
+            # The list of all keys is printed once, with the last of them.
+            else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}." if key == last else "")
+            or "Remove it: see the valid keys below.",
+        )
+        for key in unknown
+    ]
+    if mistakes:
+        raise join_errors(mistakes, "mistakes", str(lines.path))
+
+
+def _check_aliases_and_depth(text: str, path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1 if event.start_mark else "?"
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(
+                f"{path}:{line}: YAML aliases (`*name`) are not read here", "Write the value out."
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
+        if depth > MAX_DEPTH:
+            raise UsageError(
+                f"{path}:{line}: nested too deeply", "A file of ours needs only a few levels."
+            )
+
+
+def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
+    """A node as plain data. Fills `lines`."""
+    path, numbers = lines.path, lines.numbers
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            _check_lone_surrogates(key_node.value, path, line)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise UsageError(f"{path}:{line}: a key must be plain text", "Write `key: value`.")
+            here: Where = (*where, key_node.value)
+            if key_node.value in result:
+                first = f"first on line {numbers[here]}"
+                with lines.mistakes:
+                    raise UsageError(
+                        f"{path}:{line}: `{key_node.value}` is written twice ({first}).",
+                        "Keep one.",
+                    )
+                continue
+            numbers[here] = line
+            result[key_node.value] = _build(value_node, here, lines)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            place: Where = (*where, index)
+            numbers[place] = item.start_mark.line + 1
+            items.append(_build(item, place, lines))
+        return items
+    line = node.start_mark.line + 1
+    try:
+        value = _Loader("").construct_object(node, deep=True)
+    except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # `!!int ""`, `!!bool x`
+        raise UsageError(
+            f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes."
+        ) from None
+    _check_lone_surrogates(value, path, line)
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    if is_plain and (found := _NOT_A_KEY.match(node.value)):
+        raise UsageError(
+            f"{path}:{line}: no plain space and colon after `{found[1]}`: {_named(found[2])}",
+            f"Write `{found[1]}: ` with the keys `:` and space. Text from a web page or a chat "
+            "often has other characters, which look the same.",
+        )
+    if not isinstance(value, str):
+        lines.written[where] = _cut(node.value)
+    return value
+
+
+# A key whose colon is a wide one, or whose space is none to YAML. Such a line is read as text.
+_NOT_A_KEY = re.compile(r"([a-z][a-z0-9_.-]*)(:[^\S \t\r\n]|:\u200b|\uff1a)")
+
+
+def _named(text: str) -> str:
+    return " and ".join(f"U+{ord(c):04X} ({unicodedata.name(c, '?').lower()})" for c in text[-1:])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _check_lone_surrogates(value: object, path: Path, line: int) -> None:
+    """YAML reads `"\\ud800"` as text, and no file can hold it."""
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UsageError(
+            f"{path}:{line}: {value[:60]!a} has a lone surrogate in it",
+            "Write the character itself.",
+        )
+
+
+def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return (
+        f"{path}:{mark.line + 1}: not valid YAML: {problem}"
+        if mark
+        else f"{path}: not valid YAML: {problem}"
+    )
+
+
+def _kind(data: object) -> str:
+    return {type(None): "nothing", list: "a list", str: "text"}.get(type(data), type(data).__name__)
+
+
+def _yaml_remedy(text: str, error: yaml.YAMLError) -> str:
+    """What is wrong in the line of a YAML error, where that is known."""
+    mark: Any = getattr(error, "problem_mark", None)
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return "Correct that line."
+    line = lines[mark.line]
+    for number in range(max(1, mark.line), mark.line + 2):
+        if found := re.search(r"[\uff1a\u3000\u00a0\u200b\uff0c\u201c\u201d]", lines[number - 1]):
+            return f"Line {number} has {_named(found[0])}: type the plain character."
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"Line {mark.line + 1} begins with a tab. Write spaces."
+    above = next((number for number in range(mark.line, 0, -1) if lines[number - 1].strip()), 0)
+    if "mapping values are not allowed" in str(error) and above and ":" not in lines[above - 1]:
+        return f"Is a `:` missing at the end of line {above}?"
+    # `*.bin` and `@x` have a meaning in YAML that few users know.
+    pattern = re.search(r"[*&!%@`][^\s,\]}]*", line)
+    if pattern and '"' not in line:
+        return f'Put it in quotes: "{pattern[0]}"'
+    return "Correct that line."
+
+
+_FRONT_MATTER = re.compile(
+    r"\A(?:\ufeff)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE
+)
+
+
+def scalar(text: str) -> str:
+    """Text as YAML on one line: plain where that means the same, else in quotes."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)).strip()
+
+
+def split_card(card: str) -> tuple[dict[str, Any], str]:
+    """The YAML's mapping and the text of a card; an empty mapping if it cannot be read."""
+    match = _FRONT_MATTER.match(card)
+    if not match:
+        return {}, card
+    try:
+        metadata = yaml.safe_load(match[1])
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        metadata = None
+    return (metadata if isinstance(metadata, dict) else {}), card[match.end() :]

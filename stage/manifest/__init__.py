@@ -1,1 +1,0 @@
-"""The manifest: the YAML file that lists the assets of a bundle."""

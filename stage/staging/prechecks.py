@@ -1,0 +1,198 @@
+"""Checks before a download: files that patterns omit, adapters without their base model, files too
+large for it, and folders where no bundle may be made.
+
+Patterns may omit files that a model needs to load. The load test at the end of a fetch
+(`stage.bundle.load_test`) would find that hours later. The same holds for the model that an adapter
+was trained on.
+
+A bundle must not be made inside another bundle, which would then have extra files, nor inside a
+folder that it takes in, which would then change with each fetch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage.bundle import bundle as layout
+from stage.bundle.inspect import TOKENIZER, WEIGHTS
+from stage.errors import Mistakes, UsageError
+from stage.files import human_size, join_limited
+from stage.hub.model_files import matches
+from stage.lock.manifest import Manifest
+from stage.lock.model import EXCLUDED, NOT_INCLUDED, LockedAsset
+from stage.lock.requests import PathRequest
+from stage.lock.yaml_lines import scalar
+from stage.staging.new_manifest import asset_names
+from stage.staging.sources.listing import local_base
+
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}")
+_SHOWN = 3
+HTTP_LIMIT = 50 * 10**9  # bytes: the Hub's CDN serves no larger file
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """Files of the repository that the patterns omit.
+
+    Attributes:
+        needed: files that the weights need to load.
+        notes: descriptions of other files that a user may miss.
+    """
+
+    needed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def omitted_files(asset: LockedAsset) -> Omitted:
+    """The files that `include` and `exclude` of a model omit, beside the weights that they take."""
+    if asset.kind != "model" or not {"include", "exclude"} & asset.request.keys():
+        return Omitted()
+    taken = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
+    left = {left.path for left in asset.left_out if left.reason in (EXCLUDED, NOT_INCLUDED)}
+    folders = sorted({_folder(path) for path in taken if _is(WEIGHTS, path)})
+    needed = [path for folder in folders for path in _needed(folder, taken, left)]
+    if "include" not in asset.request:  # who excludes weights or a tokenizer by name knows it
+        return Omitted(tuple(needed))
+    notes = []
+    others = sorted(path for path in left if WEIGHTS.fullmatch(path))
+    if others and not asset.made_from and not any(_is(WEIGHTS, path) for path in taken):
+        notes.append(
+            f"its weights ({join_limited(others, _SHOWN)}): "
+            "without them it can only be trained from scratch"
+        )
+    is_pipeline = "model_index.json" in taken | left  # its tokenizers have folders of their own
+    others = sorted(
+        p for p in left if _is(TOKENIZER, p) and (is_pipeline or _folder(p) in {"", *folders})
+    )
+    if others and not any(_is(TOKENIZER, path) for path in taken):
+        notes.append(f"its tokenizer ({join_limited(others, _SHOWN)})")
+    return Omitted(tuple(needed), tuple(notes))
+
+
+def _needed(folder: str, taken: set[str], left: set[str]) -> list[str]:
+    """Omitted files that the weights in a folder need: config, all shards and their index."""
+    needed = [folder + "config.json"] * (folder + "config.json" in left)
+    if any(
+        _folder(path) == folder and _is(WEIGHTS, path) and _SHARD.search(path) for path in taken
+    ):
+        needed += [folder + _INDEX] * (folder + _INDEX in left)
+        needed += sorted(
+            path
+            for path in left
+            if _folder(path) == folder and _is(WEIGHTS, path) and "-of-" in path
+        )
+    return needed
+
+
+def _folder(path: str) -> str:
+    """With a `/` at its end; of a file at the top: nothing."""
+    return path[: path.rfind("/") + 1]
+
+
+def _is(pattern: re.Pattern[str], path: str) -> bool:
+    return pattern.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that the manifest asks for the base model of each adapter, at any revision.
+
+    Raises:
+        UsageError: it does not; with the lines to add.
+    """
+    here = {name for asset in assets.values() if asset.kind == "model" for name in asset.names}
+    alone = {
+        name: asset.base
+        for name, asset in assets.items()
+        if asset.base is not None and asset.base.repository not in here
+    }
+    if not alone:
+        return
+    bases = {base.repository: base for base in alone.values()}
+    lines = []
+    for name, base in zip(asset_names(bases, taken=assets), bases.values(), strict=True):
+        lines += [f"  {scalar(name)}:", f"    model: {scalar(base.repository)}"]
+        lines += [f"    revision: {scalar(base.revision)}"] * (base.revision != "main")
+    adapters = "; ".join(
+        f"{manifest.place(name)}: `{name}` is an adapter of {base.repository}"
+        for name, base in alone.items()
+    )
+    entry = "its entry" if len(alone) == 1 else "their entries"
+    raise UsageError(
+        f"{adapters}, which the manifest does not ask for by this name.",
+        "\n     ".join(
+            [
+                "Add to `assets:` (a model that is there under another name: write it as here):",
+                *lines,
+                f"Or leave it out, with `base: false` in {entry}.",
+            ]
+        ),
+    )
+
+
+def check_sizes(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that the Hub serves each file over plain HTTP.
+
+    Raises:
+        UsageError: it does not; with the lines that bring the file another way.
+    """
+    mistakes = Mistakes()
+    for name, asset in assets.items():
+        sizes = {file.origin: file.size for file in asset.files if not file.made_by}
+        sizes |= {i.origin: i.size or 0 for i in asset.made_from}
+        large = [f"{origin} ({human_size(n)})" for origin, n in sizes.items() if n > HTTP_LIMIT]
+        if asset.source.type != "hub" or not large:
+            continue
+        id, commit = asset.source.repository, asset.source.commit
+        kind = "--repo-type dataset " if asset.kind == "dataset" else ""
+        folder = f"{id.rpartition('/')[2]}-files"
+        beside = manifest.path.parent / folder
+        with mistakes:
+            raise UsageError(
+                f"{manifest.place(name)}: `{name}`: {id} has files above "
+                f"{human_size(HTTP_LIMIT)}, which the Hub does not serve over plain HTTP: "
+                f"{join_limited(large, _SHOWN)}.",
+                f"hf download {kind}{id} --revision {commit} --local-dir {beside}\n"
+                "     Then write in the manifest, in place of that entry:\n"
+                f"       {scalar(name)}: {{path: {folder}}}",
+            )
+    mistakes.check(str(manifest.path))
+
+
+def check_nesting(root: Path, manifest: Manifest) -> None:
+    """Looks at where a bundle is going to be.
+
+    Args:
+        root: the bundle's folder, which need not exist.
+
+    Raises:
+        UsageError: it is inside a bundle, or inside a folder that a `path:` entry takes.
+    """
+    here = root.resolve()
+    for outer in here.parents:
+        if layout.holds_bundle(outer):
+            raise UsageError(
+                f"{root}: lies inside the bundle {outer}, which would then have extra files.",
+                f"Give another folder with -o, for instance {outer.parent / manifest.name}.",
+            )
+    for name, request in manifest.requests.items():
+        if not isinstance(request, PathRequest) or request.path.startswith("~"):
+            continue
+        try:
+            base = local_base(request.path, manifest).resolve()
+        except (ValueError, RuntimeError):  # no path, or a loop of links: reported by `list_path`
+            continue
+        if base.is_file() or (base != here and base not in here.parents):
+            continue  # a bundle inside a file is reported by `WorkFolder`
+        inside = here.relative_to(base).as_posix()
+        if not any(matches(f"{inside}/{layout.LOCK}", pattern) for pattern in request.exclude):
+            # Of the whole folder nothing would be left.
+            omit = f', or exclude it: exclude: ["{inside}/**"]' if here != base else "."
+            raise UsageError(
+                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
+                f"{request.path}, which it takes in: it would change with each fetch.",
+                f"Choose a folder outside of it: -o {base.with_name(f'{base.name}-bundle')}{omit}",
+            )

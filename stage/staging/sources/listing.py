@@ -1,0 +1,367 @@
+"""The files that a `path:` entry of a manifest takes: names and sizes, before a byte is hashed.
+
+A folder often holds more than its owner remembers. Files that programs left there (`.git`, caches,
+other bundles) are omitted, with a note. Files that look private (keys, passwords, tokens) are
+refused. Both are taken if `include` names them (docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from stage.bundle import bundle as layout
+from stage.convert.convert import chosen
+from stage.errors import Mistakes, PolicyError, UsageError
+from stage.files import is_pointer, join_limited
+from stage.hub.model_files import check_matches, why_left
+from stage.lock.manifest import Manifest, check_path
+from stage.lock.model import LeftOut
+from stage.lock.requests import PathRequest
+from stage.paths import printable
+from stage.staging.sources import private_files
+
+_SHOWN = 8
+# Of version control, of programs that users run beside the data, of file managers.
+_LEFT_BY_PROGRAMS = frozenset(
+    (
+        *(".git", ".hg", ".svn"),
+        *(
+            "__pycache__",
+            ".ipynb_checkpoints",
+            ".pytest_cache",
+            ".mypy_cache",
+            ".ruff_cache",
+            ".tox",
+            ".nox",
+        ),
+        *("node_modules", ".DS_Store", "Thumbs.db", "desktop.ini", "__MACOSX"),
+        *(".Spotlight-V100", ".Trashes", ".fseventsd", ".TemporaryItems", "@eaDir"),
+        *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
+    )
+)
+_OF_MACOS = "._"  # AppleDouble: `._x` has the Finder's attributes of `x`, on disks that have none
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files that an entry takes.
+
+    Attributes:
+        base: the file or folder that the entry names.
+        sizes: path relative to `base` (its name, if that is a file) -> size in bytes.
+        left_out: files that the patterns or the conversion omit.
+        notes: describe what else is omitted.
+    """
+
+    base: Path
+    sizes: dict[str, int]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+
+    def file(self, path: str) -> Path:
+        """The path on this machine of a file in `sizes`."""
+        return self.base if self._is_one_file else self.base / path
+
+    @cached_property
+    def _is_one_file(self) -> bool:
+        return self.base.is_file()
+
+
+def local_base(path: str, manifest: Manifest) -> Path:
+    """The file or folder that a `path:` entry names, relative to the manifest's folder.
+
+    Raises:
+        RuntimeError: there is no home folder for `~`.
+    """
+    return manifest.path.parent / Path(path).expanduser()
+
+
+def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
+    """Lists the files that a `path:` entry takes.
+
+    Args:
+        name: of the asset.
+
+    Raises:
+        UsageError: no such file or folder, no file to take, a pattern that matches nothing, a file
+            that cannot be read, or a pointer of Git LFS.
+        PolicyError: a symbolic link, a special file, or a file that looks like keys, passwords or
+            tokens.
+    """
+    place = f"{manifest.place(name, 'path')}: `{name}`"
+    base = _base(request, manifest, place)
+    walk = Walk(base, request.include)
+    if base.is_file():
+        walk.sizes[base.name] = base.stat().st_size
+    else:
+        try:
+            walk.run()
+        except OSError as error:
+            raise _unreadable(
+                f"{place}: {error.filename}: {error.strerror}", error.filename
+            ) from None
+    for path in sorted(walk.others):
+        if not why_left(path, request.include, request.exclude):
+            raise PolicyError(
+                f"{place}: {printable(str(base / path))} is a link or a special file; "
+                "a bundle holds regular files only.",
+                f'Put the file itself there, or omit it: exclude: ["{path}"]',
+            )
+    check_matches(request.include, walk.sizes, f"the files in {base}", place)
+    listing = _selected(base, walk, request, manifest, place)
+    if not listing.sizes:
+        raise UsageError(
+            f"{place}: {base} has no file to take.", "Check the path, `include` and `exclude`."
+        )
+    if closed := [path for path in listing.sizes if not os.access(listing.file(path), os.R_OK)]:
+        names = join_limited([printable(path) for path in closed], _SHOWN)
+        raise _unreadable(f"{place}: cannot be read: {names}", str(base))
+    _check_not_private(listing, request, place)
+    _check_no_pointers(listing, place)
+    return listing
+
+
+def _unreadable(what: str, where: str) -> UsageError:
+    return UsageError(f"{what}.", f"Make it readable for you: chmod -R u+rX {shlex.quote(where)}")
+
+
+def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
+    base = check_path(request.path, manifest.path, place)
+    if not base.exists():
+        raise UsageError(f"{place}: {base} is a link to nothing.", "Name the file itself.")
+    if not (base.is_file() or base.is_dir()):
+        raise UsageError(
+            f"{place}: {base} is neither a file nor a folder.", "Name a file or a folder."
+        )
+    return base
+
+
+def _selected(
+    base: Path, walk: Walk, request: PathRequest, manifest: Manifest, place: str
+) -> Listing:
+    reasons = {path: why_left(path, request.include, request.exclude) for path in walk.sizes}
+    if request.convert and (asked := [path for path, reason in reasons.items() if reason is None]):
+        read = set(chosen(request.convert, asked, place))
+        reasons |= {
+            path: f"not read by `convert: {request.convert}`" for path in asked if path not in read
+        }
+    own_lock = manifest.lock_path.absolute()
+    if base.absolute() in (own_lock, *own_lock.parents):
+        path = own_lock.relative_to(base.absolute()).as_posix() if base.is_dir() else base.name
+        if path in reasons and reasons[path] is None:
+            # The lock records this reason: another text would change the bundle id.
+            reasons[path] = "the lock of this manifest, which is written again"
+    left = [
+        LeftOut(path, walk.sizes[path], reason)
+        for path, reason in sorted(reasons.items())
+        if reason
+    ]
+    taken = {path: walk.sizes[path] for path in sorted(reasons) if reasons[path] is None}
+    return Listing(base, taken, tuple(left), walk.notes())
+
+
+def _is_named(name: str, include: Sequence[str], *, whole: bool) -> bool:
+    """Whether a pattern names this file or folder, not everything or every file of a type.
+
+    Args:
+        whole: only the whole name identifies the file. Then `*.json` does not name `kaggle.json`;
+            otherwise `*.pem` names a key.
+    """
+    parts = {part for pattern in include for part in pattern.split("/")}
+    naming = (part for part in parts if _has_letters(part) and not (whole and _is_suffix(part)))
+    return name in parts or any(fnmatch.fnmatchcase(name, part) for part in naming)
+
+
+def _has_letters(pattern: str) -> bool:
+    """Whether the pattern has a letter or digit outside of character classes."""
+    return any(character.isalnum() for character in re.sub(r"\[!?\]?[^]]*\]", "", pattern))
+
+
+def _is_suffix(pattern: str) -> bool:
+    """Whether there are only wildcards before the last dot, as in `*.json`."""
+    stem = pattern.rpartition(".")[0]
+    return stem != "" and not _has_letters(stem)
+
+
+def _check_not_private(listing: Listing, request: PathRequest, place: str) -> None:
+    """Raises for keys, passwords and tokens that the user did not name in `include`.
+
+    Raises:
+        PolicyError: there are some.
+    """
+    if listing.base.is_file():
+        return  # the entry itself names the file
+    private: dict[str, str] = {}
+    for path, size in listing.sizes.items():
+        what = private_files.by_name(path) or private_files.by_first_bytes(listing.file(path), size)
+        whole = private_files.is_known_by_whole_name(path)
+        if what and not _is_named(private_files.private_part(path), request.include, whole=whole):
+            private[path] = what
+    if not private:
+        return
+    shown = join_limited([f"{printable(path)} ({what})" for path, what in private.items()], _SHOWN)
+    names = ", ".join(f'"{path}"' for path in list(private)[:_SHOWN])
+    raise PolicyError(
+        f"{place}: {listing.base} has private files, which should not travel by accident: {shown}.",
+        f"Omit them: exclude: [{names}]. If they must be in the bundle, name them: include: "
+        f'["*", {names}]   (every user who gets the bundle can read them)',
+    )
+
+
+def _check_no_pointers(listing: Listing, place: str) -> None:
+    """Raises for Git LFS pointers: a clone without its LFS files has all names, but no contents.
+
+    Raises:
+        UsageError: there are pointers.
+    """
+    pointers = [
+        path for path, size in listing.sizes.items() if is_pointer(listing.file(path), size)
+    ]
+    if not pointers:
+        return
+    folder = listing.base if listing.base.is_dir() else listing.base.parent
+    names = join_limited([printable(path) for path in pointers], _SHOWN)
+    are = (
+        "is a Git LFS pointer, not the file itself"
+        if len(pointers) == 1
+        else "are Git LFS pointers, not the files"
+    )
+    raise UsageError(
+        f"{place}: {names} {are}.", f"Get the contents: git -C {shlex.quote(str(folder))} lfs pull"
+    )
+
+
+class Walk:
+    """Lists a folder and its subfolders; counts and skips what programs left there.
+
+    Attributes:
+        sizes: relative path -> bytes, of regular files.
+        others: links and special files. Links are not followed: they can lead anywhere.
+    """
+
+    def __init__(self, base: Path, include: Sequence[str]) -> None:
+        self._base, self._include = base, include
+        self.sizes: dict[str, int] = {}
+        self.others: list[str] = []
+        self._by_programs: Counter[str] = Counter()
+        self._bundles: list[str] = []
+        self._environments: list[str] = []
+
+    def run(self) -> None:
+        """Lists the folder.
+
+        Raises:
+            OSError: a folder or file cannot be read.
+        """
+        folders = [""]
+        while folders:
+            prefix = folders.pop()
+            with os.scandir(self._base / prefix) as listing:
+                entries = list(listing)
+            for entry in entries:
+                path = f"{prefix}{entry.name}"
+                named = _is_named(entry.name, self._include, whole=entry.name in _LEFT_BY_PROGRAMS)
+                if not named and self._is_left(entry, path):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    self.sizes[path] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    self.others.append(path)
+
+    def _is_left(self, entry: os.DirEntry[str], path: str) -> bool:
+        if entry.name in _LEFT_BY_PROGRAMS:
+            self._by_programs[entry.name] += 1
+        elif entry.name.startswith(_OF_MACOS):
+            self._by_programs[f"{_OF_MACOS}*"] += 1
+        elif path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
+            self._by_programs[".cache/huggingface"] += 1
+        elif not entry.is_dir(follow_symlinks=False):
+            return False
+        elif _is_bundle(Path(entry.path)):
+            self._bundles.append(path)
+        elif Path(entry.path, "pyvenv.cfg").is_file():
+            self._environments.append(path)
+        else:
+            return False
+        return True
+
+    def notes(self) -> tuple[str, ...]:
+        """Describes what was skipped."""
+        programs = [
+            name if count == 1 else f"{count} {name}"
+            for name, count in sorted(self._by_programs.items())
+        ]
+        notes = [f"files of programs: {', '.join(programs)}"] if programs else []
+        notes += [f"another bundle: {printable(path)}" for path in self._bundles]
+        notes += [f"a virtual environment: {printable(path)}" for path in self._environments]
+        return tuple(notes)
+
+
+def _is_bundle(folder: Path) -> bool:
+    return (folder / layout.FETCH_PARTIAL).is_file() or layout.holds_bundle(folder)
+
+
+def look(
+    manifest: Manifest, required: Collection[str], note: Callable[[str], None]
+) -> dict[str, Listing]:
+    """Lists the files of all `path:` entries, and reports all mistakes together.
+
+    Args:
+        required: names of assets whose files must exist. Files of other assets may be gone: a lock
+            pins them and the bundle holds them.
+        note: called with each line about omitted files.
+
+    Raises:
+        StageError: as for `list_path`, or a CSV with another separator. Its class is that of the
+            first mistake.
+    """
+    found: dict[str, Listing] = {}
+    mistakes = Mistakes()
+    for name, request in manifest.requests.items():
+        if not isinstance(request, PathRequest) or not (
+            name in required or _is_there(request, manifest)
+        ):
+            continue
+        with mistakes:
+            found[name] = list_path(name, request, manifest)
+            _check_csv_headers(name, request, found[name], manifest, mistakes)
+    mistakes.check(str(manifest.path))
+    for name, listing in found.items():
+        if listing.notes:
+            note(
+                f"{manifest.place(name, 'path')}: `{name}`: left out: {'; '.join(listing.notes)} "
+                "(name them in `include` to take them)"
+            )
+    return found
+
+
+def _is_there(request: PathRequest, manifest: Manifest) -> bool:
+    try:
+        return local_base(request.path, manifest).exists()
+    except RuntimeError:  # no such home folder
+        return False
+
+
+def _check_csv_headers(
+    name: str, request: PathRequest, listing: Listing, manifest: Manifest, mistakes: Mistakes
+) -> None:
+    """Checks the separator of CSV files before anything is downloaded, which may take hours."""
+    if request.convert != "csv":
+        return
+    from stage.convert.readers import check_csv
+
+    for path in listing.sizes:
+        with mistakes:
+            place = f"{manifest.place(name, 'path')}: `{name}`"
+            or_omit = f', or omit it: exclude: ["{path}"]' if len(listing.sizes) > 1 else ""
+            check_csv(path, listing.file(path), place, request.separator, or_omit)

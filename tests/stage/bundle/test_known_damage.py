@@ -1,0 +1,122 @@
+"""Damage that was found stays known, with its report, until the files change."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stage.bundle.receipt import find_damage, state_folder
+from stage.cli import main
+from tests.stage.bundles import make_bundle
+
+CONFIG, VOCAB = "data/models/bert/config.json", "data/models/bert/vocab.txt"
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "origin", big=False).root
+
+
+@pytest.fixture
+def damaged(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy with one changed byte; the state folder is empty."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    copy = tmp_path / "copy"
+    shutil.copytree(sound, copy)
+    text = (copy / VOCAB).read_bytes()
+    (copy / VOCAB).write_bytes(b"X" + text[1:])
+    return copy
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def known(bundle: Path, tmp_path: Path) -> set[str]:
+    found = find_damage(state_folder({"XDG_STATE_HOME": str(tmp_path / "state")}), bundle)
+    return {finding.path for finding in found.report.findings} if found else set()
+
+
+def test_the_remedy_has_the_kept_report_and_works(
+    sound: Path, damaged: Path, tmp_path: Path
+) -> None:
+    printed = run("verify", damaged, code=1).stderr
+    (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
+    assert f"The report is kept in {kept}" in printed
+    command = re.search(r"stage patch BUNDLE --report (\S+) -o PATCH", printed)
+    assert command is not None and Path(command[1]) == kept, printed
+    run("patch", sound, "--report", kept, "-o", tmp_path / "patch")
+    run("apply", damaged, tmp_path / "patch")
+    assert run("verify", damaged).stdout.count(": sound: ") == 1
+
+
+def test_a_report_that_was_asked_for_is_the_one_in_the_remedy(
+    damaged: Path, tmp_path: Path
+) -> None:
+    printed = run("verify", damaged, "--report", tmp_path / "mine.json", code=1).stderr
+    assert f"stage patch BUNDLE --report {tmp_path / 'mine.json'} -o PATCH" in printed
+
+
+def test_without_a_state_folder_the_remedy_asks_for_a_report(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    printed = run("verify", damaged, code=1).stderr
+    assert f"stage verify {damaged} --report FILE. " in printed
+    assert "is kept in" not in printed
+
+
+def test_a_command_that_meets_known_damage_names_the_kept_report(
+    sound: Path, damaged: Path, tmp_path: Path
+) -> None:
+    """Once the remedy was `stage verify`, which had been run: a circle."""
+    (damaged / VOCAB).unlink()
+    printed = run("serve", damaged, code=1).stderr
+    assert f"-> stage verify {damaged} names all damage" in printed
+    run("verify", damaged, code=1)
+    (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
+    printed = run("serve", damaged, code=1).stderr
+    assert f"stage patch BUNDLE --report {kept} -o PATCH" in printed
+    assert f"Here: stage apply {damaged} PATCH" in printed and "stage verify" not in printed
+
+
+def test_fast_and_show_name_known_damage_until_it_is_repaired(
+    sound: Path, damaged: Path, tmp_path: Path
+) -> None:
+    assert ": sound: " in run("verify", damaged, "--fast").stdout
+    assert "damaged" not in run("show", damaged).stdout
+    run("verify", damaged, code=1)
+    (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
+    fast = run("verify", damaged, "--fast", code=1)
+    assert "known to be damaged" in fast.stdout and "sound" not in fast.stdout
+    assert str(kept) in fast.stderr and "stage verify found it" in fast.stderr
+    assert str(kept) in run("verify", damaged, "--fast", "-q", code=1).stderr
+    printed = run("verify", damaged, "--fast", "--json", code=1).stdout
+    assert json.loads(printed)["known_damage"] == {"findings": 1, "report": str(kept)}
+    assert "damaged: 1 finding: stage verify found it" in run("show", damaged).stdout
+    shutil.copyfile(sound / VOCAB, damaged / VOCAB)
+    assert ": sound: " in run("verify", damaged, "--fast").stdout
+    assert "damaged" not in run("show", damaged).stdout
+
+
+def test_fast_adds_to_known_damage_and_never_replaces_it(
+    sound: Path, damaged: Path, tmp_path: Path
+) -> None:
+    run("verify", damaged, code=1)
+    (damaged / CONFIG).unlink()
+    run("verify", damaged, "--fast", code=1)
+    assert known(damaged, tmp_path) == {CONFIG, VOCAB}
+    shutil.copyfile(sound / VOCAB, damaged / VOCAB)
+    run("verify", damaged, "--fast", code=1)
+    assert known(damaged, tmp_path) == {CONFIG}
+    shutil.copyfile(sound / CONFIG, damaged / CONFIG)
+    run("verify", damaged)
+    assert known(damaged, tmp_path) == set()

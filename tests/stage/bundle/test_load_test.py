@@ -1,0 +1,384 @@
+"""Files that would stop the first job on the cluster stop the fetch on the laptop, by name."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.bundle.bundle import finish
+from stage.bundle.inspect import index_problems, parquet_footer, safetensors_header
+from stage.bundle.load_test import check_loads, run_load_test
+from stage.cli import main
+from stage.digests import hash_file
+from stage.errors import DamageError
+from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
+from stage.lock.write import Lockfile
+from stage.progress import Reporter
+from stage.sandbox import child
+from tests.stage.locks import COMMIT
+from tests.support.staging import MODEL, Laptop, model_files, safetensors
+
+TOKENIZER = {
+    "version": "1.0",
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"},
+    "pre_tokenizer": {"type": "Whitespace"},
+    "added_tokens": [],
+}
+
+
+def shard(*names: str) -> bytes:
+    entries = {
+        n: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, n in enumerate(names)
+    }
+    header = json.dumps(entries).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(len(names))
+
+
+def sound(*, tokenizer: bool = False) -> dict[str, bytes]:
+    """A model in two shards, without what takes seconds to load unless asked for."""
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    more = {
+        "tokenizer.json": json.dumps(TOKENIZER).encode(),
+        "tokenizer_config.json": (
+            b'{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}'
+        ),
+    }
+    return {
+        "config.json": b'{"model_type": "bert"}',
+        "model-00001-of-00002.safetensors": shard("a"),
+        "model-00002-of-00002.safetensors": shard("b"),
+        "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
+        **(more if tokenizer else {}),
+    }
+
+
+def bundle(
+    root: Path, files: dict[str, bytes], rows: int = 2, source: Source | None = None
+) -> Lockfile:
+    """A finished bundle of a model and a dataset of two rows, whatever is in them.
+
+    Args:
+        source: of the model; None: the Hub. Of `path:` it is an asset of plain files.
+    """
+    shards = "data/datasets/lines/default/train-00000-of-00001.parquet"
+    kind, folder = ("files", "data/files") if source else ("model", "data/models")
+    paths = {f"{folder}/bert/{name}": data for name, data in files.items()}
+    for path, data in paths.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    (root / shards).parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["x", "y"]}), root / shards)
+
+    def entry(path: str) -> LockedFile:
+        digests = hash_file(root / path)
+        return LockedFile(path, digests.size, digests.sha256, None, path.rpartition("/")[2])
+
+    hub = Source("hub", "acme/bert", "main", COMMIT)
+    split = LockedSplit((shards,), rows, (Column("text", "string"),))
+    lock = Lockfile(
+        "made",
+        {
+            "bert": LockedAsset(
+                "bert", kind, {}, source or hub, tuple(entry(path) for path in sorted(paths))
+            ),
+            "lines": LockedAsset(
+                "lines", "dataset", {}, hub, (entry(shards),), configs={"default": {"train": split}}
+            ),
+        },
+    )
+    finish(root, lock, b"format: 1\n", [])
+    return lock
+
+
+def test_a_sound_bundle_loads(tmp_path: Path) -> None:
+    report = run_load_test(tmp_path / "b", bundle(tmp_path / "b", sound(tokenizer=True)))
+    assert (report.findings, report.unchecked) == ((), ())
+
+
+def changed(files: dict[str, bytes | None], *, tokenizer: bool = False) -> dict[str, bytes]:
+    """The sound model with some files replaced, or None: left out."""
+    merged = {**sound(tokenizer=tokenizer), **files}
+    return {name: data for name, data in merged.items() if data is not None}
+
+
+FAULTS: dict[str, tuple[Callable[[], dict[str, bytes]], str, str]] = {
+    "config is no JSON": (lambda: changed({"config.json": b"{"}), "config.json", "JSON"),
+    "config is a list": (lambda: changed({"config.json": b"[]"}), "config.json", "a mapping"),
+    "config is nested without end": (
+        lambda: changed({"config.json": b"[" * 10**6}),
+        "config.json",
+        "JSON",
+    ),
+    "no config": (lambda: changed({"config.json": None}), "config.json", "a config"),
+    "a shard is missing": (
+        lambda: changed({"model-00002-of-00002.safetensors": None}),
+        "model-00002-of-00002.safetensors",
+        "all 2 shards",
+    ),
+    "the index is missing": (
+        lambda: changed({"model.safetensors.index.json": None}),
+        "model.safetensors.index.json",
+        "an index",
+    ),
+    "a tensor is missing": (
+        lambda: changed({"model-00002-of-00002.safetensors": shard("c")}),
+        "model.safetensors.index.json",
+        "b (model-00002",
+    ),
+    "a shard is cut": (
+        lambda: changed({"model-00001-of-00002.safetensors": shard("a")[:-1]}),
+        "model-00001-of-00002.safetensors",
+        "the file has 0",
+    ),
+    "a header of 1 GB": (
+        lambda: changed(
+            {"model-00001-of-00002.safetensors": struct.pack("<Q", 10**9) + b"{" * 100}
+        ),
+        "model-00001-of-00002.safetensors",
+        "1000000000 bytes",
+    ),
+    "tokenizer is torn": (
+        lambda: changed({"tokenizer.json": b'{"version": "1.0"'}, tokenizer=True),
+        "tokenizer.json",
+        "JSON",
+    ),
+    "tokenizer is none": (
+        lambda: changed({"tokenizer.json": b'{"version": "1.0"}'}, tokenizer=True),
+        "bert",
+        "tokenizer",
+    ),
+    "chat template is torn": (
+        lambda: changed({"chat_template.jinja": b"{% for m in messages %}"}, tokenizer=True),
+        "bert",
+        "tokenizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_will_not_load_is_found_and_named(tmp_path: Path, fault: str) -> None:
+    files, where, said = FAULTS[fault]
+    lock = bundle(tmp_path / "b", files())
+    report = run_load_test(tmp_path / "b", lock)
+    assert any(f.path.endswith(where) and said in str(f) for f in report.findings), report
+    assert all(f.problem == "unloadable" for f in report.findings)
+
+
+LOCAL = Source("path", "/my/model", None, None)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"model_type": "be', b"[]"], ids=["empty", "cut", "list"])
+def test_a_config_of_plain_files_is_read_too(tmp_path: Path, data: bytes) -> None:
+    """Once a `path:` folder with a broken config.json passed `stage fetch` and `verify --deep`."""
+    more = {"notes.json": b"not JSON, and none of a model"}
+    root, files = tmp_path / "b", {**sound(), "config.json": data, **more}
+    lock = bundle(root, files, source=LOCAL)
+    (finding,) = run_load_test(root, lock).findings
+    assert finding.path == "data/files/bert/config.json" and finding.problem == "unloadable"
+    with pytest.raises(DamageError, match="Correct the file at its source"):
+        check_loads(root, lock, Reporter(quiet=True))
+    done = CliRunner().invoke(main, ["verify", str(root), "--deep"])
+    assert done.exit_code == 1 and "data/files/bert/config.json`: unloadable" in done.stdout
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f not in ("config is a list", "no config")])
+def test_a_model_of_plain_files_is_loaded_as_one_of_the_hub(tmp_path: Path, fault: str) -> None:
+    files, where, said = FAULTS[fault]
+    lock = bundle(tmp_path / "b", files(), source=LOCAL)
+    report = run_load_test(tmp_path / "b", lock)
+    assert any(f.path.endswith(where) and said in str(f) for f in report.findings), report
+
+
+def test_a_broken_parquet_among_plain_files_is_found(tmp_path: Path) -> None:
+    lock = bundle(tmp_path / "b", {"rows.parquet": b"PAR1", "a.txt": b""}, source=LOCAL)
+    (finding,) = run_load_test(tmp_path / "b", lock).findings
+    assert finding.path == "data/files/bert/rows.parquet"
+
+
+def test_rows_and_columns_are_those_locked(tmp_path: Path) -> None:
+    lock = bundle(tmp_path / "b", sound(), rows=3)
+    assert "3 rows" in str(run_load_test(tmp_path / "b", lock).findings[0])
+    pq.write_table(
+        pa.table({"other": ["x", "y"]}),
+        tmp_path / "b/data/datasets/lines/default/train-00000-of-00001.parquet",
+    )
+    assert any("columns" in str(f) for f in run_load_test(tmp_path / "b", lock).findings)
+
+
+def test_what_cannot_be_checked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a laptop without transformers: a module in its place that cannot be imported."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "transformers.py").write_text("raise ImportError('none here')")
+    monkeypatch.syspath_prepend(str(tmp_path / "without"))
+    report = run_load_test(tmp_path / "b", bundle(tmp_path / "b", sound(tokenizer=True)))
+    assert not report.findings and "transformers is not installed" in report.unchecked[0]
+
+
+def test_a_child_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "with" / "transformers.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "with"))
+    (finding,) = run_load_test(
+        tmp_path / "b", bundle(tmp_path / "b", sound(tokenizer=True))
+    ).findings
+    assert "comes to its end" in str(finding) and "-11" in str(finding)
+
+
+def test_a_load_test_reaches_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "with" / "transformers.py").write_text(
+        "import socket; socket.socket(socket.AF_INET)"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "with"))
+    (finding,) = run_load_test(
+        tmp_path / "b", bundle(tmp_path / "b", sound(tokenizer=True))
+    ).findings
+    assert "Permission denied" in str(finding)
+
+
+def test_the_wall_stands_in_children_of_children() -> None:
+    command, environment = child("stage.sandbox")
+    code = (
+        "from stage.sandbox import close_network; import subprocess, sys; "
+        "assert close_network() is None; "
+        "code = 'import socket; socket.socket(socket.AF_INET6)'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)"
+    )
+    done = subprocess.run([command[0], "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode and "PermissionError" in done.stderr
+
+
+def test_verify_deep_on_the_cluster(tmp_path: Path) -> None:
+    def run(root: Path, *options: str) -> Any:
+        return CliRunner().invoke(main, ["verify", str(root), *options])
+
+    bundle(tmp_path / "good", sound())
+    done = run(tmp_path / "good", "--deep", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["level"] == "deep"
+    bundle(tmp_path / "bad", changed({"config.json": b"{"}))
+    assert run(tmp_path / "bad").exit_code == 0
+    done = run(tmp_path / "bad", "--deep")
+    assert done.exit_code == 1 and "config.json`: unloadable" in done.stdout
+    (tmp_path / "good/data/models/bert/config.json").write_bytes(b'{"model_type": "bart"}')
+    done = run(tmp_path / "good", "--deep")
+    assert (
+        done.exit_code == 1
+        and "mismatched" in done.stdout
+        and "not checked: loading" in done.stderr
+    )
+    assert run(tmp_path / "good", "--deep", "--fast").exit_code == 2
+
+
+def test_no_patch_is_made_of_what_is_sound_and_does_not_load(tmp_path: Path) -> None:
+    root, report = tmp_path / "bad", tmp_path / "report.json"
+    bundle(root, changed({"config.json": b"{"}))
+    done = CliRunner().invoke(main, ["verify", str(root), "--deep", "--report", str(report)])
+    assert done.exit_code == 1 and "another copy does not help" in done.stderr
+    done = CliRunner().invoke(
+        main, ["patch", str(root), "--report", str(report), "-o", str(tmp_path / "patch")]
+    )
+    assert (
+        done.exit_code == 2 and "does not load" in done.stderr and not (tmp_path / "patch").exists()
+    )
+
+
+def test_fetch_does_not_finish_what_will_not_load(laptop: Laptop) -> None:
+    files = {
+        name: data
+        for name, data in model_files().items()
+        if name not in ("tokenizer.json", "vocab.txt")
+    }
+    laptop.hub.commit("models", MODEL, {**files, "config.json": b'{"model_type": '})
+    said = laptop.refused(1, "--offline-check")
+    assert (
+        "will not load" in said and "tiny-bert/config.json" in said and "--no-offline-check" in said
+    )
+    laptop.hub.commit("models", MODEL, files)
+    done = laptop.fetch("bundle", "--offline-check", "--update")
+    assert done.returncode == 0 and "loads without network" in done.stderr, done.stderr
+
+
+HEADERS: dict[str, bytes] = {
+    "empty": b"",
+    "seven bytes": b"\0" * 7,
+    "length beyond the file": struct.pack("<Q", 100) + b"{}",
+    "length of 2**64 - 1": b"\xff" * 8 + b"{}",
+    "no JSON": struct.pack("<Q", 2) + b"{{",
+    "a list": struct.pack("<Q", 2) + b"[]",
+    "deep": struct.pack("<Q", 10**6) + b"[" * 10**6,
+    "half a character": struct.pack("<Q", 4) + b'{"\xff"',
+    "trailing bytes": safetensors(10) + b"x",
+    "a gap": shard("a").replace(b"[0, 1]", b"[1, 2]"),
+    "an overlap": shard("a", "b").replace(b"[1, 2]", b"[0, 1]"),
+    "backwards": shard("a").replace(b"[0, 1]", b"[1, 0]"),
+    "negative": shard("a").replace(b"[0, 1]", b"[-1,1]"),
+    "shape that lies": shard("a").replace(b"[1]", b"[9]"),
+    "dtype that lies": shard("a").replace(b'"U8"', b'"F8_E4M3"'[:4]),
+    "entry of text": struct.pack("<Q", 10) + b'{"a": "b"}',
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_hostile_header_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(HEADERS[name])
+    with pytest.raises(DamageError, match="not a sound safetensors file"):
+        safetensors_header(tmp_path / "x.safetensors")
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4))
+def test_any_change_of_a_header_gives_tensors_or_words(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    data = bytearray(shard("a", "b"))
+    for at, value in changes:
+        data[at % len(data)] = value
+    path = tmp_path_factory.mktemp("fuzz") / "x.safetensors"
+    path.write_bytes(data)
+    try:
+        assert isinstance(safetensors_header(path), dict)
+    except DamageError as error:
+        assert error.exit_code == 1
+
+
+def test_an_index_that_is_none() -> None:
+    for weight_map in (None, [], {"a": 1}):
+        assert index_problems(weight_map, {}) == ["has no `weight_map` of tensors to files"]
+
+
+def test_neither_help_nor_verify_need_heavy_libraries(tmp_path: Path) -> None:
+    bundle(tmp_path / "b", sound())
+    for arguments in (["--help"], ["verify", str(tmp_path / "b")], ["fetch", "--help"]):
+        code = (
+            "import sys; from click.testing import CliRunner; from stage.cli import main;"
+            f"done = CliRunner().invoke(main, {arguments!r});"
+            "assert done.exit_code == 0, done.output;"
+            "print({'torch', 'transformers', 'pyarrow', 'safetensors'} & set(sys.modules))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("read", [safetensors_header, parquet_footer])
+def test_an_lfs_pointer_in_an_old_bundle_is_called_that(
+    tmp_path: Path, read: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "x").write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
+    )
+    with pytest.raises(DamageError, match="it is a Git LFS pointer"):
+        read(tmp_path / "x")

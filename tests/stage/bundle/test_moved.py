@@ -1,0 +1,148 @@
+"""Files and folders that change places keep their `stat`. Nothing remembered answers for them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.payload import Batch
+from stage.bundle.receipt import Receipt, find, record
+from stage.bundle.resume import VerifyCheckpoint
+from stage.bundle.verify import verify
+from stage.carry.push import push
+from stage.carry.remote import PushTarget
+from stage.errors import DamageError
+from stage.progress import Reporter
+from tests.stage.bundles import make_bundle
+
+MODELS = "data/models/bert"
+TICK_S = 0.1
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two models with files of the same sizes, and what does not change."""
+    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    files = {
+        f"{MODELS}/{version}/{part}/{name}": f"{name} of the {version} {part} one\n".encode()
+        for version in ("new", "old")
+        for part in ("top", "end")
+        for name in ("config.json", "model.safetensors")
+    }
+    root = make_bundle(tmp_path / "bundle", files=files, big=False).root
+    time.sleep(1.5 * TICK_S)
+    return root
+
+
+def _swap(root: Path, one: str, other: str) -> None:
+    (root / one).rename(root / "aside")
+    (root / other).rename(root / one)
+    (root / "aside").rename(root / other)
+
+
+MOVES: dict[str, Callable[[Path], object]] = {
+    "folders": lambda root: _swap(root, f"{MODELS}/new", f"{MODELS}/old"),
+    "folders inside of two": lambda root: _swap(root, f"{MODELS}/new/top", f"{MODELS}/old/top"),
+    "folders of one": lambda root: _swap(root, f"{MODELS}/new/top", f"{MODELS}/new/end"),
+    "files": lambda root: _swap(
+        root, f"{MODELS}/new/top/config.json", f"{MODELS}/old/top/config.json"
+    ),
+    "a new name": lambda root: (root / MODELS / "old").rename(root / MODELS / "older"),
+}
+
+
+@pytest.fixture(params=MOVES)
+def move(request: pytest.FixtureRequest) -> Callable[[Path], object]:
+    return MOVES[str(request.param)]
+
+
+def test_moved_before_a_verification(bundle: Path, move: Callable[[Path], object]) -> None:
+    move(bundle)
+    assert not verify(bundle).ok
+
+
+def test_moved_after_a_verification_no_receipt_holds(
+    bundle: Path, tmp_path: Path, move: Callable[[Path], object]
+) -> None:
+    assert record(tmp_path / "mine", verify(bundle)) is None
+    shutil.copytree(tmp_path / "mine", tmp_path / "another user's")
+    move(bundle)
+    for state in ("mine", "another user's"):
+        assert str(find(tmp_path / state, bundle)).startswith("changed since it was verified")
+
+
+def test_moved_and_moved_back_the_receipt_holds(bundle: Path, tmp_path: Path) -> None:
+    assert record(tmp_path / "state", verify(bundle)) is None
+    for _ in range(2):
+        MOVES["folders"](bundle)
+    assert isinstance(find(tmp_path / "state", bundle), Receipt)
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+class InterruptedCheckpoint(VerifyCheckpoint):
+    """Ends the verification as soon as a batch is kept."""
+
+    def add(self, batch: Batch) -> None:
+        super().add(batch)
+        raise Interrupted
+
+
+@pytest.mark.parametrize("by_id", [False, True], ids=["", "id"])
+def test_moved_after_an_interruption_it_is_read_again(
+    bundle: Path, tmp_path: Path, move: Callable[[Path], object], by_id: bool
+) -> None:
+    bundle_id = verify(bundle, "fast").bundle_id if by_id else None
+    notes: list[str] = []
+    with pytest.raises(Interrupted):
+        verify(
+            bundle,
+            jobs=1,
+            journal=InterruptedCheckpoint(tmp_path / "state", bundle, notes.append, after_s=0),
+            bundle_id=bundle_id,
+        )
+    move(bundle)
+    checkpoint = VerifyCheckpoint(tmp_path / "state", bundle, notes.append)
+    report = verify(bundle, journal=checkpoint, bundle_id=bundle_id)
+    assert not report.ok and report.stamp is None and notes == []
+
+
+def test_moved_while_it_is_read_the_receipt_holds_for_nothing(
+    bundle: Path, tmp_path: Path, move: Callable[[Path], object]
+) -> None:
+    """Each file was sound when it was read. That says nothing on what lies there now."""
+
+    def move_once(count: int) -> None:
+        if count and not moved:
+            moved.append(count)
+            move(bundle)
+
+    moved: list[int] = []
+    assert record(tmp_path / "state", verify(bundle, jobs=1, progress=move_once)) is None
+    assert moved and isinstance(find(tmp_path / "state", bundle), str)
+    assert not verify(bundle).ok
+
+
+def test_moved_before_a_push_it_is_read_and_not_sent(
+    bundle: Path, tmp_path: Path, move: Callable[[Path], object]
+) -> None:
+    state, there = tmp_path / "state", tmp_path / "there"
+    assert record(state, verify(bundle)) is None
+    move(bundle)
+    with Reporter(quiet=True) as reporter, pytest.raises(DamageError):
+        push(
+            bundle,
+            PushTarget(None, str(there)),
+            ssh="ssh",
+            delete=False,
+            reporter=reporter,
+            quiet=True,
+            state=state,
+        )
+    assert not there.exists()

@@ -1,0 +1,285 @@
+"""A receipt says what was verified, how, when and where, and holds until a file is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.receipt import Receipt, find, record, state_folder
+from stage.bundle.stamp import TICK_NS, UNSURE_NS, now_ns, unsure_ns
+from stage.bundle.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+
+TICK_S = 0.1
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle on a disk whose clock tells changes apart after `TICK_S`, not after two seconds."""
+    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    root = make_bundle(tmp_path / "bundle").root
+    time.sleep(1.5 * TICK_S)
+    return root
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def verified(root: Path, state: Path) -> Receipt:
+    assert record(state, verify(root)) is None
+    receipt = find(state, root)
+    assert isinstance(receipt, Receipt), receipt
+    return receipt
+
+
+def test_it_says_what_how_when_and_where(bundle: Path, state: Path) -> None:
+    report = verify(bundle)
+    receipt = verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    document = json.loads(path.read_text())
+    assert {
+        key: document[key]
+        for key in ("format", "level", "files", "bytes", "bundle_id", "path", "host")
+    } == {
+        "format": 2,
+        "level": "full",
+        "files": report.files,
+        "bytes": report.size,
+        "bundle_id": report.bundle_id,
+        "path": str(bundle.resolve()),
+        "host": os.uname().nodename,
+    }
+    assert (
+        document["tool"].startswith("airlift ")
+        and document["began"] <= document["ended"] <= time.time()
+    )
+    assert document["stamp"]["files"] == report.files and document["stamp"]["size"] == report.size
+    assert (
+        receipt.describe(receipt.ended + 7300) == f"every byte verified 2 h ago on {receipt.host}"
+    )
+
+
+def _flip(root: Path) -> None:
+    with open(root / "data/models/bert/vocab.txt", "r+b") as file:
+        file.write(b"x")
+
+
+def _flip_and_set_the_time_back(root: Path) -> None:
+    before = (root / "data/models/bert/vocab.txt").stat()
+    _flip(root)
+    os.utime(root / "data/models/bert/vocab.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace(root: Path) -> None:
+    path = root / "data/models/bert/vocab.txt"
+    shutil.copy2(path, root / "data/other")
+    (root / "data/other").replace(path)
+
+
+def _swap(root: Path) -> None:
+    one, other = (
+        root / f"data/datasets/lines/plain/train-0000{n}-of-00002.parquet" for n in (0, 1)
+    )
+    one.rename(root / "data/x")
+    other.rename(one)
+    (root / "data/x").rename(other)
+
+
+def _another_seal(root: Path) -> None:
+    with open(root / "tagmanifest-sha256.txt", "ab") as file:
+        file.write(b"\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a bit": _flip,
+    "a bit, and the time set back": _flip_and_set_the_time_back,
+    "another in its place": _replace,
+    "two swapped": _swap,
+    "one gone": lambda root: (root / "data/files/notes/empty").unlink(),
+    "one more": lambda root: (root / "data/models/bert/more").touch(),
+    "a link": lambda root: (root / "data/models/bert/more").symlink_to("config.json"),
+    "the seal": _another_seal,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_bundle_changed_since_is_not_verified(bundle: Path, state: Path, change: str) -> None:
+    verified(bundle, state)
+    CHANGES[change](bundle)
+    problem = find(state, bundle)
+    assert isinstance(problem, str) and problem.startswith("changed since it was verified ")
+
+
+def test_reading_does_not_change_a_bundle(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    subprocess.run(["tar", "-cf", os.devnull, str(bundle)], check=True)
+    assert isinstance(find(state, bundle), Receipt)
+
+
+def test_a_copy_elsewhere_is_not_verified_by_it(bundle: Path, state: Path, tmp_path: Path) -> None:
+    verified(bundle, state)
+    subprocess.run(["cp", "-a", "--sparse=always", bundle, tmp_path / "copy"], check=True)
+    assert find(state, tmp_path / "copy") == "not verified here"
+    assert find(tmp_path / "nobody", bundle) == "not verified here"
+
+
+def test_damage_takes_the_receipt_back(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    (bundle / "data/files/notes/empty").unlink()
+    assert record(state, verify(bundle, "fast")) is None
+    assert find(state, bundle) == "not verified here"
+
+
+def test_a_look_at_names_and_sizes_is_no_verification(bundle: Path, state: Path) -> None:
+    assert record(state, verify(bundle, "fast")) is None
+    assert find(state, bundle) == "not verified here"
+    verified(bundle, state)
+    record(state, verify(bundle, "fast"))
+    assert isinstance(find(state, bundle), Receipt), "a look takes nothing back"
+
+
+def test_what_was_written_just_before_gets_none_and_is_told_why(
+    tmp_path: Path, state: Path
+) -> None:
+    """A change within the same tick of the disk's clock, after the reading, would not be seen."""
+    root = make_bundle(tmp_path / "bundle").root
+    os.utime(next(path for path in (root / "data").rglob("*") if path.is_file()))
+    assert "changed just before they were read" in str(record(state, verify(root)))
+    assert find(state, root) == "not verified here"
+
+
+def test_a_change_in_the_tick_after_the_waiting_is_seen(tmp_path: Path) -> None:
+    """What makes the shorter patience right: after it, no change has the stamp that was read."""
+    path = tmp_path / "file"
+    for _ in range(20):
+        path.write_bytes(b"one")
+        before = path.stat().st_ctime_ns
+        patience = unsure_ns(tmp_path, before)
+        while before + patience >= now_ns():
+            time.sleep(0.001)
+        path.write_bytes(b"two")
+        assert path.stat().st_ctime_ns > before
+        if patience > TICK_NS:  # no disk of the kernel's own: once is long enough
+            break
+
+
+MOUNTED = """\
+22 1 0:20 / / rw,relatime shared:1 - {root} /dev/vda rw
+30 22 0:30 / /scratch rw - lustre mds@tcp:/s rw
+31 22 0:31 / /fast/with\\040blank rw - xfs /dev/vdb rw
+32 31 0:32 / /fast/with\\040blank/b/data rw - {below} server:/x rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "below", "stamp", "fine"),
+    [
+        ("/home/me/b", "ext4", "nfs4", 1_700_000_000_123_456_789, True),
+        (
+            "/home/me/b",
+            "ext4",
+            "nfs4",
+            1_700_000_000_000_000_000,
+            False,
+        ),  # inodes of 128 bytes keep whole seconds
+        ("/home/me/b", "ext4", "nfs4", 1_700_000_000_120_000_000, False),
+        ("/home/me/b", "nfs4", "xfs", 1_700_000_000_123_456_789, False),
+        ("/scratchy/b", "btrfs", "nfs4", 1_700_000_000_123_456_789, True),
+        ("/scratch/b", "ext4", "nfs4", 1_700_000_000_123_456_789, False),
+        (
+            "/fast/with blank/b",
+            "nfs4",
+            "nfs4",
+            1_700_000_000_123_456_789,
+            False,
+        ),  # another disk inside
+        ("/fast/with blank/b", "nfs4", "xfs", 1_700_000_000_123_456_789, True),
+        ("/fast/with blank/c", "nfs4", "nfs4", 1_700_000_000_123_456_789, True),
+    ],
+)
+def test_the_patience_is_short_only_where_this_kernels_clock_stamps_and_the_disk_keeps_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    root: str,
+    below: str,
+    stamp: int,
+    fine: bool,
+) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(root=root, below=below))
+    monkeypatch.setattr("stage.bundle.stamp.MOUNTS", tmp_path / "mountinfo")
+    assert unsure_ns(Path(place), stamp) == (TICK_NS if fine else UNSURE_NS)
+    (tmp_path / "mountinfo").unlink()
+    assert unsure_ns(Path(place), stamp) == UNSURE_NS
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[]", '{"stamp": {}}', "\xff"])
+def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: str) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    path.write_text(text, encoding="latin-1")
+    assert "cannot be read" in str(find(state, bundle))
+    for other in (1, 3):
+        path.write_text(json.dumps({"format": other}))
+        assert f"format {other}, which" in str(find(state, bundle))
+
+
+def test_a_receipt_that_the_disk_does_not_give_is_none(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    path.unlink()
+    path.mkdir()  # whoever runs this: not to be read
+    assert "cannot be read" in str(find(state, bundle))
+    assert find(path / "no folder", bundle) == "not verified here"
+
+
+def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """A uid that no passwd entry has, as in a container."""
+    left_out = ("HOME", "XDG_STATE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    script = (
+        "import pwd, sys\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from stage.cli import main\n"
+        "main(['verify', *sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.startswith(
+        "the verdict holds; no receipt of it could be"
+    ), done.stderr
+    assert "no home folder" in done.stderr
+
+
+def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
+    bundle: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "stage", "verify", str(bundle), "--jobs", "2"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert isinstance(find(state_folder(environment), bundle), Receipt)
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        command,
+        env={**environment, "XDG_STATE_HOME": str(tmp_path / "file")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stderr.startswith("the verdict holds; no receipt")
+    (bundle / BIG).unlink()
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
+    assert find(state_folder(environment), bundle) == "not verified here"

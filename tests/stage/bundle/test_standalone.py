@@ -1,0 +1,339 @@
+"""`stage-verify.py` in a bundle reports what `stage verify` reports, on a cluster's Pythons."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import pytest
+
+from stage.bundle import bundle as layout
+from stage.bundle.receipt import find_damage
+from stage.bundle.verify import verify
+from tests.stage.bundles import BIG, make_bundle
+
+TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"
+
+
+ASK = "import sys; print(*sys.version_info[:2])"
+
+
+@functools.cache
+def pythons() -> list[str]:
+    """One interpreter of each minor version from 3.6 on that is here, the oldest first."""
+    found: dict[tuple[int, int], str] = {(sys.version_info[0], sys.version_info[1]): sys.executable}
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    names = itertools.chain(
+        pyenv.glob("3.*/bin/python"), (f / f"python3.{n}" for f in folders for n in range(6, 16))
+    )
+    asked = [  # all at once: each worker of a test run waits for them
+        (path, subprocess.Popen([path, "-c", ASK], stdout=PIPE, stderr=DEVNULL, text=True))
+        for path in names
+        if path.exists()
+    ]
+    for path, process in asked:
+        answer = process.communicate()[0]
+        if process.returncode == 0 and (version := (*map(int, answer.split()),)) >= (3, 6):
+            found.setdefault((version[0], version[1]), str(path))
+    return [found[version] for version in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "bundle"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, root], check=True)
+    yield root
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def standalone(
+    python: str, *arguments: object, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the shipped file, isolated from what is installed here."""
+    return subprocess.run(
+        [python, "-I", str(TEMPLATE), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **environment},
+        timeout=120,
+    )
+
+
+def test_it_is_in_the_bundle_and_in_its_tag_manifest(sound: Path) -> None:
+    assert (sound / layout.VERIFIER).read_bytes() == TEMPLATE.read_bytes()
+    assert layout.VERIFIER in layout.parse_manifest((sound / layout.TAG_MANIFEST).read_bytes())
+
+
+def test_it_stays_short() -> None:
+    assert len(TEMPLATE.read_text().splitlines()) <= 600
+
+
+def test_its_syntax_is_that_of_python_3_6() -> None:
+    text = TEMPLATE.read_text()
+    ast.parse(text, feature_version=(3, 6))
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def test_what_it_uses_of_the_library_was_there_in_python_3_6() -> None:
+    """For machines without an old Python: vermin knows since when each function exists."""
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from vermin import main; sys.exit(main())",
+        "-t=3.6-",
+        "--no-tips",
+    ]
+    done = subprocess.run([*command, TEMPLATE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    newer = subprocess.run([*command, Path(__file__)], capture_output=True, text=True)
+    assert newer.returncode == 1, "it finds nothing even in this file"
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parts[-3])
+def test_every_python_here_runs_it_where_it_lies(copy: Path, python: str) -> None:
+    done = subprocess.run(
+        [python, "-I", str(copy / layout.VERIFIER)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"bundle id {verify(copy, 'fast').bundle_id}" in done.stdout.splitlines()
+    assert not list(copy.rglob("__pycache__")) and verify(copy).ok, "it left something behind"
+    with open(copy / BIG, "r+b") as file:
+        file.seek(40 * 2**20)
+        file.write(b"x")
+    damaged = standalone(python, copy, "--json")
+    assert damaged.returncode == 1 and json.loads(damaged.stdout) == verify(copy).to_json()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("small") / "bundle", big=False).root
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+def test_names_are_utf_8_in_any_locale(small: Path, locale: str) -> None:
+    """Old clusters run jobs in `C`, which Python 3.6 takes for ASCII."""
+    done = standalone(pythons()[0], small, "--json", LC_ALL=locale)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_lines_are_those_of_stage_verify(copy: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    (copy / "data/\x1b[31mred").touch()
+    ours = subprocess.run(
+        [sys.executable, "-m", "stage", "verify", copy], capture_output=True, text=True
+    )
+    theirs = standalone(pythons()[0], copy)
+    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode == 1
+
+
+def printed_by_both(bundle: Path) -> tuple[list[str], str]:
+    """The findings, which both print; and the remedies of `stage verify`."""
+    ours = subprocess.run(
+        [sys.executable, "-m", "stage", "verify", bundle], capture_output=True, text=True
+    )
+    theirs = standalone(pythons()[0], bundle)
+    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode, (
+        theirs.stdout + theirs.stderr
+    )
+    for part in ("stage patch BUNDLE --report", "rsync -c", "move"):
+        assert (part in theirs.stderr) == (part in ours.stderr), theirs.stderr
+    return ours.stdout.splitlines(), ours.stderr
+
+
+def test_a_renamed_file_is_missing_and_extra_and_a_patch_carries_it(
+    small: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "a copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").rename(copy / "data/models/bert/words.txt")
+    lines, advice = printed_by_both(copy)
+    assert [line.partition(": expected")[0] for line in lines] == [
+        "`data/models/bert/vocab.txt`: missing",
+        "`data/models/bert/words.txt`: extra",
+    ]
+    assert "stage patch" in advice and "move them out" in advice
+    assert json.loads(standalone(pythons()[0], copy, "--json").stdout) == verify(copy).to_json()
+
+
+def test_the_report_that_was_written_is_the_one_the_remedy_names(
+    small: Path, tmp_path: Path
+) -> None:
+    copy, report = tmp_path / "copy", tmp_path / "my report.json"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").write_text("x")
+    printed = standalone(pythons()[0], copy, "--report", str(report)).stderr
+    assert (
+        f"stage patch BUNDLE --report '{report}'" in printed
+        and "1 finding." in printed
+        and "FILE" not in printed
+    )
+
+
+def test_on_a_python_too_old_it_prints_so_and_that_is_no_damage() -> None:
+    old = "import sys; sys.version_info = (2, 7); "
+    old += "exec(compile(sys.stdin.read(), 'stage-verify.py', 'exec'))"
+    command = [sys.executable, "-c", old]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    real = [[str(python), "-"] for python in pyenv.glob("2.7*/bin/python2.7")]
+    for interpreter in (command, *real):
+        done = subprocess.run(
+            interpreter, input=TEMPLATE.read_text(), capture_output=True, text=True
+        )
+        assert done.returncode == 2 and "needs Python 3.6 or newer, this is 2.7" in done.stderr, (
+            done.stderr
+        )
+
+
+def test_each_extra_file_is_a_line_and_none_is_for_a_patch(small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    for name in ("data/models/old/deep/a", "data/models/old/b", "data/models/bert/c"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(name)
+    done = standalone(pythons()[0], copy)
+    assert done.returncode == 1 and done.stdout.count(": extra: ") == 3
+    assert "move them out" in done.stderr and "stage patch" not in done.stderr
+    assert json.loads(standalone(pythons()[0], copy, "--json").stdout) == verify(copy).to_json()
+
+
+def test_a_file_without_the_right_to_read_is_no_damage_to_carry(
+    small: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert/vocab.txt").chmod(0)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run(
+            [*drop, *program, str(copy)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 5 and "vocab.txt`: unreadable" in done.stdout
+        assert f"chmod -R u+rX {copy}" in done.stderr and "patch" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0, 0o400, 0o100], ids=["", "listed", "entered"])
+@pytest.mark.parametrize("level", ["full", "fast"])
+def test_files_below_a_folder_without_the_right_to_look_are_no_damage(
+    small: Path, tmp_path: Path, level: str, mode: int
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    (copy / "data/models/bert").chmod(mode)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    options = ["--fast"] if level == "fast" else []
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run(
+            [*drop, *program, str(copy), *options, "--json"],
+            env=environment, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        found = {f["path"]: f["problem"] for f in json.loads(done.stdout)["findings"]}
+        assert done.returncode == 5 and set(found.values()) == {"unreadable"}, (program, found)
+        assert "data/models/bert/vocab.txt" in found
+    (copy / "data/models/bert").chmod(0o755)
+    assert find_damage(tmp_path / "state/airlift", copy) is None
+
+
+@pytest.mark.parametrize("closed", [["manifest-sha256.txt"], ["stage.lock", "bagit.txt"]])
+def test_an_unreadable_file_beside_the_payload_is_a_finding_and_the_verdict_damage(
+    small: Path, tmp_path: Path, closed: list[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    for name in closed:
+        (copy / name).chmod(0)
+    (copy / "data/models/bert/vocab.txt").write_bytes(b"bad")
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    found = []
+    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
+        done = subprocess.run(
+            [*drop, *program, str(copy), "--json"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1, done.stderr
+        found.append(
+            {finding["path"]: finding["problem"] for finding in json.loads(done.stdout)["findings"]}
+        )
+    assert (
+        found[0]
+        == found[1]
+        == {**dict.fromkeys(closed, "unreadable"), "data/models/bert/vocab.txt": "mismatched"}
+    )
+
+
+def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:
+    assert standalone(pythons()[0], tmp_path / "gone").returncode == 2
+    assert standalone(pythons()[0], copy / "data").returncode == 2
+    inside = standalone(pythons()[0], copy, "--report", copy / "report.json")
+    assert inside.returncode == 2 and not (copy / "report.json").exists()
+    deep = standalone(pythons()[0], copy, "--deep")
+    assert deep.returncode == 2 and "usage:" in deep.stderr and "--deep" in deep.stderr
+
+
+def test_its_report_is_what_stage_patch_reads(copy: Path, tmp_path: Path) -> None:
+    from stage.bundle.report import read_report
+
+    (copy / "data/models/bert/vocab.txt").unlink()
+    assert standalone(pythons()[0], copy, "--report", tmp_path / "report.json").returncode == 1
+    assert read_report(tmp_path / "report.json") == verify(copy).__class__(
+        **{**vars(verify(copy)), "seal": None, "root": copy}
+    )
+
+
+def test_a_bundle_of_before_has_none_and_is_sound(copy: Path) -> None:
+    digests = layout.parse_manifest((copy / layout.TAG_MANIFEST).read_bytes())
+    del digests[layout.VERIFIER]
+    (copy / layout.VERIFIER).unlink()
+    (copy / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(digests))
+    assert verify(copy).ok
+    assert standalone(pythons()[0], copy).returncode == 0
+
+
+def in_workers(check: str) -> subprocess.CompletedProcess[str]:
+    """Runs `share_out` with this body of `check(numbers)`, in two processes."""
+    code = f"""
+import os, runpy, signal
+verifier = runpy.run_path({str(TEMPLATE)!r})
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+first = os.getpid()
+def check(numbers):
+    {check}
+    return [[number, "", 0, ""] for number in numbers]
+try:
+    print(sorted(one[0] for one in verifier["share_out"](check, 4, 2)))
+except verifier["CannotVerify"] as error:
+    print(*error.args)
+"""
+    command = [sys.executable, "-I", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_ctrl_c_that_was_ignored_stays_ignored_in_the_workers() -> None:
+    """As `stage verify` does it (tests/stage/test_processes.py): started by `script &`."""
+    done = in_workers("os.kill(os.getpid(), signal.SIGINT)")
+    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3]\n", "")
+
+
+def test_a_worker_that_was_killed_is_no_verdict() -> None:
+    done = in_workers("os.getpid() == first or os.kill(os.getpid(), signal.SIGKILL)")
+    assert "was ended" in done.stdout and done.stdout.endswith(" 5\n"), done.stdout + done.stderr

@@ -1,0 +1,128 @@
+"""`stage apply` killed at any moment: the same command finishes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.bundle import bundle as layout
+from stage.bundle.verify import verify
+from stage.carry.apply_patch import apply
+from stage.carry.make_patch import patch_since
+from stage.errors import IncompleteError
+from tests.stage.bundles import BIG, make_bundle
+from tests.stage.carry.patching import QUIET, new_version, patch_for, state
+
+
+@pytest.mark.parametrize("kind", ["repair", "update"])
+def test_an_apply_that_is_killed_can_be_run_again(
+    sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "update":
+        patch_since(new, sound / layout.LOCK, tmp_path / "patch", QUIET)
+    else:
+        (copy / "data/models/bert/vocab.txt").unlink()
+        with open(copy / BIG, "r+b") as file:
+            file.write(b"bad")
+        patch_for(sound, copy, tmp_path)
+    for delay in (0.3, 0.5, 0.7, 0.9):
+        command = [sys.executable, "-m", "stage", "apply", str(copy), str(tmp_path / "patch")]
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(delay)  # wherever that is: any moment must do
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    # Processes of the killed one hold its lock until they end, too.
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            apply(copy, tmp_path / "patch", QUIET)
+            break
+        except IncompleteError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert state(copy) == state(new if kind == "update" else sound)
+
+
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.chmod", "os.truncate"}
+
+
+def apply_killed_at(root: Path, patch: Path, moment: int) -> bool:
+    """Applies in a child, killed before its `moment`-th change to the disk; whether it was."""
+    child = os.fork()
+    if child == 0:
+        changes = 0
+
+        def kill(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal changes
+            writes = (
+                event == "open"
+                and isinstance(arguments[2], int)
+                and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            )
+            if event in CHANGES or writes:
+                changes += 1
+                if changes == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        try:
+            apply(root, patch, QUIET)
+        finally:
+            os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 7
+    return os.WIFSIGNALED(status)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder where fsync costs nothing, if there is one."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="airlift-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("kind", ["repair", "update"])
+def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(
+    memory: Path, kind: str
+) -> None:
+    tmp_path = memory
+    old = make_bundle(tmp_path / "old", big=False).root
+    copy, target = tmp_path / "copy", old
+    shutil.copytree(old, copy)
+    if kind == "update":
+        target = new_version(old, tmp_path / "new", big=False)
+        patch_since(target, old / layout.LOCK, tmp_path / "patch", QUIET)
+    else:
+        (copy / "data/models/bert/vocab.txt").unlink()
+        (copy / "data/models/bert/model.safetensors").write_bytes(b"bad")
+        (copy / layout.MANIFEST).write_bytes(b"bad")
+        patch_for(old, copy, tmp_path)
+    after = state(target)
+    ids = {verify(old).bundle_id, verify(target).bundle_id}
+    moment = 1
+    while True:
+        root = tmp_path / f"at-{moment}"
+        shutil.copytree(copy, root)
+        killed = apply_killed_at(root, tmp_path / "patch", moment)
+        report = verify(root)
+        assert not report.ok or report.bundle_id in ids
+        apply(root, tmp_path / "patch", QUIET)
+        assert state(root) == after, f"killed before change {moment}"
+        assert not list(tmp_path.glob(f"at-{moment}.*"))
+        shutil.rmtree(root)
+        if not killed:
+            break
+        moment += 1
+    assert moment > 20

@@ -1,0 +1,306 @@
+"""Patches of damage: little to carry, nothing half done, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stage.bundle import bundle as layout
+from stage.bundle.receipt import Receipt, find, state_folder
+from stage.bundle.report import read_report
+from stage.bundle.verify import verify
+from stage.bundle.working_folder import alone_in
+from stage.carry.apply_patch import apply
+from stage.carry.make_patch import patch_damage
+from stage.digests import sha256_of_bytes
+from stage.errors import DamageError, IncompleteError, UsageError
+from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
+from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
+
+
+def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    """The whole road by the command."""
+    with open(copy / BIG, "r+b") as file:
+        file.seek(40 * MIB + 5)
+        file.write(b"\x01")
+    done = stage("verify", copy, "--report", tmp_path / "r.json", "-q")
+    assert done.returncode == 1 and f"`{BIG}`: mismatched" in done.stdout
+    done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch")
+    assert done.returncode == 0 and "1 file, 68.2 MB" in done.stdout, done.stderr
+    assert BIG_SIZE < size_of(tmp_path / "patch") < BIG_SIZE + MIB
+    checked = subprocess.run(
+        ["sha256sum", "-c", "--quiet", "manifest-sha256.txt"], cwd=tmp_path / "patch"
+    )
+    assert checked.returncode == 0
+    done = stage("apply", copy, tmp_path / "patch")
+    assert done.returncode == 0 and f"bundle id {verify(sound, 'fast').bundle_id}" in done.stdout, (
+        done.stderr
+    )
+    assert verify(copy).ok and sorted(p.name for p in tmp_path.iterdir()) == [
+        "copy",
+        "patch",
+        "r.json",
+    ]
+
+
+def test_a_patch_is_a_bag_that_bagit_accepts(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    bagged = subprocess.run(
+        [sys.executable, "-m", "bagit", "--validate", patch], capture_output=True, text=True
+    )
+    assert bagged.returncode == 0, bagged.stderr
+
+
+@pytest.mark.parametrize("chance", range(8))
+def test_any_damage_to_the_bytes_is_repaired(
+    sound: Path, copy: Path, tmp_path: Path, chance: int
+) -> None:
+    noise = random.Random(chance)
+    paths = sorted(path for path in copy.rglob("*") if path.is_file())
+    for path in noise.sample(paths, 3):
+        data = bytearray(path.read_bytes())
+        match noise.choice(["flip", "cut", "grow", "gone", "link"]):
+            case "flip" if data:
+                data[noise.randrange(len(data))] ^= 1 << noise.randrange(8)
+                path.write_bytes(data)
+            case "cut" if data:
+                os.truncate(path, noise.randrange(len(data)))
+            case "link":
+                path.unlink()
+                path.symlink_to("/etc/hostname")
+            case "gone":
+                path.unlink()
+            case _:
+                path.write_bytes(data + b"x")
+    if (before := verify(copy)).bundle_id is None and not (copy / layout.BAG_INFO).is_file():
+        pytest.xfail("nothing is left that says which bundle this is")
+    outcome = apply(copy, patch_for(sound, copy, tmp_path), QUIET)
+    assert outcome.bundle_id == verify(sound, "fast").bundle_id and verify(copy).ok, before
+    assert state(copy) == state(sound)
+
+
+def test_a_report_or_a_patch_of_another_bundle_is_refused(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    other = make_bundle(tmp_path / "other", big=False).root
+    (other / "data/models/bert/vocab.txt").unlink()
+    (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
+    with pytest.raises(UsageError, match="of another bundle, or of this one as it was before"):
+        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", QUIET)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    before = state(other)
+    done = stage("apply", other, patch)
+    assert done.returncode == 2 and "the patch is for another bundle" in done.stderr
+    assert state(other) == before
+
+
+def test_a_damaged_patch_is_refused_before_the_bundle_is_touched(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    before = state(copy)
+    for path in [patch / "patch.json", *(patch / "data").iterdir()]:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamageError):
+            apply(copy, patch, QUIET)
+        path.write_bytes(data)
+    assert state(copy) == before
+    apply(copy, patch, QUIET)
+
+
+def test_a_patch_that_changes_after_it_was_checked_leaves_the_bundle_as_it_was(
+    sound: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    monkeypatch.setattr("stage.carry.apply_patch.check_contents", lambda *_: None)
+    for path in (patch / "data").iterdir():
+        path.write_bytes(b"other")
+    before = state(copy)
+    with pytest.raises(DamageError, match="changed while it was read"):
+        apply(copy, patch, QUIET)
+    assert state(copy) == before
+
+
+def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, origin], check=True)
+    for root in (origin, copy):
+        (root / "data/models/bert/vocab.txt").write_bytes(b'{"equal in size": 001}\n')
+    with pytest.raises(DamageError, match="damaged here too"):
+        patch_for(origin, copy, tmp_path)
+    assert not (tmp_path / "patch").exists() and not list(tmp_path.glob("*.partial"))
+
+
+def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/mine.txt").write_text("unsaved")
+    (copy / "data/models/bert/vocab.txt").unlink()
+    with pytest.raises(
+        DamageError, match=r"(?s)with the patch every byte of the bundle is sound.*mine\.txt"
+    ):
+        apply(copy, patch_for(sound, copy, tmp_path), QUIET)
+    assert not copy.with_name(f"{copy.name}.apply.partial").exists()
+    assert (copy / "data/mine.txt").read_text() == "unsaved"
+    assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
+
+
+def test_what_cannot_be_patched_is_said(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(verify(copy).to_json()))
+    (tmp_path / "not.json").write_text("[1]")
+    for arguments, said in (
+        ((sound, "-o", tmp_path / "p"), "one of --report and --since"),
+        (
+            (sound, "--report", tmp_path / "r.json", "-o", tmp_path / "p"),
+            "names nothing that a patch can repair",
+        ),
+        (
+            (sound, "--report", tmp_path / "not.json", "-o", tmp_path / "p"),
+            "not a verification report",
+        ),
+        ((sound, "--since", sound / layout.LOCK, "-o", tmp_path / "p"), "nothing to carry"),
+        ((sound, "--since", tmp_path / "no.lock", "-o", tmp_path / "p"), "no.lock"),
+    ):
+        done = stage("patch", *arguments)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, (
+            done.stderr
+        )
+    assert stage("apply", copy, tmp_path).returncode == 2
+
+
+def test_bundle_and_patch_in_each_others_place_get_the_right_command(
+    copy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mend").mkdir()
+    (tmp_path / "mend" / layout.PATCH_PLAN).write_text("{}")
+    with pytest.raises(UsageError) as swapped:
+        apply(tmp_path / "mend", copy, QUIET)
+    assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
+    with pytest.raises(UsageError, match="a bundle, not a patch"):
+        apply(copy, copy, QUIET)
+
+
+def test_nothing_is_written_through_a_link(sound: Path, copy: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    shutil.move(copy / "data/models/bert", outside)
+    (copy / "data/models/bert").symlink_to(outside)
+    (outside / "vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    done = stage("apply", copy, patch)
+    assert (
+        done.returncode == 3 and "a link or file stands where a folder has to be" in done.stderr
+    ), done.stderr
+    assert not (outside / "vocab.txt").exists()
+
+
+def test_a_plan_that_was_edited_and_resealed_writes_nothing_outside(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    good = json.loads((patch / "patch.json").read_bytes())
+    for edit in (
+        {"repair": ["data/../../escape"]},
+        {"tags": {"../escape": "0" * 64}},
+        {"repair": ["/etc/passwd"]},
+        {"format": 2},
+        {"contents": {"../../x": 1}},
+        {"contents": []},
+        {"contents": {"0" * 64: 9**20}},
+    ):
+        text = json.dumps({**good, **edit}).encode()
+        (patch / "patch.json").write_bytes(text)
+        lines = layout.parse_manifest((patch / layout.TAG_MANIFEST).read_bytes())
+        lines["patch.json"] = sha256_of_bytes(text)
+        (patch / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(lines))
+        done = stage("apply", copy, patch)
+        assert done.returncode in (2, 3) and "Traceback" not in done.stderr, done.stderr
+    assert (
+        not list(tmp_path.glob("**/escape")) and not (copy / "data/models/bert/vocab.txt").exists()
+    )
+
+
+def test_after_a_patch_what_no_patch_repairs_is_all_named_with_what_does(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    bert = copy / "data/models/bert"
+    (bert / "config.json").unlink()
+    patch = patch_for(sound, copy, tmp_path)
+    (bert / "link").symlink_to("vocab.txt")
+    for name in "abcd":
+        (copy / f"data/{name}").write_text("mine")
+    with pytest.raises(DamageError) as caught:
+        apply(copy, patch, QUIET)
+    said = str(caught.value)
+    assert all(f"`data/{name}`" in said for name in ("a", "b", "c", "d", "models/bert/link")), said
+    assert "stage patch" not in said and "move them out" in said
+    verified = stage("verify", copy).stderr
+    assert "stage patch" not in verified and "move them out" in verified
+
+
+def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / layout.LOCK).write_text("{}")
+    done = stage("apply", copy, patch_for(sound, copy, tmp_path))
+    assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, (
+        done.stdout + done.stderr
+    )
+
+
+def test_what_else_writes_into_the_bundle_is_not_called_a_fetch_alone(
+    sound: Path, copy: Path, tmp_path: Path
+) -> None:
+    """It may be another `stage apply`."""
+    (copy / layout.LOCK).write_text("{}")
+    patch = patch_for(sound, copy, tmp_path)
+    with alone_in(copy), pytest.raises(IncompleteError) as refused:
+        apply(copy, patch, QUIET)
+    assert "`stage fetch` or `stage apply` is running in this folder" in refused.value.message
+
+
+def test_a_patch_without_space_says_nothing_of_a_download(
+    sound: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stage.files.free_space", lambda folder: 0)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    with pytest.raises(IncompleteError) as refused:
+        patch_for(sound, copy, tmp_path)
+    assert "Nothing was written" in refused.value.message
+    assert not (tmp_path / "patch").exists()
+
+
+@pytest.mark.parametrize("unsure_ms", [0, 100], ids=["fine", "coarse"])
+def test_apply_leaves_the_receipt_of_its_verification_although_files_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsure_ms: int
+) -> None:
+    """It waits until a later change would show; and a bundle that is not sound gets none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    if unsure_ms:  # a disk that keeps coarse times
+        monkeypatch.setattr("stage.bundle.stamp.KERNELS_OWN", frozenset())
+        monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", unsure_ms * 10**6)
+    make_bundle(tmp_path / "sound", big=False)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "sound", copy)
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch = patch_for(tmp_path / "sound", copy, tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(copy, other)
+    apply(copy, patch, QUIET)
+    receipt = find(state_folder(os.environ), copy)
+    assert isinstance(receipt, Receipt), receipt
+    assert receipt.level == "full" and receipt.bundle_id == verify(copy).bundle_id
+    (other / "data/models/bert/config.json").write_bytes(b"damage")
+    with pytest.raises(DamageError):
+        apply(other, patch, QUIET)
+    assert find(state_folder(os.environ), other) == "not verified here"

@@ -1,0 +1,474 @@
+"""`stage push` over a real sshd: complete, interrupted, damaged, and with each remote verifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.verify import verify
+from stage.carry.push import PushOutcome
+from stage.carry.remedies import suggest_repairs
+from stage.carry.remote import PushTarget, RemoteShell
+from stage.carry.remote_bundle import inspect_remote, verify_remote
+from stage.carry.rsync import Transfer
+from stage.errors import IncompleteError, UsageError
+from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
+from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
+from tests.support.servers.sshd import Sshd
+
+pytestmark = pytest.mark.usefixtures("tools")
+
+
+def test_a_pushed_bundle_is_verified_there_and_the_next_command_is_said(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok
+    assert "sound there, every byte (by stage)" in done.stdout
+    assert f"bundle id {verify(bundle).bundle_id}" in done.stdout
+    assert f"runner check RUN --bundle {shlex.quote(str(there))}" in done.stdout
+    assert not (tmp_path / "laptop" / "bundle.report.json").exists()
+    again = push(sshd, bundle, there, "--report", str(tmp_path / "r.json"))
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert again.returncode == 0 and report["ok"] and report["level"] == "full"
+
+
+def login_node(programs: Path, folder: Path) -> RemoteShell:
+    """A shell with a Python on its PATH. Not by ssh: a user's ~/.bashrc would change the PATH."""
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python3").chmod(0o755)
+    return RemoteShell(
+        PushTarget("cluster", str(folder)), ("env", f"PATH={programs}", "sh", "-s"), ""
+    )
+
+
+def test_a_stage_there_that_is_too_old_for_the_bundle_leaves_it_to_the_bundles_script(
+    bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """The cluster's airlift is often older than the laptop's."""
+    (tools / "stage").write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\n'
+        "echo 'error: stage.lock: format 2; this version of airlift reads format 1.' >&2; exit 2\n"
+    )
+    place = login_node(tools, bundle)
+    facts = inspect_remote(place, bundle)
+    assert facts.verifiers == ("stage", "stage-verify.py")
+    verifier, report = verify_remote(place, facts.verifiers, tmp_path / "state")
+    assert (
+        verifier == "stage-verify.py" and report["ok"] and report["proof"]["payload"] == "bundle id"
+    )
+
+
+def test_a_script_that_is_not_ours_is_never_started_there(
+    bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """Whoever made the bundle could have written any program into it."""
+    (tools / "stage").unlink()
+    place = login_node(tools, bundle)
+    assert inspect_remote(place, bundle).verifiers == ("stage-verify.py",)
+    script, ran = bundle / "stage-verify.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w'); print('{{\"ok\": true, \"findings\": []}}')\n")
+    facts = inspect_remote(place, bundle)
+    assert facts.verifiers == ()
+    with pytest.raises(IncompleteError, match="NOT VERIFIED"):
+        verify_remote(place, facts.verifiers, tmp_path / "state")
+    assert not ran.exists()
+
+
+def test_a_file_that_is_read_only_here_is_writable_there(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    """The store makes shared files read-only; a later push may have to append to the copy."""
+    (bundle / WEIGHTS).chmod(0o444)
+    assert push(sshd, bundle, tmp_path / "there").returncode == 0
+    assert (tmp_path / "there" / WEIGHTS).stat().st_mode & 0o600 == 0o600
+
+
+def test_a_damaged_file_there_is_repaired_by_a_rerun(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    flip(there / WEIGHTS, 30_000)
+    flip(there / "stage.lock")
+    flip(there / TAGS)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "sending again with checksums" in done.stderr and "repaired" in done.stdout
+    assert verify(there).ok
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "damaged"])
+def test_a_transfer_goes_on_inside_a_file_that_was_cut_short(
+    sshd: Sshd, bundle: Path, tmp_path: Path, sound: bool
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    for name in (TAGS, CONFIG):
+        (there / name).unlink()
+    with open(there / WEIGHTS, "r+b") as file:
+        file.truncate(100_000)
+    if not sound:
+        flip(there / WEIGHTS, 30_000)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "part of a bundle is there" in done.stderr
+    assert verify(there).ok
+
+
+def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path
+) -> None:
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    pids = tmp_path / "pids"
+    (slow / "rsync").write_text(
+        f"#!/bin/sh\necho $$ >>{pids}\n"
+        f'exec {shutil.which("rsync")} "$@" $(test "$1" = --version || echo --bwlimit=8m)\n'
+    )
+    (slow / "rsync").chmod(0o755)
+    there = tmp_path / "there"
+    command = [
+        sys.executable,
+        "-m",
+        "stage",
+        "push",
+        big_bundle,
+        f"{sshd.host}:{there}",
+        "--ssh",
+        sshd.ssh,
+    ]
+    environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
+    pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
+    os.kill(int(pids.read_text().split()[-1]), signal.SIGTERM)
+    _, err = pushing.communicate(timeout=60)
+    assert pushing.returncode == 5 and "Run the same command again" in err
+    assert 4_000_000 < (there / BIG).stat().st_size < 60_000_000
+    assert not (there / TAGS).exists()
+    assert push(sshd, big_bundle, there).returncode == 0
+    assert verify(there).ok
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("did not happen")
+
+
+def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(
+    sshd: Sshd, bundle: Path, big_bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, big_bundle, there).returncode == 0
+    smaller = bundle.rename(bundle.with_name("smaller"))
+    done = push(sshd, smaller, there)
+    assert done.returncode == 1, done.stderr
+    assert f"{BIG}: extra" in done.stderr and "--delete" in done.stderr
+    report = json.loads((tmp_path / "laptop" / "smaller.report.json").read_text())
+    assert {finding["problem"] for finding in report["findings"]} == {"extra"}
+    (there / "data/files/mine").mkdir(parents=True)
+    (there / "data/files/mine/note|1.txt").write_text("mine")
+    done = push(sshd, smaller, there, "--delete")
+    assert done.returncode == 0, done.stderr
+    (line,) = (text for text in done.stderr.splitlines() if "removed there, as not of" in text)
+    removed = line.partition("of this bundle: ")[2].replace("`", "").split(", ")
+    assert {BIG, "data/files/mine/", "data/files/mine/note|1.txt"} < set(removed) and (
+        smaller / WEIGHTS
+    ).exists()
+    assert not [path for path in removed if (smaller / path).exists() or (there / path).exists()]
+    assert verify(there).bundle_id == verify(smaller).bundle_id
+
+
+def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    first, second = (
+        make_bundle(tmp_path / name, big=False, files={"data/files/notes/a": text}).root
+        for name, text in (("first", b"one"), ("second", b"two"))
+    )
+    for path in (*first.rglob("*"), *second.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    there = tmp_path / "there"
+    assert push(sshd, first, there).returncode == 0
+    done = push(sshd, second, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id
+
+
+def test_somebody_elses_folder_is_not_written_into(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "home"
+    there.mkdir()
+    (there / "thesis.tex").write_text("years")
+    done = push(sshd, bundle, there, "--delete")
+    assert done.returncode == 2 and "not a bundle" in done.stderr
+    assert [p.name for p in there.iterdir()] == ["thesis.tex"]
+    done = push(sshd, bundle, there / "thesis.tex")
+    assert done.returncode == 2 and "is a file" in done.stderr
+
+
+@pytest.mark.parametrize("has_sha256sum", [True, False], ids=["coreutils", "nothing"])
+def test_a_copy_that_nothing_there_can_verify_is_called_not_verified_with_the_command_to_run(
+    sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path, has_sha256sum: bool
+) -> None:
+    (tools / "stage").unlink()
+    if not has_sha256sum:
+        (tools / "sha256sum").unlink()
+    there = tmp_path / "there is space"
+    done = push(sshd, bundle, there)
+    assert done.returncode == 5 and "NOT VERIFIED" in done.stderr, done.stderr
+    assert "sound" not in done.stdout + done.stderr.partition("all files are sent")[2]
+    early = done.stderr.index("will not be verified")
+    assert early < done.stderr.index("all files are sent")
+    assert verify(there).ok
+    if not has_sha256sum:
+        return
+    (line,) = [line for line in done.stderr.splitlines() if "sha256sum -c" in line]
+    command = line.partition("they are right: ")[2]
+    checked = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stdout) == (0, ""), checked
+    flip(there / WEIGHTS, 1000)
+    checked = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 1 and f"{WEIGHTS}: FAILED" in checked.stdout
+
+
+def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
+    sshd: Sshd, big_bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    """A disk that damages what it is given, twice: a large file, and a small file."""
+    there = tmp_path / "there is space" / "bundle"
+    there.parent.mkdir()
+    stage = (tools / "stage").read_text()
+    for name in ("dd", "test"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    spoil = "printf X | dd of='{}' bs=1 seek={} conv=notrunc 2>/dev/null"
+    spoiled = [spoil.format(there / BIG, 20_000_000), spoil.format(there / CONFIG, 1)]
+    (tools / "stage").write_text(
+        stage.replace(
+            "PYTHONPATH=", f"if test $1 = verify; then {'; '.join(spoiled)}; fi\nPYTHONPATH="
+        )
+    )
+    bundle_id = verify(big_bundle).bundle_id
+    done = push(sshd, big_bundle, there)
+    assert done.returncode == 1 and "Sent twice and still damaged" in done.stderr, done.stderr
+    (tools / "stage").write_text(stage)
+    (tools / "dd").unlink()
+    commands = [
+        line.strip()
+        for line in done.stderr.splitlines()
+        if line.strip().startswith(("stage ", "rsync ", "ssh "))
+    ]
+    assert len(commands) == 3
+    for command in commands:
+        subprocess.run(
+            ["bash", "-c", f'stage() {{ {sys.executable} -m stage "$@"; }}; {command}'],
+            check=True,
+            timeout=60,
+        )
+    report = verify(there)
+    assert report.ok and report.bundle_id == bundle_id
+    carried = sum(
+        path.stat().st_size
+        for path in (there.with_name("bundle.patch") / "data").rglob("*")
+        if path.is_file()
+    )
+    assert carried == BIG_SIZE + (there / CONFIG).stat().st_size
+
+
+def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:
+    findings = [{"path": "a", "problem": "extra"}, {"path": "b", "problem": "mismatched"}]
+    outcome = PushOutcome(
+        PushTarget("me@hpc", "my bundle"), "id", "stage-verify.py", 0, {"findings": findings}
+    )
+    lines = suggest_repairs(outcome, Path("b"), Path("b.report.json"), "ssh -p 2222")
+    assert lines[1:] == [
+        "stage patch b --report b.report.json -o b.patch",
+        "rsync -rts -e 'ssh -p 2222' b.patch/ 'me@hpc:my bundle.patch/'",
+        "and on me@hpc, which has no `stage` on its PATH now: "
+        "stage apply 'my bundle' 'my bundle.patch'",
+        "Files are there that the bundle does not have. To remove them: "
+        "stage push b 'me@hpc:my bundle' --ssh 'ssh -p 2222' --delete",
+    ]
+
+
+def test_no_connection_is_exit_5_with_the_command_to_try(sshd: Sshd, bundle: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "stage",
+        "push",
+        bundle,
+        "127.0.0.1:b",
+        "--ssh",
+        "ssh -F none -p 1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (
+        done.returncode == 5 and "no connection" in done.stderr and "127.0.0.1 true" in done.stderr
+    )
+
+
+@contextmanager
+def forced(sshd: Sshd, command: str) -> Iterator[None]:
+    """What the host runs in place of each command, as its shell's ~/.bashrc can."""
+    keys = Path(sshd.ssh.split("-i ")[1].split()[0]).with_name("authorized_keys")
+    before = keys.read_text()
+    keys.write_text(f'command="{command}" {before}')
+    try:
+        yield
+    finally:
+        keys.write_text(before)
+
+
+@pytest.mark.parametrize("greeting", ["echo Welcome to Gauss", "printf Welcome"])
+def test_a_shell_that_greets_is_named_before_anything_is_sent(
+    sshd: Sshd, bundle: Path, tmp_path: Path, greeting: str
+) -> None:
+    """rsync would end with 2 each time, however often the command is run again."""
+    with forced(sshd, f"{greeting}; eval $SSH_ORIGINAL_COMMAND"):
+        done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 2 and "command: 'Welcome" in done.stderr, done.stderr
+    assert "~/.bashrc" in done.stderr and f"`{sshd.ssh} {sshd.host} true`" in done.stderr
+    assert "resumes" not in done.stderr and not (tmp_path / "there").exists()
+
+
+def test_what_a_host_says_in_place_of_a_shell_is_shown(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    with forced(sshd, "echo This account is currently not available.; exit 1"):
+        done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 5 and "This account is currently not available" in done.stderr
+
+
+def test_what_the_users_ssh_config_does_at_a_terminal_is_not_done(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    """A command and a terminal of its own, a forwarded port that is in use, a local command."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (tmp_path / "config").write_text(
+            "RemoteCommand tmux attach\nRequestTTY force\nExitOnForwardFailure yes\n"
+            f"LocalForward {taken.getsockname()[1]} localhost:80\n"
+            "PermitLocalCommand yes\nLocalCommand echo hello\n"
+        )
+        ssh = sshd.ssh.replace("-F none", f"-F {tmp_path}/config")
+        done = push(sshd, bundle, tmp_path / "there", "--ssh", ssh)
+    assert done.returncode == 0, done.stderr
+    assert verify(tmp_path / "there").ok
+
+
+def test_an_ssh_before_openssh_7_6_is_not_given_what_it_does_not_know(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "ssh"
+    old.write_text(
+        '#!/bin/sh\ncase "$*" in *RemoteCommand*) echo Bad configuration option >&2; exit 255\n'
+        f'esac\nexec {shutil.which("ssh")} "$@"\n'
+    )
+    old.chmod(0o755)
+    done = push(sshd, bundle, tmp_path / "there", "--ssh", sshd.ssh.replace("ssh", str(old), 1))
+    assert done.returncode == 0, done.stderr
+
+
+RSYNC_ENDS = (1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15, 16, 19, 20, 21, 22, 23, 24, 30, 35)
+NOT_BY_REPEATING = {1, 2, 4, 5, 24, 124, 126, 127}
+
+
+@pytest.mark.parametrize("code", [*RSYNC_ENDS, 124, 125, 126, 127, 255, -9])
+def test_each_end_of_rsync_has_words_and_a_next_step_that_can_help(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(f"#!/bin/sh\n{f'exit {code}' if code >= 0 else f'kill {code} $$'}\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{rsync.parent}:{os.environ['PATH']}")
+    remote = RemoteShell(PushTarget("me@hpc", "b"), ("sh", "-s"), "ssh -p 22")
+    with pytest.raises(IncompleteError) as ended:
+        Transfer(remote, bundle, quiet=True).finish()
+    assert f"rsync ended with {code} (" in ended.value.message
+    assert "see above" not in ended.value.message and "{" not in ended.value.remedy
+    repeats = "Run the same command again" in ended.value.remedy
+    assert repeats == (code not in NOT_BY_REPEATING)
+    if not repeats:
+        assert "ssh -p 22 me@hpc " in ended.value.remedy or "stage verify" in ended.value.remedy
+
+
+def test_a_bundle_with_a_colon_in_its_name_is_no_other_machine(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    bundle.rename("run-12:00")
+    done = push_here(Path("run-12:00"), "./disk 12:00/a:b")
+    assert done.returncode == 0, done.stderr
+    assert verify(Path("disk 12:00/a:b")).ok
+
+
+def test_an_rsync_that_cannot_is_told_with_the_remedy(bundle: Path, tmp_path: Path) -> None:
+    """macOS 15 brings openrsync."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
+    (programs / "rsync").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 2 and "openrsync" in done.stderr and "brew install rsync" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "folder"),
+    [
+        ("cluster:bundle", "cluster", "bundle"),
+        ("me@cluster:/scratch/me/b/", "me@cluster", "/scratch/me/b"),
+        ("cluster:~/b", "cluster", "b"),
+        ("[::1]:b", "[::1]", "b"),
+        ("./a:b", None, "./a:b"),
+        ("/mnt/disk", None, "/mnt/disk"),
+    ],
+)
+def test_where_a_target_is(text: str, host: str | None, folder: str) -> None:
+    assert PushTarget.parse(text) == PushTarget(host, folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host::module",
+        "rsync://host/m",
+        "-oProxyCommand=x:b",
+        "host:",
+        "host:~you/b",
+        "a\nb:c",
+        "me@cluster",
+    ],
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(UsageError):
+        PushTarget.parse(text)

@@ -1,0 +1,458 @@
+"""An environment that would not run on the cluster is refused, with a version that would run.
+
+The rules are tables, and so are their tests; what is not known must never be refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from stage.environment.check.check import Verdict, torch_limit, verdicts
+from stage.environment.check.needs import Needs, WheelTag, wheel_tag
+from stage.environment.check.torch_builds import (
+    TORCH_BUILDS,
+    architectures_of,
+    builds_for,
+    numbers,
+    runs_on,
+    toolkit_dropped,
+    what_fits,
+)
+from stage.environment.spec.profile import Profile
+
+PROFILES = Path(__file__).resolve().parents[4] / "envs" / "profiles"
+CU126 = "https://download.pytorch.org/whl/cu126"
+
+
+@dataclass(frozen=True)
+class Locked:
+    name: str
+    version: str
+    manager: str = "pip"
+    url: str = "https://example.org/none-any.whl"
+
+
+def torch(version: str, tag: str = "manylinux_2_28_x86_64") -> Locked:
+    return Locked(
+        "torch",
+        version,
+        url=f"https://example.org/torch-{version}-cp310-cp310-{tag}.whl".replace("+", "%2B"),
+    )
+
+
+def runtime(version: str) -> Locked:
+    return Locked(f"nvidia-cuda-runtime-cu{numbers(version)[0]}", version)
+
+
+def conda(name: str, version: str, build: str) -> Locked:
+    return Locked(
+        name, version, "conda", f"https://conda.example.org/linux-64/{name}-{version}-{build}.conda"
+    )
+
+
+def profile(name: str) -> Profile:
+    return Profile.load(PROFILES / f"{name}.yml")
+
+
+# --- architectures
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        ("8.0", "8.0", True),
+        ("8.0", "8.6", True),
+        ("8.0", "8.9", True),
+        ("8.6", "8.0", False),
+        ("8.0", "9.0", False),
+        ("7.5", "7.0", False),
+        ("7.0 9.0", "8.0", False),
+        ("9.0 10.0 12.0", "12.1", True),
+        ("12.0", "10.0", False),
+        ("9.0+PTX", "10.0", True),
+        ("9.0+PTX", "8.0", False),
+        ("", "8.0", False),
+    ],
+)
+def test_which_gpu_runs_which_code(architectures: str, capability: str, runs: bool) -> None:
+    assert runs_on(tuple(architectures.split()), capability) is runs
+
+
+def test_ptx_is_of_no_use_where_the_driver_cannot_compile_it() -> None:
+    assert runs_on(("9.0+PTX",), "9.0", ptx=False)
+    assert not runs_on(("9.0+PTX",), "10.0", ptx=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "volta", "blackwell"),
+    [
+        ("2.6.0", "12.4.127", True, False),
+        ("2.7.1", "12.8", False, True),
+        ("2.8.0", "12.8.90", True, True),
+        ("2.10.0", "12.8", True, True),
+        ("2.10.0", "13.0", False, True),
+        ("2.11.0", "12.8", False, True),
+        ("2.11.0", "12.6", True, False),
+    ],
+)
+def test_which_wheel_has_code_for_v100_and_for_blackwell(
+    version: str, cuda: str, volta: bool, blackwell: bool
+) -> None:
+    architectures = architectures_of(version, cuda)
+    assert architectures is not None
+    assert (runs_on(architectures, "7.0"), runs_on(architectures, "12.0")) == (volta, blackwell)
+
+
+def test_a_torch_that_is_not_in_the_table_is_not_known() -> None:
+    assert architectures_of("2.99.0", "12.8") is None
+    assert architectures_of("2.8.0", "12.2") is None
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "oldest"),
+    [
+        ("13.0", "7.0", "7.5"),
+        ("13.2.1", "7.5", None),
+        ("12.8", "3.7", "5.0"),
+        ("11.8", "3.7", None),
+        ("99.0", "1.0", None),
+    ],
+)
+def test_a_cuda_compiles_for_nothing_older_than_its_toolkit_knows(
+    cuda: str, capability: str, oldest: str | None
+) -> None:
+    assert toolkit_dropped(cuda, capability) == oldest
+
+
+def test_one_build_of_each_series_is_on_pypi() -> None:
+    """For Arm only from 2.11 on; what PyPI had for it before is for CPUs."""
+    for machine, first in (("x86_64", (2, 0)), ("aarch64", (2, 11))):
+        builds = [build for build in TORCH_BUILDS if build.machine == machine]
+        since = {build.series for build in builds if numbers(build.series) >= first}
+        assert sorted(build.series for build in builds if build.pypi) == sorted(since)
+
+
+def test_the_table_begins_with_torch_2_0_and_leaves_no_series_out() -> None:
+    assert {build.series for build in TORCH_BUILDS} == {f"2.{minor}" for minor in range(15)}
+    assert architectures_of("2.4.1", "12.1.105") == (
+        "5.0",
+        "6.0",
+        "7.0",
+        "7.5",
+        "8.0",
+        "8.6",
+        "9.0",
+    )
+    assert not runs_on(architectures_of("2.0.1", "11.7") or (), "9.0"), (
+        "Hopper came with 2.0's CUDA 11.8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "limit"),
+    [((), "2.1"), (("cu118",), "2.7"), (("cu126",), "2.1"), (("cu118", "cu126"), "2.7")],
+)
+def test_how_far_torch_may_go_depends_on_the_indexes_that_are_asked(
+    tags: tuple[str, ...], limit: str
+) -> None:
+    """For an old driver PyPI's own ends at 2.0 (CUDA 11.7)."""
+    assert torch_limit(profile("v100-cuda11"), tags) == limit
+    assert torch_limit(profile("v100"), ()) == torch_limit(profile("a800"), ()) == "2.11"
+    assert torch_limit(profile("cpu"), tags) is None
+
+
+# --- Arm
+
+
+GH200 = Profile(
+    path=Path("gh200.yml"), name="gh200", platform="linux-aarch64", glibc="2.34", cuda="12.4",
+    compute_capability="9.0", gpu="NVIDIA GH200 480GB",
+)  # fmt: skip
+
+
+def test_for_arm_pypis_torch_has_no_cuda_below_2_11() -> None:
+    (verdict,) = verdicts(Needs.of([torch("2.10.0", "manylinux_2_28_aarch64")], "aarch64"), GH200)
+    assert (
+        verdict.refused
+        and "torch 2.10.0 is a build without CUDA: it does not use NVIDIA GH200" in verdict.problem
+    )
+    assert (
+        "torch 2.14.0+cu126 from the CUDA 12.6 index" in verdict.remedy
+        and "PyPI" not in verdict.remedy
+    )
+    (verdict,) = verdicts(
+        Needs.of(
+            [torch("2.11.0", "manylinux_2_28_aarch64"), Locked("cuda-toolkit", "13.0.2")], "aarch64"
+        ),
+        GH200,
+    )
+    assert verdict.refused and "needs a driver with CUDA 13.0" in verdict.problem
+
+
+def test_for_arm_a_build_of_pytorchs_own_index_fits() -> None:
+    needs = Needs.of([torch("2.9.1+cu128", "manylinux_2_28_aarch64")], "aarch64")
+    assert needs.architectures == ("8.0", "9.0", "10.0", "12.0") and needs.glibc == "2.28"
+    assert not [verdict for verdict in verdicts(needs, GH200) if verdict.refused]
+    assert torch_limit(GH200, ()) is None and torch_limit(GH200, ("cu126",)) == "2.15"
+    old = Needs.of([torch("2.9.1+cu128", "manylinux_2_28_aarch64")], "aarch64")
+    (verdict,) = [v for v in verdicts(old, replace(GH200, compute_capability="7.5")) if v.refused]
+    assert "has no code for" in verdict.problem
+
+
+def test_what_is_offered_instead_does_fit() -> None:
+    """For each GPU since Kepler, each driver and glibc: no build of `builds_for` is refused."""
+    for capability in (
+        "3.5",
+        "5.0",
+        "6.1",
+        "7.0",
+        "7.5",
+        "8.0",
+        "8.6",
+        "8.9",
+        "9.0",
+        "10.0",
+        "12.0",
+    ):
+        for cuda in ("11.4", "11.8", "12.2", "12.8", "13.0"):
+            for glibc in ("2.17", "2.28", "2.34"):
+                node = Profile(
+                    path=Path("p"),
+                    name="p",
+                    platform="linux-64",
+                    glibc=glibc,
+                    cuda=cuda,
+                    compute_capability=capability,
+                )
+                for build in builds_for(capability, cuda, glibc):
+                    tag = f"manylinux_{build.glibc.replace('.', '_')}_x86_64"
+                    needs = Needs.of([torch(f"{build.series}.0", tag), runtime(build.cuda)])
+                    assert not [v for v in verdicts(needs, node) if v.refused], (build, node)
+                for build in builds_for(capability, cuda, glibc, "aarch64"):
+                    tag = f"manylinux_{build.glibc.replace('.', '_')}_aarch64"
+                    arm = replace(node, platform="linux-aarch64")
+                    needs = Needs.of(
+                        [torch(f"{build.series}.0", tag), runtime(build.cuda)], "aarch64"
+                    )
+                    if build.pypi:
+                        assert not [v for v in verdicts(needs, arm) if v.refused], (build, arm)
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            "v100",
+            "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126 from the CUDA 12.6 index "
+            f"({CU126})",
+        ),
+        ("v100-cuda11", "torch 2.6.0+cu118 from the CUDA 11.8 index"),
+        ("a800", "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126"),
+    ],
+)
+def test_what_fits_is_named(node: str, said: str) -> None:
+    p = profile(node)
+    assert p.compute_capability and p.cuda
+    assert said in what_fits(p.compute_capability, p.cuda, p.glibc)
+
+
+def test_where_nothing_fits_that_is_said() -> None:
+    assert "No published torch" in what_fits("3.5", "11.8", "2.17")
+
+
+# --- what the packages say
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("a-1-py3-none-any.whl", WheelTag(None)),
+        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", WheelTag("2.28")),
+        ("a-1-cp310-cp310-manylinux1_x86_64.whl", WheelTag("2.5")),
+        ("a-1-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", WheelTag("2.17")),
+        ("a-1-cp310-cp310-manylinux_2_27_x86_64.manylinux_2_34_x86_64.whl", WheelTag("2.27")),
+        ("a-1-cp310-cp310-linux_x86_64.whl", WheelTag(None, stated=False)),
+        ("a-1-cp310-cp310-manylinux_2_28_aarch64.whl", None),
+        ("a-1-cp310-cp310-musllinux_1_2_x86_64.whl", None),
+        ("a-1-cp310-cp310-macosx_11_0_arm64.whl", None),
+        ("a-1-cp310-cp310-win_amd64.whl", None),
+    ],
+)
+def test_what_a_wheels_name_says_of_glibc(file: str, expected: WheelTag | None) -> None:
+    assert wheel_tag(file, "x86_64") == expected
+
+
+@pytest.mark.parametrize(
+    ("packages", "cuda", "of"),
+    [
+        ([torch("2.8.0"), runtime("12.8.90")], "12.8", "nvidia-cuda-runtime-cu12 12.8.90"),
+        ([torch("2.11.0"), Locked("cuda-toolkit", "13.0.2")], "13.0", "cuda-toolkit 13.0.2"),
+        ([torch("2.11.0+cu126"), Locked("cuda-toolkit", "13.0.2")], "12.6", "torch 2.11.0+cu126"),
+        (
+            [torch("2.13.0"), Locked("nvidia-cuda-runtime", "13.0.96")],
+            "13.0",
+            "nvidia-cuda-runtime 13.0.96",
+        ),
+        ([torch("2.13.0+cpu")], None, "torch 2.13.0+cpu"),
+        ([torch("2.13.0")], None, ""),
+        ([conda("pytorch", "2.7.1", "cuda126_generic_py311_h1_200")], "12.6", None),
+        ([conda("pytorch", "2.5.1", "py3.11_cuda12.4_cudnn9.1.0_0")], "12.4", None),
+        (
+            [
+                conda("pytorch", "2.7.1", "cpu_mkl_py311_h1_100"),
+                conda("cuda-version", "12.6", "h0_3"),
+            ],
+            None,
+            None,
+        ),
+        ([conda("cuda-version", "12.6", "h0_3")], "12.6", "cuda-version 12.6"),
+        ([conda("cudatoolkit", "11.8.0", "h0_3")], "11.8", "cudatoolkit 11.8.0"),
+        ([Locked("numpy", "2.4.6")], None, ""),
+    ],
+)
+def test_which_cuda_an_environment_brings(
+    packages: list[Locked], cuda: str | None, of: str | None
+) -> None:
+    needs = Needs.of(packages)
+    assert needs.cuda == cuda
+    assert of is None or needs.cuda_of == of
+
+
+def test_the_newest_glibc_that_anything_needs_counts() -> None:
+    wheel = Locked(
+        "new", "1", url="https://example.org/new-1-cp310-cp310-manylinux_2_34_x86_64.whl"
+    )
+    assert Needs.of([torch("2.8.0"), wheel]).glibc == "2.34"
+    assert (
+        Needs.of([torch("2.8.0")], conda_depends=["python >=3.10", "__glibc >=2.30,<3.0.a0"]).glibc
+        == "2.30"
+    )
+    assert Needs.of([Locked("pure", "1")]).glibc is None
+
+
+def test_what_env_json_says_is_flat_text() -> None:
+    assert Needs.of([torch("2.8.0"), runtime("12.8.90")]).facts() == {
+        "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
+        "cuda": "12.8",
+        "glibc": "2.28",
+        "torch": "2.8.0",
+    }
+    assert Needs.of([Locked("numpy", "2.4.6")]).facts()["architectures"] is None
+
+
+# --- verdicts
+
+
+def refusal(packages: list[Locked], node: str) -> Verdict:
+    (verdict,) = [v for v in verdicts(Needs.of(packages), profile(node)) if v.refused]
+    return verdict
+
+
+def notes(packages: list[Locked], node: str) -> str:
+    found = verdicts(Needs.of(packages), profile(node))
+    assert not [verdict for verdict in found if verdict.refused]
+    return " ".join(f"{verdict.problem} {verdict.remedy}" for verdict in found)
+
+
+def test_torch_without_code_for_the_gpu_is_refused_with_what_fits() -> None:
+    verdict = refusal([torch("2.11.0+cu128")], "v100")
+    assert "has no code for Tesla V100-SXM2-32GB (compute capability 7.0)" in verdict.problem
+    assert "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126" in verdict.remedy
+
+
+def test_cuda_newer_than_the_driver_is_refused_with_what_fits() -> None:
+    verdict = refusal([torch("2.13.0"), Locked("cuda-toolkit", "13.0.3")], "a800")
+    assert (
+        "needs a driver with CUDA 13.0 or newer (driver 580+); the driver of a800 has CUDA 12.2"
+        in verdict.problem
+    )
+    assert "torch 2.10 from PyPI" in verdict.remedy
+
+
+def test_a_wheel_newer_than_the_clusters_glibc_is_refused() -> None:
+    verdict = refusal([torch("2.7.1+cu118")], "v100-cuda11")
+    assert "torch 2.7.1+cu118 needs glibc 2.28; v100-cuda11 has 2.17" in verdict.problem
+    assert "torch 2.6.0+cu118" in verdict.remedy
+    wheel = Locked(
+        "pyarrow",
+        "26.0",
+        url="https://example.org/pyarrow-26.0-cp310-cp310-manylinux_2_28_x86_64.whl",
+    )
+    assert "older pyarrow" in refusal([wheel], "v100-cuda11").remedy
+
+
+def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_knows() -> None:
+    node = Profile(
+        path=Path("p"),
+        name="p",
+        platform="linux-64",
+        glibc="2.34",
+        cuda="13.0",
+        compute_capability="7.0",
+        gpu="V100",
+    )
+    (verdict,) = verdicts(Needs.of([torch("2.99.0+cu130")]), node)
+    assert verdict.refused
+    assert "knows no GPU older than 7.5" in verdict.problem
+
+
+def test_a_conda_torch_for_a_newer_driver_is_refused_in_condas_words() -> None:
+    build = conda("pytorch", "2.10.0", "cuda130_generic_py311_h1_200")
+    assert "`cuda-version 12.*`" in refusal([build], "a800").remedy
+
+
+def test_a_newer_minor_version_of_cuda_is_a_note() -> None:
+    assert "minor-version compatibility" in notes([torch("2.10.0"), runtime("12.8.90")], "a800")
+
+
+def test_what_is_not_known_is_a_note() -> None:
+    assert "Not known whether torch 2.99.0" in notes([torch("2.99.0+cu121")], "a800")
+    build = conda("pytorch", "2.7.1", "cuda118_generic_py311_h1_200")
+    assert "get_arch_list" in notes([build], "a800")
+    plain = torch("2.6.0+cu118", "linux_x86_64")
+    assert "torch 2.6.0+cu118: the wheel does not say which glibc" in notes([plain], "v100")
+
+
+@pytest.mark.parametrize(
+    "version", ["2.10.0+cpu", "2.4.1+cpu.cxx11.abi", "2.8.0+rocm6.4", "2.8.0+xpu"]
+)
+def test_a_build_without_cuda_for_a_gpu_is_refused_with_the_index_that_has_it(version: str) -> None:
+    verdict = refusal([torch(version)], "v100")
+    assert (
+        f"torch {version} is a build without CUDA: it does not use Tesla V100-SXM2-32GB"
+        in verdict.problem
+    )
+    assert "torch 2.10 from PyPI" in verdict.remedy and CU126 in verdict.remedy
+
+
+def test_condas_build_without_cuda_for_a_gpu_is_refused_in_condas_words() -> None:
+    verdict = refusal([conda("pytorch", "2.7.1", "cpu_mkl_py311_h1_100")], "a800")
+    assert (
+        "without CUDA" in verdict.problem
+        and "`pytorch=*=cuda*` and `cuda-version 12.*`" in verdict.remedy
+    )
+
+
+def test_a_torch_that_does_not_say_which_cuda_it_has_is_a_note() -> None:
+    assert "Not known whether torch 2.10.0 uses" in notes([torch("2.10.0")], "v100")
+    assert not verdicts(Needs.of([torch("2.10.0+cpu")]), profile("cpu"))
+
+
+def test_cuda_for_nodes_without_a_gpu_is_a_note() -> None:
+    assert "nodes without a GPU do not use" in notes([torch("2.8.0"), runtime("12.8.90")], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("packages", "node"),
+    [
+        ([torch("2.8.0"), runtime("12.8.90")], "h200"),
+        ([torch("2.6.0+cu118", "manylinux1_x86_64")], "v100-cuda11"),
+        ([torch("2.13.0+cpu")], "cpu"),
+        ([Locked("numpy", "2.4.6")], "a800"),
+    ],
+)
+def test_what_fits_without_reserve_is_not_spoken_of(packages: list[Locked], node: str) -> None:
+    assert verdicts(Needs.of(packages), profile(node)) == []

@@ -1,0 +1,393 @@
+"""An environment that cannot run on this node is reported before anything is unpacked.
+
+The same script under every shell; the node around it is made of programs that answer as the real
+ones do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage.bundle.bundle import finish
+from stage.digests import sha256_of_bytes
+from stage.environment.check.torch_builds import runs_on
+from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
+from stage.lock.write import Lockfile
+from tests.support.node import SHELLS, Node
+
+FACTS: dict[str, Any] = {
+    "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
+    "cuda": "12.8",
+    "files": 30000,
+    "format": 1,
+    "glibc": "2.28",
+    "modules": 9000,
+    "placeholder": "/airlift-environment-prefix" + "_placeholder" * 8,
+    "platform": "linux-64",
+    "size": 6 << 30,
+    "torch": "2.8.0",
+    "virtual_packages": {"__cuda": "12.2", "cuda": "not this one", "__glibc": "2.28"},
+}
+ROOMY = """case $1 in
+  -Pk) echo H; echo "/dev/sda1 900000000 1 800000000 1% /scratch" ;;
+  -Pi) echo H; echo "/dev/sda1 90000000 1 80000000 1% /scratch" ;;
+esac"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node of the cluster: A800, driver 535, glibc 2.28, and room."""
+    node = Node(tmp_path)
+    node.add_gpu("NVIDIA A800-SXM4-80GB", "535.104.05", "8.0", "CUDA Version: 12.2")
+    node.add("df", ROOMY)
+    return node
+
+
+def check(
+    node: Node,
+    *prefix: Path,
+    shell: Sequence[str] = ("sh",),
+    environment: dict[str, str] | None = None,
+    **facts: object,
+) -> tuple[int, str]:
+    """Exit code and output of the check of an environment that fits, except for `facts`."""
+    folder = node.folder / "asset"
+    folder.mkdir(exist_ok=True)
+    merged = {**FACTS, **facts}
+    (folder / "env.json").write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n")
+    done = node.run(
+        "env-check.sh", "--environment", folder, *prefix, shell=shell, **(environment or {})
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_what_fits_is_said_to_fit_under_any_shell(node: Node, shell: list[str]) -> None:
+    if shell[0] == "busybox":
+        node.add("df", f'exec {shutil.which("df")} "$@"')  # it takes its own
+        code, said = check(node, node.folder / "new" / "prefix", shell=shell, size=4096, files=3)
+    else:
+        code, said = check(node, node.folder / "new" / "prefix", shell=shell)
+        assert f"6.0 GiB are needed at {node.folder}, 762.9 GiB are free" in said
+    assert code == 0
+    assert [line for line in said.splitlines() if line.startswith("bad")] == []
+    assert "ok    glibc 2.28; the environment needs 2.28" in said
+    assert "note  CUDA 12.8 on a driver with CUDA 12.2 runs by minor-version compatibility" in said
+    assert "ok    torch 2.8.0 has code for NVIDIA A800-SXM4-80GB (compute capability 8.0)" in said
+    assert not list(node.folder.glob(".env*"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (
+            {"platform": "linux-aarch64"},
+            "bad   the environment is for linux-aarch64; this is x86_64",
+        ),
+        ({"glibc": "2.34"}, "bad   glibc 2.28; the environment needs 2.34"),
+        (
+            {"cuda": "13.0"},
+            "bad   CUDA 13.0 in the environment; the driver here (535.104.05) has CUDA 12.2",
+        ),
+        (
+            {"architectures": "7.5 9.0"},
+            "bad   torch 2.8.0 has no code for NVIDIA A800-SXM4-80GB (compute capability 8.0)",
+        ),
+        (
+            {"architectures": "7.0+PTX"},
+            "bad   torch 2.8.0 has no code",
+        ),  # the driver is older than what made the PTX
+    ],
+)
+def test_what_would_not_run_is_bad(node: Node, facts: dict[str, Any], said: str) -> None:
+    code, output = check(node, **facts)
+    assert code == 1
+    assert said in output
+    assert "      -> " in output
+    assert output.splitlines()[-1] == "1 bad: the environment would not run here as it is"
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"glibc": "2.5"}, "ok    glibc 2.28; the environment needs 2.5"),
+        ({"glibc": None}, "ok    glibc 2.28\n"),
+        ({"cuda": None}, "ok    no CUDA in the environment, so no GPU is needed"),
+        ({"cuda": "12.2"}, "ok    CUDA 12.2; the driver (535.104.05) has CUDA 12.2"),
+        ({"cuda": "11.8"}, "ok    CUDA 11.8; the driver (535.104.05) has CUDA 12.2"),
+        ({"architectures": "7.0+PTX", "cuda": "12.1"}, "ok    torch 2.8.0 has code for"),
+        ({"architectures": None}, "note  not known whether torch 2.8.0 was built for NVIDIA A800"),
+    ],
+)
+def test_what_runs_or_is_not_known_is_not_bad(node: Node, facts: dict[str, Any], said: str) -> None:
+    code, output = check(node, **facts)
+    assert code == 0
+    assert said in output
+
+
+@pytest.mark.parametrize("capability", ["7.0", "8.9", "12.1"])
+@pytest.mark.parametrize(
+    ("architectures", "cuda"),
+    [("7.0 8.0 9.0", "12.2"), ("7.5+PTX 12.0", "12.2"), ("8.6+PTX", "12.4")],
+)
+def test_sh_and_python_agree_on_which_gpu_runs_which_code(
+    node: Node, capability: str, architectures: str, cuda: str
+) -> None:
+    """The rule stands twice, in `torch_builds.runs_on` and in the script."""
+    node.add_gpu("NVIDIA X", "535.1", capability, "CUDA Version: 12.2")
+    runs = runs_on(tuple(architectures.split()), capability, ptx=cuda == "12.2")
+    assert check(node, architectures=architectures, cuda=cuda)[0] == (0 if runs else 1)
+
+
+def test_a_node_without_gpu_is_told_where_to_check(node: Node) -> None:
+    (node.bin / "nvidia-smi").unlink()
+    code, output = check(node)
+    assert code == 0
+    assert "no GPU that answers on this node: not checked" in output
+    assert "srun -p PARTITION --gres=gpu:1" in output
+
+
+def df(blocks: object, inodes: object) -> str:
+    return f"""case $1 in
+      -Pk) echo H; echo "me@o2ib:/lustre 90 1 {blocks} 1% /lustre" ;;
+      -Pi) echo H; echo "me@o2ib:/lustre 90 1 {inodes} 1% /lustre" ;;
+    esac"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "said"),
+    [
+        (5 << 20, 10**6, "5.0 GiB are free at"),
+        (9 << 20, 38999, "39000 files are needed at"),
+    ],
+)
+def test_a_full_disk_is_said_before_unpacking(
+    node: Node, blocks: int, inodes: int, said: str
+) -> None:
+    node.add("df", df(blocks, inodes))
+    code, output = check(node, node.folder / "p")
+    assert code == 1
+    assert said in output
+
+
+def test_a_disk_that_does_not_say_how_many_files_it_takes_is_not_full(node: Node) -> None:
+    node.add("df", df(9 << 20, 0))
+    assert check(node, node.folder / "p")[0] == 0
+    node.add("df", df("-", "-"))
+    assert check(node, node.folder / "p")[0] == 0
+
+
+LFS = """[ "$1 $2 $3" = "quota -q -u" ] || exit 1
+echo "/lustre/a/very/long/name"
+echo "    {used}  {soft} {hard} - {files} {soft_files} {hard_files} -"
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"used": 95 << 20, "hard": 100 << 20}, "5.0 GiB are left of your quota"),
+        ({"used": f"{101 << 20}*", "soft": 100 << 20}, "0 MiB are left of your quota"),
+        (
+            {"files": 170000, "soft_files": 190000, "hard_files": 200000},
+            "30000 files are left of your quota",
+        ),
+    ],
+)
+def test_a_lustre_quota_counts(node: Node, numbers: dict[str, Any], said: str) -> None:
+    empty = dict.fromkeys(("used", "soft", "hard", "files", "soft_files", "hard_files"), 0)
+    node.add("lfs", LFS.format(**{**empty, **numbers}))
+    code, output = check(node, node.folder / "p")
+    assert code == 1
+    assert said in output
+    node.add("lfs", LFS.format(**empty))
+    assert "your quota at" in check(node, node.folder / "p")[1]
+
+
+def test_any_other_quota_counts_for_its_own_disk(node: Node) -> None:
+    node.add("quota", 'echo "Disk quotas for user me (uid 1000):"\n'
+             'echo "nfs:/home 1 2 3 0 4 5 6 0"\n'
+             f'echo "/dev/sda1 {2 << 20} 0 {7 << 20} 0 4 5 600000 0"')  # fmt: skip
+    code, output = check(node, node.folder / "p")
+    assert code == 1
+    assert "5.0 GiB are left of your quota" in output
+
+
+def test_a_prefix_that_cannot_be_is_said(node: Node) -> None:
+    there = node.folder / "there"
+    there.mkdir()
+    code, output = check(node, there)
+    assert (code, "is there already" in output) == (1, True)
+    code, output = check(node, node.folder / ("x" * 200))
+    assert code == 1
+    assert "programs have room for 123" in output
+
+
+@pytest.mark.parametrize("name", ["it's", "a b", "$HOME", "数据", "v1.0_+@=,~-"])
+def test_a_prefix_that_bootstrap_would_refuse_is_said(node: Node, name: str) -> None:
+    strange = re.sub(r"[^' $]", "", name)
+    code, output = check(node, node.folder / name)
+    assert (code, f"has '{strange}' in it" in output) == ((1, True) if strange else (0, False)), (
+        output
+    )
+
+
+def test_an_environment_that_is_made_already_is_checked_where_it_is(node: Node) -> None:
+    kept = node.folder / "there" / ".airlift"
+    kept.mkdir(parents=True)
+    (kept / "tree.txt").write_bytes(b"- 00 bin/python\n")
+    node.add("df", df(1, 1))
+    node.add("sha256sum", f"exec {shutil.which('sha256sum')}")
+    code, output = check(node, kept.parent, tree=sha256_of_bytes(b"- 00 bin/python\n"))
+    assert (code, "ok    " + f"{kept.parent} is this very environment already" in output) == (
+        0,
+        True,
+    ), output
+    code, output = check(node, kept.parent, tree="0" * 64)
+    assert (code, "is there already" in output) == (1, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_noexec_disk_is_said(node: Node) -> None:
+    mounted = node.folder / "noexec"
+    mounted.mkdir()
+    inside = (
+        f"mount -t tmpfs -o noexec none {mounted} && TMPDIR={mounted} PATH={node.bin} "
+        f"sh {node.folder}/env-check.sh --environment {node.folder}/asset {mounted}/p"
+    )
+    check(node)  # writes env.json
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"bad   programs on {mounted} cannot be run" in done.stdout
+    assert (
+        f"note  {mounted} is mounted noexec: what triton or DeepSpeed compile there" in done.stdout
+    )
+
+
+def test_a_temporary_folder_that_is_not_there_is_said(node: Node) -> None:
+    code, output = check(node, environment={"TMPDIR": str(node.folder / "gone")})
+    assert code == 1
+    assert "cannot be written" in output
+
+
+def test_mpi4py_without_mpi_is_said(node: Node) -> None:
+    asset = node.folder / "asset"
+    asset.mkdir()
+    assert "MPI" not in check(node)[1]
+    lock = asset / "conda-lock.yml"
+    lock.write_text("  url: https://conda.example/linux-64/mpi4py-4.1.0-py311h0_0.conda\n")
+    assert "MPI" not in check(node)[1]
+    lock.write_text("  url: https://pypi.example/12/mpi4py-4.1.0-cp311-manylinux_2_17_x86_64.whl\n")
+    nowhere = {"LD_LIBRARY_PATH": str(node.folder / "mpi" / "lib")}
+    code, output = check(node, environment=nowhere)
+    if "mpi4py finds MPI: /usr" not in output:  # this machine's own
+        assert (code, "module load an MPI" in output) == (0, True)
+    (node.folder / "mpi" / "lib").mkdir(parents=True)
+    (node.folder / "mpi" / "lib" / "libmpi.so.40").touch()
+    assert (
+        f"mpi4py finds MPI: {node.folder}/mpi/lib/libmpi.so.40"
+        in check(node, environment=nowhere)[1]
+    )
+    with lock.open("a") as more:
+        more.write("  url: https://conda.example/linux-64/openmpi-5.0.6-0.conda\n")
+    assert "MPI is in the environment: openmpi-5.0.6-0.conda" in check(node)[1]
+
+
+def test_a_wrong_call_is_wrong_usage(node: Node) -> None:
+    done = node.run("env-check.sh", "a", "b")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: sh env-check.sh" in done.stderr
+    done = node.run("env-check.sh", "--force")
+    assert (done.returncode, "unknown option --force" in done.stderr) == (2, True)
+    done = node.run("env-check.sh", "--help")
+    assert (done.returncode, "usage: sh env-check.sh" in done.stdout) == (0, True)
+
+
+# --- stage env check
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle with one environment, for a machine such as this, and a note."""
+    root = tmp_path / "bundle"
+    facts = {
+        **FACTS,
+        "glibc": "2.17",
+        "cuda": None,
+        "torch": None,
+        "platform": f"linux-{machine()}",
+        "size": 4096,
+    }
+    contents = {
+        "data/envs/train/env.json": json.dumps(facts, indent=1, sort_keys=True),
+        "data/files/notes/n": "note",
+    }
+    assets = {}
+    for path, text in contents.items():
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text(text)
+    for kind, path in zip(("environment", "files"), contents, strict=True):
+        data = (root / path).read_bytes()
+        name = Path(path).parent.name
+        locked = LockedFile(path, len(data), sha256_of_bytes(data), None, path)
+        environment = (
+            LockedEnvironment(facts["platform"], {}, (), "0" * 64)
+            if kind == "environment"
+            else None
+        )
+        source = Source("path", "x")
+        assets[name] = LockedAsset(
+            name, kind, {"path": "x"}, source, (locked,), environment=environment
+        )
+    finish(root, Lockfile("made", dict(sorted(assets.items()))), b"format: 1\n", ())
+    return root
+
+
+def machine() -> str:
+    return {"x86_64": "64", "aarch64": "aarch64"}[os.uname().machine]
+
+
+def stage_env_check(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stage", "env", "check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_checks_this_very_machine(bundle: Path, tmp_path: Path) -> None:
+    done = stage_env_check(bundle, "--prefix", tmp_path / "new")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok    glibc" in done.stdout
+    assert "39000 files" in done.stdout
+
+
+def test_the_command_says_what_is_bad_and_exits_with_1(bundle: Path) -> None:
+    done = stage_env_check(bundle, "train", "--prefix", bundle)
+    assert done.returncode == 1
+    assert f"bad   {bundle} is there already\n      -> Choose another path" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asset", "said"),
+    [("notes", "is a files, not an environment"), ("trian", "no asset named `trian`")],
+)
+def test_the_command_names_the_environments_there_are(bundle: Path, asset: str, said: str) -> None:
+    done = stage_env_check(bundle, asset)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "train" in done.stderr

@@ -1,0 +1,419 @@
+"""`node-local.sh`: one unpack per node for all jobs, complete or absent, if the process is killed.
+
+The environment is small and its bootstrap.sh slow enough to be caught in the act; node-local.sh is
+the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from stage.digests import sha256_of_bytes
+from tests.support.environment.laptop import EnvironmentLaptop
+from tests.support.node import SHELLS, TEMPLATES
+
+MADE = ("bin/python", *(f"lib/{number}.py" for number in range(6)), "lib/a b.py", "lib/link")
+LISTED = "".join(f"- {'0' * 64} {path}\n" for path in MADE)  # .airlift/tree.txt
+TREE = sha256_of_bytes(LISTED.encode())
+BOOTSTRAP = """\
+set -eu
+here=${0%/*}
+echo unpacking $$ >>"$here/unpacked"
+mkdir "$1.part.$$"
+tar -xzf "$here/image.tar.gz" -C "$1.part.$$"
+while [ -e "$here/slow" ]; do sleep 0.05; done
+mv "$1.part.$$" "$1"
+echo "made; tree and so on"
+"""
+
+
+@dataclass
+class Node:
+    """The asset's folder on the shared disk, and a root on the node's own."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def asset(self) -> Path:
+        return self.folder / "asset"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def base(self) -> Path:
+        return self.root / f"airlift-{os.getuid()}"
+
+    @property
+    def prefix(self) -> Path:
+        return self.base / TREE[:16]
+
+    @property
+    def unpacked(self) -> int:
+        """How often it was unpacked."""
+        log = self.asset / "unpacked"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def make(self, size: int = 4096) -> None:
+        self.asset.mkdir()
+        self.root.mkdir()
+        files = self.folder / "files"
+        (files / "bin").mkdir(parents=True)
+        (files / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+        (files / "bin" / "python").chmod(0o755)
+        (files / "lib").mkdir()
+        for path in MADE[1:-1]:
+            (files / path).write_text("")
+        (files / "lib" / "link").symlink_to("0.py")
+        (files / ".airlift").mkdir()
+        (files / ".airlift" / "tree.txt").write_text(LISTED)
+        (files / ".airlift" / "env.json").write_text("{}")
+        with tarfile.open(self.asset / "image.tar.gz", "w:gz") as tar:
+            tar.add(files, ".")
+        facts = {
+            "files": 9,
+            "format": 1,
+            "modules": 0,
+            "size": size,
+            "tree": TREE,
+            "virtual_packages": {"tree": "not"},
+        }
+        (self.asset / "env.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        (self.asset / "bootstrap.sh").write_text(BOOTSTRAP)
+        (self.asset / "node-local.sh").write_bytes((TEMPLATES / "node-local.sh").read_bytes())
+
+    def start(self, *shell: str) -> subprocess.Popen[str]:
+        command = [*(shell or ("sh",)), str(self.asset / "node-local.sh"), str(self.root)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *shell: str, code: int = 0) -> str:
+        """Runs it to the end; what it said."""
+        out, said = self.start(*shell).communicate(timeout=60)
+        assert self.started[-1].returncode == code, said
+        assert out == (f"{self.prefix}\n" if code == 0 else "")
+        return said
+
+    def slow(self) -> None:
+        (self.asset / "slow").touch()
+
+    def quick(self) -> None:
+        (self.asset / "slow").unlink()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    node.make()
+    yield node
+    for process in node.started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_the_first_job_unpacks_and_later_ones_find_it_there(node: Node, shell: list[str]) -> None:
+    said = node.run(*shell)
+    assert f"unpacked 11 files to {node.prefix}" in said
+    assert (node.prefix / "lib" / "link").is_symlink()
+    assert f"reusing {node.prefix}, 9 files" in node.run(*shell)
+    assert node.unpacked == 1
+    assert node.base.stat().st_mode & 0o777 == 0o700
+    assert not list(node.base.glob("*.lock")) + list(node.base.glob("*.part*"))
+
+
+def have_said_something(processes: Sequence[subprocess.Popen[str]]) -> int:
+    """How many have written to stderr, which is not read here."""
+    return len(select.select([process.stderr for process in processes], [], [], 0)[0])
+
+
+def test_many_at_once_unpack_once(node: Node) -> None:
+    node.slow()
+    processes = [node.start() for _ in range(6)]
+    until(lambda: node.unpacked)
+    until(lambda: len(list(node.base.glob("*.lock"))) == 1)
+    until(lambda: have_said_something(processes) >= 5)  # the five that wait
+    node.quick()
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [out for out, _ in said] == [f"{node.prefix}\n"] * 6
+    assert node.unpacked == 1
+    assert any("waiting: process" in err for _, err in said)
+
+
+def test_who_waits_for_a_job_that_is_killed_takes_over(node: Node) -> None:
+    node.slow()
+    first = node.start()
+    until(lambda: node.unpacked == 1)
+    second = node.start()
+    until(lambda: have_said_something([second]))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    until(lambda: node.unpacked == 2)
+    node.quick()
+    out, said = second.communicate(timeout=60)
+    assert (second.returncode, out) == (0, f"{node.prefix}\n"), said
+    assert f"took over from process {first.pid}" in said
+
+
+def test_a_lock_left_by_a_dead_job_is_taken_over_at_once(node: Node) -> None:
+    node.slow()
+    first = node.start()
+    until(lambda: node.unpacked == 1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    node.quick()
+    assert "took over" in node.run()
+
+
+def test_a_process_that_only_has_the_number_of_the_holder_is_not_the_holder(node: Node) -> None:
+    """Process numbers are used again: here by this test itself."""
+    lock = node.prefix.with_name(f"{node.prefix.name}.lock")
+    node.run()
+    (node.prefix / "lib" / "link").unlink()
+    lock.mkdir()
+    (lock / "holder").write_text(f"{os.uname().nodename} {os.getpid()} 1\n")
+    assert f"took over from process {os.getpid()}" in node.run()
+
+
+def test_a_lock_whose_maker_died_before_signing_it_ages_out(node: Node) -> None:
+    lock = node.prefix.with_name(f"{node.prefix.name}.lock")
+    node.base.mkdir(mode=0o700)
+    lock.mkdir()
+    os.utime(lock, (time.time() - 130, time.time() - 130))
+    assert "took over" in node.run()
+
+
+def test_a_stop_in_the_middle_leaves_no_lock_and_no_prefix(node: Node) -> None:
+    node.slow()
+    first = node.start()
+    until(lambda: node.unpacked == 1)
+    os.killpg(first.pid, signal.SIGTERM)
+    first.communicate(timeout=120)
+    assert first.returncode != 0
+    assert not node.prefix.exists()
+    assert not list(node.base.glob("*.lock"))
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_an_environment_that_lost_files_to_a_sweep_is_unpacked_again(
+    node: Node, shell: list[str]
+) -> None:
+    node.run(*shell)
+    (node.prefix / "lib" / "__pycache__").mkdir()
+    for number in range(5):  # more than there were is fine, and does not make up for what is lost
+        (node.prefix / "lib" / "__pycache__" / f"{number}.cpython-310.opt-1.pyc").touch()
+    assert "reusing" in node.run(*shell)
+    for lost, said in (
+        ("lib/a b.py", "lost files (1 of 9 files, such as lib/a b.py); unpacking it again"),
+        ("lib/link", "lost files (1 of 9 files, such as lib/link)"),
+        ("bin/python", "lost files (bin/python)"),
+        (".airlift/env.json", "lost files (.airlift/env.json)"),
+        (".airlift/tree.txt", "lost files (.airlift/tree.txt)"),
+    ):
+        (node.prefix / lost).unlink()
+        assert said in node.run(*shell)
+        assert os.path.lexists(node.prefix / lost)
+
+
+@pytest.mark.parametrize("through", ["itself", "a link"])
+def test_an_environment_that_lost_files_is_not_taken_from_under_a_job(
+    node: Node, through: str
+) -> None:
+    """/proc tells where a program is; a root such as /scratch is often a link to that place."""
+    if through == "a link":
+        (node.folder / "disk").mkdir()
+        node.root.rmdir()
+        node.root.symlink_to(node.folder / "disk")
+    node.run()
+    sleep = node.prefix / "bin" / "sleep"
+    sleep.write_bytes(Path("/bin/sleep").read_bytes())
+    sleep.chmod(0o755)
+    job = subprocess.Popen([sleep, "60"])
+    try:
+        (node.prefix / "lib" / "3.py").unlink()
+        said = node.run(code=5)
+        assert "such as lib/3.py), and a job still runs from it: it is left as it is" in said
+        assert sleep.exists()
+        assert node.unpacked == 1
+        assert not list(node.base.glob("*.lock"))
+    finally:
+        job.kill()
+        job.wait()
+    assert "unpacking it again" in node.run()
+
+
+def older(node: Node, name: str, days: float) -> Path:
+    """Another environment, used so many days ago."""
+    other = node.base / name
+    (other / "bin").mkdir(parents=True)
+    (other / "bin" / "sleep").write_bytes(Path("/bin/sleep").read_bytes())
+    (other / "bin" / "sleep").chmod(0o755)
+    stamp = node.base / f"{name}.used"
+    stamp.touch()
+    os.utime(stamp, (time.time() - days * 86400,) * 2)
+    return other
+
+
+def test_what_no_job_used_for_two_weeks_is_removed_but_not_what_runs(node: Node) -> None:
+    node.run()
+    old, recent, running = (
+        older(node, "old", 15),
+        older(node, "recent", 13),
+        older(node, "running", 20),
+    )
+    process = subprocess.Popen([running / "bin" / "sleep", "60"])
+    try:
+        said = node.run()
+    finally:
+        process.kill()
+        process.wait()
+    assert f"removing {old} (1 files): not used for 14 days" in said
+    assert (old.exists(), recent.exists(), running.exists(), node.prefix.exists()) == (
+        False,
+        True,
+        True,
+        True,
+    )
+    assert not (node.base / "old.used").exists()
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_what_killed_jobs_left_is_removed_and_nothing_else(node: Node, shell: list[str]) -> None:
+    node.run(*shell)
+    dead, alive = gone(), os.getpid()
+    parts = {
+        f"other.part.{dead}": 2, f"other.part.broken.{dead}": 2, f"other.lock.stale.{dead}": 2,
+        "other.part.gone": 2,
+        f"other.part.{alive}": 2, f"young.part.{dead}": 0.5,
+    }  # fmt: skip
+    for name, days in parts.items():
+        (node.base / name / "lib").mkdir(parents=True)
+        os.utime(node.base / name, (time.time() - days * 86400,) * 2)
+    stale, held, unstamped = (
+        older(node, "stale", 20),
+        older(node, "held", 20),
+        older(node, "unstamped", 20),
+    )
+    (node.base / "unstamped.used").unlink()
+    born = Path(f"/proc/{alive}/stat").read_text().rpartition(") ")[2].split()[19]
+    for name, holder in (
+        ("stale", f"{dead} 1"),
+        ("held", f"{alive} {born}"),
+        ("never", f"{dead} 1"),
+    ):
+        lock = node.base / f"{name}.lock"
+        lock.mkdir()
+        (lock / "holder").write_text(f"{os.uname().nodename} {holder}\n")
+        os.utime(lock, (time.time() - 20 * 86400,) * 2)
+    said = node.run(*shell)
+    assert f"removing {stale} (1 files): not used for 14 days" in said
+    assert (stale.exists(), held.exists(), unstamped.exists()) == (False, True, True)
+    names = {path.name for path in node.base.iterdir()}
+    assert sorted(name for name in names if not name.startswith(node.prefix.name)) == sorted([
+        "held", "held.lock", "held.used", f"other.part.{alive}",
+        "unstamped", "unstamped.used", f"young.part.{dead}",
+    ])  # fmt: skip
+
+
+def test_what_a_killed_job_left_stays_while_a_program_runs_from_it(node: Node) -> None:
+    node.run()
+    broken = older(node, f"other.part.broken.{gone()}", 2)
+    os.utime(broken, (time.time() - 2 * 86400,) * 2)
+    job = subprocess.Popen([broken / "bin" / "sleep", "60"])
+    try:
+        node.run()
+        assert (broken / "bin" / "sleep").exists()
+    finally:
+        job.kill()
+        job.wait()
+    assert f"removing {broken}" in node.run()
+    assert not broken.exists()
+
+
+def test_room_is_made_by_what_is_not_in_use_and_missing_room_is_said(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.make(size=1 << 50)
+    node.base.mkdir(mode=0o700)
+    idle, fresh = older(node, "idle", 1), older(node, "fresh", 0)
+    said = node.run(code=5)
+    assert f"removing {idle} (1 files): room is needed" in said
+    assert f"MiB and 9 files are needed in {node.root}, and are not free" in said
+    assert "AIRLIFT_NODE_ROOT" in said
+    assert fresh.exists()  # its job may be about to start
+    assert node.unpacked == 0
+
+
+@pytest.mark.parametrize("how", ["open", "link"])
+def test_a_folder_that_others_could_write_is_not_trusted(node: Node, how: str) -> None:
+    if how == "open":
+        node.base.mkdir()
+        node.base.chmod(0o777)
+    else:
+        (node.folder / "elsewhere").mkdir(mode=0o700)
+        node.base.symlink_to(node.folder / "elsewhere")
+    assert "not a folder of yours alone" in node.run(code=1)
+
+
+def test_a_damaged_bundle_leaves_nothing(node: Node) -> None:
+    (node.asset / "bootstrap.sh").write_text('echo "the image is damaged" >&2; exit 1\n')
+    assert "the image is damaged" in node.run(code=1)
+    assert sorted(path.name for path in node.base.iterdir()) == []
+
+
+def test_a_root_that_is_not_there_is_said(node: Node) -> None:
+    node.root.rmdir()
+    assert "is not a folder that you can write" in node.run(code=5)
+
+
+def test_a_real_environment_runs_from_the_nodes_own_disk(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """A real asset: bootstrap.sh unpacks, relocates and checks; later jobs find it complete."""
+    asset = environment_laptop.asset
+    command = ["sh", str(asset / "node-local.sh"), str(tmp_path)]
+    first, second = (
+        subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False)
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    prefix = Path(first.stdout.strip())
+    tree = json.loads((asset / "env.json").read_text())["tree"]
+    assert prefix == tmp_path / f"airlift-{os.getuid()}" / tree[:16]
+    shown = subprocess.run(
+        [prefix / "bin" / "greet"], env={}, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == "hello from the environment 1.1\n"
+    assert "unpacked" in first.stderr
+    assert (second.stdout, "reusing" in second.stderr) == (first.stdout, True), second.stderr

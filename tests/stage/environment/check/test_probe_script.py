@@ -1,0 +1,198 @@
+"""`env-probe.sh` prints a profile that `stage` reads, with any shell and driver, and never hangs.
+
+The node around it is made of small programs on PATH that answer as the real ones do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from stage.environment.check.torch_builds import numbers
+from stage.environment.spec.profile import Profile
+from tests.support.node import SHELLS, TEMPLATES, Node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def profile_of(node: Node, shell: Sequence[str] = ("sh",), **environment: str) -> Profile:
+    done = node.run("env-probe.sh", shell=shell, **environment)
+    assert done.returncode == 0, done.stderr
+    path = node.folder / "printed.yml"
+    path.write_text(done.stdout)
+    return Profile.load(path)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_any_shell_prints_the_whole_profile(node: Node, shell: Sequence[str]) -> None:
+    node.add_gpu("NVIDIA A800-SXM4-80GB", "535.104.05", "8.0", "CUDA Version: 12.2")
+    node.add("mpirun", 'echo "mpirun (Open MPI) 4.1.5"; echo; echo "Report bugs to"')
+    profile = profile_of(node, shell, LOADEDMODULES="slurm/22:nvidia/cuda/12.2")
+    assert profile == Profile(
+        path=profile.path,
+        name="a800",
+        platform="linux-64",
+        glibc="2.28",
+        linux=".".join(os.uname().release.split(".")[:2]),
+        cuda="12.2",
+        compute_capability="8.0",
+        gpu="NVIDIA A800-SXM4-80GB",
+        mpi="openmpi 4.1.5",
+        modules=("slurm/22", "nvidia/cuda/12.2"),
+    )
+    assert sorted(p.name for p in node.folder.iterdir()) == [
+        "bin",
+        "env-check.sh",
+        "env-probe.sh",
+        "printed.yml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "capability", "header", "cuda", "expected", "called"),
+    [
+        ("NVIDIA H200", "570.86.15", "9.0", "CUDA Version: 12.8", "12.8", "9.0", "h200"),
+        ("Tesla V100-SXM2-32GB", "470.57.02", None, "CUDA Version: 11.4", "11.4", "7.0", "v100"),
+        ("Tesla K80", "450.80.02", None, "CUDA Version: N/A", "11.0", "3.7", "k80"),
+        ("NVIDIA GeForce RTX 3090", "495.46", None, "CUDA Version: 11.5", "11.5", "8.6", "rtx"),
+        ("NVIDIA L40S", "525.60.13", "8.9", "CUDA Version: 12.0", "12.0", "8.9", "l40s"),
+        ("NVIDIA B200", "580.65.06", "10.0", "CUDA Version: 13.0", "13.0", "10.0", "b200"),
+        ("NVIDIA B200", "595.10", "10.0", "CUDA UMD Version: 13.2", "13.2", "10.0", "b200"),
+        ("NVIDIA A800 80GB PCIe", "520.61.05", "8.0", "", "11.8", "8.0", "a800"),
+    ],
+)
+def test_every_driver_says_it_in_its_own_way(
+    node: Node,
+    name: str,
+    driver: str,
+    capability: str | None,
+    header: str,
+    cuda: str,
+    expected: str,
+    called: str,
+) -> None:
+    node.add_gpu(name, driver, capability, header)
+    profile = profile_of(node)
+    assert (profile.cuda, profile.compute_capability, profile.gpu) == (cuda, expected, name)
+    assert profile.name == called
+
+
+def test_a_gpu_that_nobody_knows_is_left_to_fill_in(node: Node) -> None:
+    node.add_gpu("NVIDIA X9000", "460.10", None, "CUDA Version: 11.2")
+    done = node.run("env-probe.sh")
+    assert "compute capability" in done.stderr
+    assert '# cuda: "11.2"' in done.stdout
+    assert profile_of(node).cuda is None
+
+
+def test_where_the_login_node_has_no_gpu_the_command_that_has_one_is_said(node: Node) -> None:
+    node.add(
+        "sinfo",
+        'case $1 in -V) echo "slurm 22.05.8";; '
+        '*) echo "cpu (null)"; echo "a800 gpu:a800:8(S:0-1)";; esac',
+    )
+    done = node.run("env-probe.sh")
+    command = f"srun -p a800 --gres=gpu:1 -t 5 sh {node.folder}/env-probe.sh"
+    assert command in done.stderr
+    assert command in done.stdout
+    assert "#   partition a800 gpu:a800:8" in done.stdout
+    assert profile_of(node).compute_capability is None
+
+
+def test_a_broken_driver_is_no_gpu(node: Node) -> None:
+    node.add(
+        "nvidia-smi",
+        'echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.";'
+        "exit 9",
+    )
+    assert "no GPU that answers" in node.run("env-probe.sh").stderr
+    assert profile_of(node).cuda is None
+
+
+def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
+    """nvidia-smi hangs without its GPU, sinfo without its controller; with children that stay."""
+    script = node.folder / "env-probe.sh"
+    script.write_text(re.sub(r"(limited [a-z]+) \d+", r"\1 1", script.read_text()))
+    for name in ("nvidia-smi", "sinfo", "mpirun"):
+        node.add(name, "trap '' TERM\nsleep 300")
+    profile = profile_of(node)
+    assert (profile.cuda, profile.mpi) == (None, None)
+    assert profile.glibc == "2.28"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("mpirun (Open MPI) 5.0.6", "openmpi 5.0.6"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307", "intel mpi 2021.9"),
+        ("HYDRA build details:\n    Version:                                 4.0.2", "mpich 4.0.2"),
+        ('strange: "quoted" \\ MPI', "strange: quoted MPI"),
+    ],
+)
+def test_each_mpi_is_called_by_its_name(node: Node, said: str, expected: str) -> None:
+    node.add("mpirun", f"cat <<'END'\n{said}\nEND")
+    assert profile_of(node).mpi == expected
+
+
+def test_modules_are_named_where_the_module_command_lives(node: Node) -> None:
+    init = node.folder / "lmod" / "init"
+    init.mkdir(parents=True)
+    (init / "sh").write_text(
+        "module() { echo /apps/modules:; echo cuda/12.2; echo gcc/12; echo openmpi/4.1.5; }\n"
+    )
+    assert (
+        "# Modules here: cuda/12.2 openmpi/4.1.5"
+        in node.run("env-probe.sh", LMOD_PKG=str(init.parent)).stdout
+    )
+
+
+@pytest.mark.parametrize("getconf", ["exit 1", "echo undefined"])
+@pytest.mark.parametrize(
+    ("ldd", "glibc"),
+    [("ldd (GNU libc) 2.17", "2.17"), ("ldd (Ubuntu GLIBC 2.35-0ubuntu3.8) 2.35", "2.35")],
+)
+def test_glibc_is_asked_of_ldd_where_getconf_does_not_know(
+    node: Node, getconf: str, ldd: str, glibc: str
+) -> None:
+    node.add("getconf", getconf)
+    node.add("ldd", f'echo "{ldd}"; echo "Copyright (C) 2012"')
+    assert profile_of(node).glibc == glibc
+
+
+def test_a_machine_that_nothing_is_made_for_is_told_so(node: Node) -> None:
+    node.add("getconf", "exit 1")
+    node.add("ldd", 'echo "musl libc (x86_64)" >&2; exit 1')
+    done = node.run("env-probe.sh")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "musl" in done.stderr
+    node.add("uname", "echo ppc64le")
+    assert "ppc64le" in node.run("env-probe.sh").stderr
+
+
+def test_the_command_prints_this_machines_profile(tmp_path: Path) -> None:
+    """The real thing: nothing around it is made up."""
+    (tmp_path / "p.yml").write_text(run_stage("env", "probe"))
+    profile = Profile.load(tmp_path / "p.yml")
+    assert numbers(profile.linux) == numbers(os.uname().release)
+    assert profile.glibc == os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")
+
+
+def test_the_script_can_be_had_to_carry() -> None:
+    assert run_stage("env", "probe", "--script") == (TEMPLATES / "env-probe.sh").read_text()
+
+
+def run_stage(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,354 @@
+"""A manifest is read; every mistake is reported with file:line before any request is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage.errors import PolicyError, UsageError
+from stage.lock.manifest import Manifest
+from stage.lock.requests import (
+    DatasetRequest,
+    EnvironmentRequest,
+    ModelRequest,
+    PathRequest,
+    UrlRequest,
+    as_lock_request,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+EVERY_KIND = """\
+format: 1
+name: bert-large-wikitext2
+policy:
+  licences: [apache-2.0, cc-by-sa-3.0]
+assets:
+  bert-large-uncased:
+    model: google-bert/bert-large-uncased
+    revision: main
+    include: ["*.safetensors", "*.json", "vocab.txt"]
+    exclude: "onnx/"
+  tok:
+    tokenizer: bert-base-uncased
+  wikitext-2:
+    dataset: Salesforce/wikitext
+    config: wikitext-2-raw-v1
+    splits: [train, validation]
+  cifar-10:
+    url: https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz
+    sha256: 6D958BE074577803D12ECDEFD02955F39262C83C16FE9348329D7FE0B5C001CE
+    unpack: true
+    convert: cifar
+  prompts:
+    path: ./midjourney_prompt_dataset.csv
+    convert: csv
+  train-env:
+    environment: ../envs/bert-large.yml
+    profile: ../envs/profiles/a800.yml
+"""
+
+
+def load(folder: Path, text: str) -> Manifest:
+    path = folder / "x.yaml"
+    path.write_text(text)
+    return Manifest.load(path)
+
+
+def asset(entry: str, head: str = "format: 1\n") -> str:
+    return f"{head}assets:\n  a:\n" + "".join(f"    {line}\n" for line in entry.splitlines())
+
+
+def test_every_kind_of_asset_is_read_with_its_options(tmp_path: Path) -> None:
+    manifest = load(tmp_path, EVERY_KIND)
+    assert manifest.name == "bert-large-wikitext2" and manifest.licences == (
+        "apache-2.0",
+        "cc-by-sa-3.0",
+    )
+    assert manifest.text == EVERY_KIND.encode() and manifest.lock_path == tmp_path / "x.lock"
+    assert dict(manifest.requests) == {
+        "bert-large-uncased": ModelRequest(
+            repository="google-bert/bert-large-uncased",
+            include=("*.safetensors", "*.json", "vocab.txt"),
+            exclude=("onnx/",),
+        ),
+        "tok": ModelRequest(repository="bert-base-uncased", tokenizer_only=True),
+        "wikitext-2": DatasetRequest(
+            repository="Salesforce/wikitext",
+            config="wikitext-2-raw-v1",
+            splits=("train", "validation"),
+        ),
+        "cifar-10": UrlRequest(
+            url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            unpack=True,
+            convert="cifar",
+        ),
+        "prompts": PathRequest(path="./midjourney_prompt_dataset.csv", convert="csv"),
+        "train-env": EnvironmentRequest(
+            environment="../envs/bert-large.yml", profile="../envs/profiles/a800.yml"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "manifests").glob("*.yaml")), ids=lambda path: path.name
+)
+def test_our_own_manifests_are_read(path: Path) -> None:
+    assert Manifest.load(path).requests
+
+
+def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
+    assert load(tmp_path, asset("model: a/b")).name == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("name: x\nassets: {a: {model: b}}\n", None, "`format` is missing|Write `format: 1`"),
+        ("format: 0\nassets: {a: {model: b}}\n", 1, "`format` should be 1, found the number 0"),
+        (
+            "format: 2\nassets: {a: {model: b}}\n",
+            1,
+            "format 2; this version of airlift reads format 1|Use a newer airlift",
+        ),
+        (
+            "format: true\nassets: {a: {model: b}}\n",
+            1,
+            "`format` should be 1, found true|Write `format: 1`",
+        ),
+        (
+            "format: on\nassets: {a: {model: b}}\n",
+            1,
+            "`format` should be 1, found `on`, which YAML reads as true",
+        ),
+        ("format: 1\n", None, "no assets"),
+        ("format: 1\nassets: {}\n", 2, "no assets"),
+        ("format: 1\nassets: [a]\n", 2, "`assets` should be a mapping"),
+        ("format: 1\nasets: {}\n", 2, "unknown key `asets`|`assets`"),
+        (
+            "format: 1\nname: 7\nassets: {a: {model: b}}\n",
+            2,
+            "`name` should be text, found the number 7|quotes",
+        ),
+        ("format: 1\nname:\nassets: {a: {model: b}}\n", 2, "`name` should be text"),
+        (asset("model: a/b\nrevison: main"), 5, "unknown key `revison` in `assets.a`|`revision`"),
+        (asset("modle: a/b"), 4, "unknown key `modle`|`model`"),
+        (asset("revision: main"), 3, "does not say what it is|model, tokenizer, dataset"),
+        (asset("model: a/b\ndataset: a/c"), 3, "has both `model` and `dataset`"),
+        (asset("model: a/b\nsplits: [train]"), 5, "unknown key `splits`"),
+        (asset("tokenizer: a/b\ninclude: ['*']"), 5, "unknown key `include`"),
+        ("format: 1\nassets:\n  a: org/name\n", 3, "should be a mapping such as `model: org/name`"),
+        ("format: 1\nassets:\n  a:\n", 3, "should be a mapping"),
+        ("format: 1\nassets:\n  a b: {model: x}\n", 3, "cannot name an asset"),
+        ("format: 1\nassets:\n  ../a: {model: x}\n", 3, "cannot name an asset"),
+        (asset("model: https://huggingface.co/a/b"), 4, "is an address|`model: a/b`"),
+        (asset("dataset: hf://datasets/a/b"), 4, "is an address|`dataset: a/b`"),
+        (asset("model: a/b/c"), 4, "should be a repository such as org/name"),
+        (asset("model: a/.."), 4, "should be a repository"),
+        (
+            asset("model: ./folder"),
+            4,
+            "is a local file or folder; `model` names a repository on the Hub",
+        ),
+        (
+            asset("dataset: rows.csv"),
+            4,
+            "is a local file or folder; `dataset` names a repository on the Hub",
+        ),
+        (asset("model: 'a b'"), 4, "should be a repository"),
+        (asset("model: [a/b]"), 4, "`model` should be text"),
+        (asset("path: http://h/x.csv"), 4, "this is an address|Write `url: http://h/x.csv`"),
+        (
+            asset("model: a/b\ninclude: [{x: y}]"),
+            5,
+            "should be a list of texts; item 1 is a mapping",
+        ),
+        (asset("model:"), 4, "`model` should be text, found nothing"),
+        ("format: 1\nassets:\n", 2, "`assets` should be a mapping, found nothing"),
+        (
+            asset("model: a/b\nrevision: 1234567"),
+            5,
+            '`revision` should be text, found the number 1234567|revision: "1234567"',
+        ),
+        (asset("model: a/b\nrevision: 1.10"), 5, 'found the number 1.10|revision: "1.10"'),
+        (
+            asset("dataset: a/b\nconfig: no"),
+            5,
+            '`config` should be text, found `no`, which YAML reads as false|config: "no"',
+        ),
+        (
+            asset("dataset: a/b\nsplits: [train,\n      yes]"),
+            6,
+            "item 2 is `yes`, which YAML reads as true|in quotes",
+        ),
+        (
+            asset("url: https://x/y\nconvert: yes"),
+            5,
+            "one of csv, json, jsonl, text|found `yes`, which YAML reads as true",
+        ),
+        (asset("url: https://x/y\nconvert: true"), 5, "one of csv, json, jsonl, text|found true."),
+        (asset("model: a/b\nrevision: 1e4567"), 5, "`revision` should be text|quotes"),
+        (asset("model: a/b\nrevision: ''"), 5, "`revision` should be text"),
+        (asset("model: a/b\ninclude: [1]"), 5, "`include` should be a list of texts"),
+        (asset("model: a/b\ninclude: {a: b}"), 5, "`include` should be a list of texts"),
+        (asset("model: a/b\nallow_code: 'yes'"), 5, "should be true or false"),
+        (asset("model: a/b\nbase: other/base"), 5, "should be true or false"),
+        (asset("dataset: a/b\nsplits: ''"), 5, "`splits` should be a list"),
+        (asset("url: https://x/y\nconvert: xml"), 5, "`convert` should be one of csv, json"),
+        (asset("url: file:///etc/passwd"), 4, "should begin with https://"),
+        (asset("url: https://x/y\nsha256: abc"), 5, "`sha256` should be 64 hex digits"),
+        (asset("url: https://x/y\nunpack: 1"), 5, "should be true or false"),
+        (
+            asset("model: a/b", "format: 1\npolicy: {license: [mit]}\n"),
+            2,
+            "unknown key `license`|`licences`",
+        ),
+        (asset("model: a/b\nlicence: mit\nlicense: mit"), 6, "two spellings of one key"),
+        (
+            asset("url: https://x/y\nconvert: json\nseparator: ';'"),
+            6,
+            "`separator` goes with `convert: csv`",
+        ),
+        (
+            asset("url: https://x/y\nconvert: csv\nseparator: '::'"),
+            6,
+            "`separator` should be one character",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int | None, said: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, text)
+    message = str(refusal.value)
+    assert message.startswith(
+        f"{tmp_path / 'x.yaml'}:{line}: " if line else f"{tmp_path / 'x.yaml'}: "
+    )
+    assert [part for part in said.split("|") if part not in message] == []
+
+
+ALL_AT_ONCE = """\
+format: 1
+nam: x
+licence: mit
+assets:
+  a: {modle: x/y}
+  b: {model: x/y}
+  c: {path: 7}
+  d: {model: a/b/c, revision: 1, revison: main, allow_code: 3}
+  b: {model: x/z}
+  e: {path: ~/not there, convert: cvs}
+  f: {path: /not/there}
+  g: {path: not/there}
+name: x
+name: y
+"""
+
+
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    """Once unknown keys and keys written twice came one at a time, and one mistake per asset."""
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, ALL_AT_ONCE)
+    message = str(refusal.value)
+    found = [int(line) for line in re.findall(r"^  \d+\. \S+x\.yaml:(\d+): ", message, re.M)]
+    assert found == [2, 3, 5, 7, 8, 8, 8, 8, 9, 10, 10, 11, 12, 14], message
+    assert "x.yaml: 14 mistakes" in message
+    assert "Did you mean `model`?" in message and "Did you mean `name`?" in message
+    assert message.count("Valid keys: format, name, assets, policy.") == 1, message
+    assert "`name` is written twice (first on line 13)." in message
+
+
+def test_paths_are_called_relative_only_if_they_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, ALL_AT_ONCE)
+    lines = str(refusal.value).splitlines()
+    remedies = [lines[n + 1] for n, line in enumerate(lines) if "there is no" in line]
+    relative = ["Paths are relative to the manifest's folder" in remedy for remedy in remedies]
+    assert relative == [False, False, True]
+
+
+def test_a_mistyped_conversion_gets_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Did you mean `csv`"):
+        load(tmp_path, asset("url: https://x/y\nconvert: cvs"))
+
+
+def test_licence_is_read_in_both_spellings(tmp_path: Path) -> None:
+    theirs = "format: 1\npolicy: {licenses: [mit]}\nassets:\n  a: {model: x/y, license: mit}\n"
+    assert (
+        load(tmp_path, theirs).requests
+        == load(tmp_path, theirs.replace("license", "licence")).requests
+    )
+    assert load(tmp_path, theirs).licences == ("mit",)
+
+
+def test_assets_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"\.yaml:\d+: the assets `Bert` and `bert`"):
+        load(tmp_path, "format: 1\nassets:\n  bert: {model: a/b}\n  Bert: {model: a/c}\n")
+
+
+def test_the_lock_records_what_a_person_would_write(tmp_path: Path) -> None:
+    requests = load(tmp_path, EVERY_KIND).requests
+    assert as_lock_request(requests["bert-large-uncased"]) == {
+        "model": "google-bert/bert-large-uncased",
+        "revision": "main",
+        "include": ["*.safetensors", "*.json", "vocab.txt"],
+        "exclude": ["onnx/"],
+    }
+    assert as_lock_request(requests["tok"]) == {
+        "tokenizer": "bert-base-uncased",
+        "revision": "main",
+    }
+    assert as_lock_request(requests["prompts"]) == {
+        "path": "./midjourney_prompt_dataset.csv",
+        "convert": "csv",
+    }
+
+
+def test_a_recorded_request_reads_back_as_the_same_request(tmp_path: Path) -> None:
+    """So a lock still answers a manifest that states the same in another form."""
+    for name, request in load(tmp_path, EVERY_KIND).requests.items():
+        entry = json.dumps({name: as_lock_request(request)})
+        assert load(tmp_path, f"format: 1\nassets: {entry}\n").requests[name] == request
+
+
+values = st.sampled_from(
+    ["1", "true", "~", "[]", "[x]", "{}", "{a: b}", "a/b", "''", "'*'", "1e5", "main", "é", "-1"]
+)
+KEYS = [
+    "model",
+    "tokenizer",
+    "dataset",
+    "path",
+    "url",
+    "environment",
+    "revision",
+    "include",
+    "exclude",
+    "config",
+]
+keys = st.sampled_from(
+    [*KEYS, "splits", "sha256", "unpack", "convert", "profile", "allow_code", "modle"]
+)
+
+
+@given(
+    st.dictionaries(keys, values, max_size=4),
+    st.sampled_from(["a", "1", "''", "a b", "é", "~", "-x", "A.b_c-d"]),
+)
+def test_any_entry_is_read_or_refused_with_file_and_line(
+    tmp_path_factory: pytest.TempPathFactory, entry: dict[str, str], name: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    body = ", ".join(f"{key}: {value}" for key, value in entry.items())
+    path.write_text(f"format: 1\nassets:\n  {name}: {{{body}}}\n")
+    try:
+        assert len(Manifest.load(path).requests) == 1
+    except UsageError as refusal:
+        for mistake in refusal.parts or (refusal,):
+            assert re.match(rf"{re.escape(str(path))}:3: ", mistake.message)

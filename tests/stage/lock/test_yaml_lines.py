@@ -1,0 +1,289 @@
+"""A mistake in a YAML file is reported with file:line and the nearest key; no input is a crash."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stage.errors import UsageError
+from stage.lock.yaml_lines import check_keys, load_yaml_with_lines, read_value
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("yaml") / "x.yaml"
+
+
+def refused(file: Path, text: str | bytes) -> str:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as refusal:
+        load_yaml_with_lines(file)
+    assert refusal.value.exit_code == 2
+    return str(refusal.value)
+
+
+def test_a_space_or_colon_that_only_looks_like_one_is_named(file: Path) -> None:
+    """Lines that were copied from a web page, or typed with a Chinese keyboard."""
+    said = refused(file, "a:\n  lr:\u00a00.003\n")
+    assert ":2: " in said and "U+00A0 (no-break space)" in said and "Write `lr: `" in said
+    assert "U+FF1A (fullwidth colon)" in refused(file, "a:\n  lr\uff1a0.003\n")
+    assert "Line 2 has U+FF1A" in refused(file, "a: 1\nsteps\uff1a8\nb: 2\n")
+    file.write_text("a: 'note:\u00a0quoted'\nb: see\u00a0this\nc: |\n  key:\u00a0text\n")
+    assert load_yaml_with_lines(file)[0]["b"] == "see\u00a0this"
+
+
+def test_a_tab_and_a_forgotten_colon_are_named(file: Path) -> None:
+    assert "Line 2 begins with a tab. Write spaces." in refused(file, "a:\n\tb: 1\n")
+    assert "Is a `:` missing at the end of line 2?" in refused(file, "a:\n  p\n\n    path: x\n")
+    assert "at the end of line" not in refused(file, "a: b: c\n")
+
+
+def test_every_key_and_item_knows_its_line(file: Path) -> None:
+    file.write_text(
+        "# a comment\na: 1\nb:\n  - x\n  - c: 2\n    d:\n      e: {f: 3,\n          g: 4}\n"
+    )
+    data, lines = load_yaml_with_lines(file)
+    assert data == {"a": 1, "b": ["x", {"c": 2, "d": {"e": {"f": 3, "g": 4}}}]}
+    where = {
+        ("a",): 2,
+        ("b",): 3,
+        ("b", 0): 4,
+        ("b", 1): 5,
+        ("b", 1, "c"): 5,
+        ("b", 1, "d", "e", "g"): 8,
+    }
+    assert {key: lines.of(*key) for key in where} == where
+    assert lines.of("b", 1, "missing") == 5 and lines.of("missing") is None
+    assert lines.place("b", 1, "d") == f"{file}:6" and lines.place("missing") == str(file)
+
+
+@pytest.mark.parametrize("number", ["ffffffff", "00110000"])
+def test_a_number_that_is_no_characters_is_told(file: Path, number: str) -> None:
+    assert "no character's number" in refused(file, f'a: "\\U{number}"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "`a` is written twice (first on line 1)"),
+        ("a:\n  b: 1\n  b: 2\n", 3, "`b` is written twice (first on line 2)"),
+        ("a: [1, 2\nb: 3\n", 2, "not valid YAML"),
+        ("a:\n\tb: 1\n", 2, "not valid YAML"),
+        ("a: 'x\n", 2, "not valid YAML"),
+        ("a: &x 1\nb: *x\n", 2, "aliases"),
+        ("a: 1\n? [x]\n: 2\n", 2, "a key must be plain text"),
+        ("a: 1\nb: !!python/object/apply:os.system [id]\nc: !!int x\n", 3, "`x` cannot be read"),
+        ("a: !!int ''\n", 1, "cannot be read"),
+        ("a: !!bool maybe\n", 1, "`maybe` cannot be read"),
+        ("a: !!timestamp soon\n", 1, "`soon` cannot be read"),
+        ("a: !own x\n", 1, "`x` cannot be read"),
+        ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(file: Path, text: str, line: int, said: str) -> None:
+    message = refused(file, text)
+    assert message.startswith(f"{file}:{line}: ") and said in message
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "nothing"),
+        ("# only this\n", "nothing"),
+        ("- a\n- b\n", "a list"),
+        ("word\n", "text"),
+        ("7\n", "int"),
+    ],
+)
+def test_a_file_that_is_no_mapping_says_what_it_is(file: Path, text: str, found: str) -> None:
+    assert f"expected `key: value` lines, found {found}" in refused(file, text)
+
+
+DEEP = (b"a: " + b"[" * 1000 + b"]" * 1000, b"a: {" * 1000 + b"}" * 1000)
+
+
+@pytest.mark.parametrize(
+    "text", [b"a: \xff\n", "a: 1".encode("utf-16"), b"a: \0\n", b"a: \x1b[31m\n", *DEEP]
+)
+def test_a_file_that_is_no_text_or_no_end_is_refused(file: Path, text: bytes) -> None:
+    assert refused(file, text).startswith(f"{file}")
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "no.yaml", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(UsageError, match=said):
+            load_yaml_with_lines(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_yaml_with_lines(tmp_path / "file" / "x.yaml")
+
+
+def test_a_byte_order_mark_is_no_mistake(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
+    assert load_yaml_with_lines(file)[0] == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1.0e-4", 1e-4),
+        ("+1E3", 1e3),
+        ("2024-01-01", "2024-01-01"),
+        ("3.10", 3.1),
+        ('"3.10"', "3.10"),
+        ("true", True),
+        ("null", None),
+        ("0x1F", 31),
+        ("e5", "e5"),
+        ("1e", "1e"),
+    ],
+)
+def test_values_are_what_people_mean(file: Path, written: str, value: object) -> None:
+    file.write_text(f"a: {written}\n")
+    found = load_yaml_with_lines(file)[0]["a"]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("epoch", "Did you mean `epochs`?"),
+        ("Sequence_length", "Did you mean `sequence_length`?"),
+        ("sequence_lenght", "Did you mean `sequence_length`?"),
+        ("zzz", "Valid keys: epochs, sequence_length, seed."),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one(file: Path, key: str, said: str) -> None:
+    file.write_text(f"run:\n  seed: 1\n  {key}: 2\n")
+    data, lines = load_yaml_with_lines(file)
+    with pytest.raises(UsageError) as refusal:
+        check_keys(data["run"], ("epochs", "sequence_length", "seed"), ("run",), lines)
+    assert refusal.value.message == f"{file}:3: unknown key `{key}` in `run`."
+    assert said in refusal.value.remedy
+    check_keys(data, ("run",), (), lines)
+
+
+def test_the_list_of_all_keys_is_printed_once(file: Path) -> None:
+    file.write_text("aaaa: 1\nepoch: 2\nbbbb: 3\nlr: 4\n")
+    data, lines = load_yaml_with_lines(file)
+    with pytest.raises(UsageError) as refusal:
+        check_keys(data, ("epochs", "seed"), (), lines, {"lr": "optimizer.lr"})
+    message = str(refusal.value)
+    assert message.count("Valid keys: epochs, seed.") == 1, message
+    assert message.index("Valid keys") > message.index("bbbb")
+    assert all(part.remedy for part in refusal.value.parts)
+
+
+# Not `1e5`: a number here, as people mean it, and for PyYAML a text that it writes without quotes.
+words = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=6).filter(
+    lambda text: not re.fullmatch(r"[-+]?[\d_.]+[eE][-+]?\d+", text)
+)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(words, plain, max_size=4))
+def test_what_pyyaml_writes_reads_back(file: Path, data: dict[str, object]) -> None:
+    file.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
+    if data:
+        found, lines = load_yaml_with_lines(file)
+        assert found == data
+        assert all(lines.of(key) for key in data)
+
+
+TOKENS = [
+    "a",
+    "b: ",
+    ": ",
+    "- ",
+    "\n",
+    "  ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "'",
+    '"',
+    "#",
+    "|",
+    ">",
+    "&a ",
+    "*a",
+    "? ",
+]
+TOKENS += [
+    "!!int ",
+    "!!float ",
+    "!!bool ",
+    "!!null ",
+    "!!binary ",
+    "!!timestamp ",
+    "!!set ",
+    "!!omap ",
+    "!!merge ",
+]
+TOKENS += [
+    "!x ",
+    "<<",
+    "=",
+    "1e999",
+    "0x",
+    "-",
+    "---\n",
+    "%YAML 1.1\n",
+    "\\",
+    "\t",
+    "é",
+    "\x00",
+    "1:60:99",
+    "12",
+]
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=25).map("".join))
+@example("a: !!timestamp x")
+@example("a: !!int ")
+@example("!!set {a}")
+def test_any_text_is_read_or_refused_in_words(file: Path, text: str) -> None:
+    file.write_text(text)
+    try:
+        data, _ = load_yaml_with_lines(file)
+    except UsageError as refusal:
+        assert refusal.message.startswith(str(file))
+    else:
+        assert isinstance(data, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("-1.5E+3", -1500.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("7", 7),
+        ("-1_000", -1000),
+        ("0", 0),
+        ("0x1F", 31),
+        ("1:00:00", "1:00:00"),  # 3600 in YAML 1.1
+        ("12:30.5", "12:30.5"),
+        ("0123", "0123"),  # 83 in YAML 1.1
+        ("2024-01-01", "2024-01-01"),
+        ("12.2.1", "12.2.1"),
+        ("true", True),
+        ("null", None),
+        ("[1, a]", [1, "a"]),
+    ],
+)
+def test_a_value_is_what_people_mean(text: str, value: object) -> None:
+    assert read_value(text) == value and type(read_value(text)) is type(value)

@@ -1,0 +1,413 @@
+"""`stage trace`: from a script nobody here changed, to a bundle in which it runs without a Hub."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage.bundle.bundle import Bundle
+from stage.download.http import Connections, tls_context
+from stage.lock.manifest import Manifest
+from stage.lock.requests import UrlRequest
+from stage.serve.address import Address
+from stage.serve.entries import _patterns
+from stage.serve.record import Exchange, gather
+from stage.serve.recorder import Recorder
+from tests.stage.serve.test_metrics import FILES, SPACE
+from tests.support.clients import answer_of, packages_folder, run_client
+from tests.support.servers.hubs import TestHub
+from tests.support.servers.web import Web
+from tests.support.servers.web import serve as serve_web
+from tests.support.serving import serving_here
+from tests.support.staging import dataset_files, model_files
+
+SCRIPT = """
+import json, sys, urllib.request
+import evaluate
+from datasets import load_dataset
+from huggingface_hub import file_exists, hf_hub_download, snapshot_download
+vocabulary = open(hf_hub_download("tiny-bert", "vocab.txt")).read().split()
+weights = hf_hub_download("acme/other", "model.safetensors", revision="v1.0")
+lines = load_dataset("acme/lines", "plain")
+metric = evaluate.load("share_equal")
+share = metric.compute(predictions=[1, 2], references=[1, 3])["share_equal"]
+assert not file_exists("acme/other", "none.json")
+print(json.dumps([len(vocabulary), {k: len(v) for k, v in lines.items()}, share]))
+"""
+FOUND = [5, {"train": 4000, "validation": 2000}, 0.5]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+    with ExitStack() as stack:
+        hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
+        hub.commit("models", "acme/tiny-bert", model_files(20_000))
+        hub.configure("models", "tiny-bert", moved_to="acme/tiny-bert")
+        hub.commit("models", "acme/other", model_files(10_000), tag="v1.0")
+        plain = dataset_files()["README.md"]
+        second = plain[plain.index(b"- config") :].replace(b"plain", b"fancy")
+        card = plain.removesuffix(b"---\n") + second  # two configs
+        fancy = {p.replace("plain", "fancy"): d for p, d in dataset_files().items() if "/" in p}
+        hub.commit("datasets", "acme/lines", {**dataset_files(), **fancy, "README.md": card})
+        hub.commit("spaces", SPACE, FILES)
+        yield hub
+
+
+def trace(
+    folder: Path,
+    hub: TestHub,
+    *command: str,
+    options: tuple[str, ...] = (),
+    new_session: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """`stage trace`, as a user runs it, with a cache that has nothing to do with it."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    environment = {
+        **kept,
+        "HOME": str(folder),
+        "HF_HOME": str(folder / "hf"),
+        "PYTHONPATH": str(packages_folder("evaluate==0.4.6")),
+    }
+    argv = [sys.executable, "-m", "stage", "trace", "-o", "my.yaml", *options]
+    argv += ["--endpoint", hub.endpoint, "--", *command]
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=new_session,
+    )
+
+
+def stage(folder: Path, hub: TestHub, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
+    argv = [sys.executable, "-m", "stage", *arguments]
+    return subprocess.run(
+        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_traced_script_runs_from_the_bundle_without_the_hub(
+    source: TestHub, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = trace(tmp_path, source, sys.executable, "script.py", options=("--allow-code",))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assets: dict[str, dict[str, Any]] = yaml.safe_load(text)["assets"]
+    assert set(assets) == {"tiny-bert", "other-v1.0", "other", "lines", "share_equal"}, text
+    main = {"revision": "main"}
+    assert assets["tiny-bert"] == {"model": "tiny-bert", **main, "include": ["vocab.txt"]}
+    tagged = {"revision": "v1.0", "include": ["model.safetensors"]}
+    assert assets["other-v1.0"] == {"model": "acme/other", **tagged}
+    # Only asked about: it exists, and the card stands for it.
+    assert assets["other"] == {"model": "acme/other", **main, "include": ["README.md"]}
+    assert assets["lines"] == {"dataset": "acme/lines", **main, "include": ["plain/"]}
+    assert assets["share_equal"] == {"metric": "share_equal", **main, "allow_code": True}
+    assert "dataset acme/lines at main: 4 files read, " in done.stdout
+    assert f"runner exec --bundle bundle -- {sys.executable} script.py" in done.stdout
+    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
+    assert fetched.returncode == 0, fetched.stderr
+    assert set(Bundle.open(tmp_path / "bundle").lock.assets) == set(assets)
+    packages = str(packages_folder("evaluate==0.4.6"))
+    with serving_here(tmp_path / "bundle") as served:
+        again = run_client(
+            sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
+        )
+        assert answer_of(again) == FOUND
+        assert not [text for text in served.said if "not here" in text]
+
+
+def test_a_commit_that_an_answer_only_names_belongs_to_its_branch(
+    source: TestHub, tmp_path: Path
+) -> None:
+    """transformers 5 and `snapshot_download` ask which commit it is, and then only for this."""
+    script = (
+        "import json; from huggingface_hub import HfApi, hf_hub_download\n"
+        "commit = HfApi().model_info('acme/moves').sha\n"
+        "path = hf_hub_download('acme/moves', 'vocab.txt', revision=commit)\n"
+        "print(json.dumps(open(path).read().split()))"
+    )
+    source.commit("models", "acme/moves", {"vocab.txt": b"old", "config.json": b"{}"})
+    done = trace(tmp_path, source, sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((tmp_path / "my.yaml").read_text())["assets"] == {
+        "moves": {"model": "acme/moves", "revision": "main", "include": ["vocab.txt"]}
+    }
+    source.commit("models", "acme/moves", {"vocab.txt": b"new", "config.json": b"{}"})
+    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
+    assert fetched.returncode == 0, fetched.stderr
+    with serving_here(tmp_path / "bundle") as served:
+        again = run_client(sys.executable, script, served.address, tmp_path / "node")
+        assert answer_of(again) == ["new"]
+
+
+@pytest.mark.slow  # a minute; permission itself is in tests/stage/hub/test_remote_code.py
+def test_code_that_the_script_ran_waits_for_permission(source: TestHub, tmp_path: Path) -> None:
+    code = 'import evaluate; evaluate.load("share_equal")'
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "# allow_code: true   # the script ran share_equal.py" in (tmp_path / "my.yaml").read_text()
+    )
+    refused = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle")
+    assert refused.returncode == 3 and "allow_code: true" in refused.stderr
+
+
+def test_plain_addresses_are_seen_and_of_https_the_host(source: TestHub, tmp_path: Path) -> None:
+    code = """
+import urllib.request, sys
+from huggingface_hub import hf_hub_download
+hf_hub_download("acme/other", "config.json")
+print(urllib.request.urlopen(sys.argv[1]).read().decode())
+try:
+    urllib.request.urlopen(sys.argv[1].replace("http:", "https:"))
+except OSError:
+    pass
+"""
+    with serve_web() as web:
+        url = far(web, "/words.txt", b"some words")
+        done = trace(tmp_path, source, sys.executable, "-c", code, url)
+    assert done.returncode == 1 and "some words" in done.stdout
+    assert f"cannot travel under its own address: {url}" in done.stderr
+    line = f'words.txt: {{url: "{url}"}}'
+    assert f"remove the `#` before its line in my.yaml:\n  {line}\n" in done.stderr
+    assert "asked 127.1:" in done.stderr and "$AIRLIFT_BUNDLE/data/files/NAME/FILE" in done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assert list(yaml.safe_load(text)["assets"]) == ["other"] and f"  # {line}\n" in text
+    (tmp_path / "my.yaml").write_text(text.replace(f"  # {line}", f"  {line}"))
+    assert Manifest.load(tmp_path / "my.yaml").requests["words.txt"] == UrlRequest(url=url)
+
+
+def far(web: Web, path: str, data: bytes) -> str:
+    """An address that no rule about loopback exempts from the proxy."""
+    web.files[path] = data
+    return web.url(path).replace("127.0.0.1", "127.1")
+
+
+def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
+    source: TestHub, tmp_path: Path
+) -> None:
+    code = (
+        'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json"); '
+        'h("acme/none", "x")'
+    )
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 1 and "RepositoryNotFoundError" in done.stderr
+    assert "warning: " in done.stderr and "ended with 1" in done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assert "# It ended with 1" in text and "model acme/none: the Hub does not show it" in text
+    assert list(yaml.safe_load(text)["assets"]) == ["other"]
+
+
+def test_a_refusal_of_head_has_no_body() -> None:
+    """A client that keeps its connection would read it as the next answer."""
+    connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
+    with Recorder("http://127.0.0.1:9", connections) as recorder:
+        host, _, port = recorder.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(
+                b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\n"
+                b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            )
+            answers = client.makefile("rb").read()
+    _, after_head, body = answers.split(b"\r\n\r\n")
+    assert after_head.startswith(b"HTTP/1.1 502") and body.startswith(b"stage trace: ")
+
+
+def test_a_hub_that_cannot_be_reached_is_named_before_the_script_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "trace", "--endpoint", "http://127.0.0.1:9", "--", "ls"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 5 and done.stdout == "", done.stderr
+    assert "http://127.0.0.1:9: cannot be reached" in done.stderr and "HF_ENDPOINT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("no-such-program",), "no-such-program: no such program on PATH"),
+        (("true",), "set HF_ENDPOINT itself?"),
+        (("false",), "and ended with 1.\n  -> Its own error is above: fix that first."),
+    ],
+)
+def test_what_gives_no_manifest_says_why(
+    source: TestHub, tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
+    done = trace(tmp_path, source, *command)
+    assert done.returncode == 2 and words in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "my.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "address", "split"),
+    [
+        ("/api/models/gpt2", Address("models", "gpt2"), ("main", "")),
+        ("/api/models/a/b", Address("models", "a/b"), ("main", "")),
+        (
+            "/api/datasets/a/b/revision/v1?x=y",
+            Address("datasets", "a/b", "revision", ("v1",)),
+            ("v1", ""),
+        ),
+        (
+            "/api/datasets/a/b/tree/refs%2Fconvert%2Fparquet/c",
+            Address("datasets", "a/b", "tree", ("refs/convert/parquet", "c")),
+            ("refs/convert/parquet", "c"),
+        ),
+        (
+            "/gpt2/resolve/main/a/b.json",
+            Address("models", "gpt2", "resolve", ("main", "a", "b.json")),
+            ("main", "a/b.json"),
+        ),
+        (
+            "/a/b/resolve/refs/pr/3/c",
+            Address("models", "a/b", "resolve", ("refs", "pr", "3", "c")),
+            ("refs/pr/3", "c"),
+        ),
+        (
+            "/spaces/o/m/resolve/main/m.py",
+            Address("spaces", "o/m", "resolve", ("main", "m.py")),
+            ("main", "m.py"),
+        ),
+        ("/api/whoami-v2", None, None),
+        ("/api/models", None, None),
+        ("/", None, None),
+    ],
+)
+def test_an_address_names_a_repository(
+    target: str, address: Address | None, split: tuple[str, str] | None
+) -> None:
+    found = Address.parse(target)
+    assert found == address and (found and found.split()) == split
+
+
+def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() -> None:
+    moved = "/api/models/openai-community/gpt2"
+    asked = gather(
+        [
+            Exchange("/openai-community/gpt2/resolve/main/a", 200, "c" * 40),
+            Exchange("/api/models/gpt2", 307, None, moved),
+            Exchange(moved, 200),
+            Exchange("/gpt2/resolve/main/b", 200, "c" * 40),
+        ]
+    )
+    (found,) = asked
+    assert found.name == "gpt2" and list(found.revisions()) == [("main", {"a", "b"})]
+
+
+def test_a_redirect_to_the_new_name_does_not_show_that_the_file_exists() -> None:
+    """from_pretrained asks for files that most models lack; `include` must not name those."""
+    exchanges = []
+    for file, status in (("config.json", 200), ("tokenizer.model", 404)):
+        moved = f"/openai-community/gpt2/resolve/main/{file}"
+        exchanges += [Exchange(f"/gpt2/resolve/main/{file}", 307, None, moved)]
+        exchanges += [Exchange(moved, status, "c" * 40)]
+    (found,) = gather(exchanges)
+    assert found.name == "gpt2" and list(found.revisions()) == [("main", {"config.json"})]
+
+
+def test_a_commit_behind_a_branch_is_no_revision_of_its_own() -> None:
+    a, b = "a" * 40, "b" * 40
+    (found,) = gather(
+        [
+            Exchange("/api/datasets/o/d/revision/main", 200),
+            Exchange("/datasets/o/d/resolve/main/README.md", 200, a),
+            Exchange(f"/datasets/o/d/resolve/{a}/x.csv", 200, a),
+            Exchange(f"/datasets/o/d/resolve/{b}/y.csv", 200, b),
+            Exchange("/datasets/o/d/resolve/v1/z.csv", 200, b),
+        ]
+    )
+    assert list(found.revisions()) == [
+        ("main", {"README.md", "x.csv"}),
+        ("v1", {"y.csv", "z.csv"}),
+    ]
+
+
+def test_the_shortest_patterns_match_what_was_read_and_nothing_else() -> None:
+    every = [
+        "README.md",
+        ".gitattributes",
+        "a.json",
+        "d[1].csv",
+        "en/a.csv",
+        "en/b.csv",
+        "fr/a.csv",
+    ]
+    assert _patterns({"a.json", "en/a.csv", "en/b.csv"}, every) == ["a.json", "en/"]
+    assert _patterns({"d[1].csv", "fr/a.csv", "README.md"}, every) == ["d[[]1].csv", "fr/"]
+    assert _patterns({"en/b.csv"}, every) == ["en/b.csv"]
+    assert _patterns(set(every[2:]), every) == ["*"]
+    assert _patterns({"README.md"}, every) == ["README.md"]
+
+
+def test_ctrl_c_in_the_middle_gives_a_manifest_that_fetches(
+    source: TestHub, tmp_path: Path
+) -> None:
+    code = """
+import os, signal, time
+from huggingface_hub import hf_hub_download
+hf_hub_download("acme/other", "config.json")
+os.killpg(0, getattr(signal, os.environ["THE_SIGNAL"]))
+time.sleep(60)
+"""
+    for number, name in enumerate(("SIGINT", "SIGTERM")):
+        output = f"{number}.yaml"
+        done = trace(
+            tmp_path,
+            source,
+            *("env", f"THE_SIGNAL={name}", sys.executable, "-c", code),
+            options=("-o", output),
+            new_session=True,
+        )
+        assert done.returncode == (5 if name == "SIGINT" else 143), done.stderr
+        assert "# It was interrupted" in (tmp_path / output).read_text()
+        assert f"Interrupted: {output} has what was asked for until then." in done.stderr
+        assert "Run the same command again" not in done.stderr and "next:" not in done.stdout
+        fetched = stage(tmp_path, source, "fetch", output, "-o", name, "--no-offline-check")
+        assert fetched.returncode == 0, fetched.stderr
+
+
+def test_a_child_with_variables_of_its_own_is_recorded_or_named(
+    source: TestHub, tmp_path: Path
+) -> None:
+    child = 'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json")'
+    code = f"""
+import os, subprocess, sys
+own = {{"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}}
+subprocess.run([sys.executable, "-c", {child!r}], env=dict(own), check=True)
+number = os.posix_spawn(sys.executable, [sys.executable, "-c", "pass # stray"], own)
+os.waitpid(number, 0)
+"""
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
+    assert "warning: not recorded, it ran with variables of its own: " in done.stderr
+    assert done.stderr.count("not recorded") == 1 and "# stray" in done.stderr
+
+
+def test_a_file_that_was_read_and_cannot_travel_is_named(source: TestHub, tmp_path: Path) -> None:
+    code = (
+        "from huggingface_hub import hf_hub_download as h; "
+        'h("acme/other", "config.json"); h("acme/other", "pytorch_model.bin")'
+    )
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert done.returncode == 1
+    assert "cannot travel: model acme/other: pytorch_model.bin: a pickle" in done.stderr
+    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
+    assert stage(tmp_path, source, "lock", "my.yaml").returncode == 0

@@ -1,0 +1,354 @@
+"""`path:` entries: other files beside the data, all mistakes in one error, disk space first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stage.bundle import bundle as layout
+from stage.bundle.verify import verify
+from stage.staging.sources.listing import _is_named
+from tests.support.staging import run_here
+
+OPENSSH_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY-----\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIRLIFT_STORE", "none")
+    (tmp_path / "raw/sub").mkdir(parents=True)
+    (tmp_path / "raw/a.txt").write_text("a\n")
+    (tmp_path / "raw/sub/b.txt").write_text("b\n")
+    return tmp_path
+
+
+def manifest(folder: Path, *entries: str) -> None:
+    lines = "".join(f"  {entry}\n" for entry in entries)
+    (folder / "m.yaml").write_text(f"format: 1\nname: m\nassets:\n{lines}")
+
+
+def taken(folder: Path) -> set[str]:
+    """Paths of the asset `r` in the bundle's lock."""
+    lock = json.loads((folder / "m.lock").read_bytes())
+    return {file["path"].removeprefix("data/files/r/") for file in lock["assets"]["r"]["files"]}
+
+
+PRIVATE = {
+    "id_ed25519": OPENSSH_KEY,
+    "sub/server.pem": f"Bag Attributes\n{CERTIFICATE}" + OPENSSH_KEY.replace("OPENSSH ", ""),
+    "notes": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n",
+    ".env": "WANDB_API_KEY=1\n",
+    ".netrc": "machine x\n",
+    "sub/token": "hf_" + "a" * 34 + "\n",
+    ".ssh/config": "Host x\n",
+    "keys.p12": "\0",
+}
+
+
+def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_name(
+    folder: Path,
+) -> None:
+    harmless = {
+        "ca.pem": CERTIFICATE,
+        ".env.example": "KEY=\n",
+        "id_rsa.pub": "ssh-rsa AAAA\n",
+        "token": "the word\n",
+    }
+    for path, text in {**PRIVATE, **harmless}.items():
+        (folder / "raw" / path).parent.mkdir(exist_ok=True)
+        (folder / "raw" / path).write_text(text)
+    manifest(folder, "r: {path: raw}")
+    for entry in ("r: {path: raw}", 'r: {path: raw, include: ["sub/*", "*"]}'):
+        manifest(folder, entry)
+        done = run_here("fetch", "m.yaml", "-o", "bundle", code=3)
+        assert all(f"`{path}` (" in done.stderr for path in PRIVATE), done.stderr
+        assert not any(f"`{path}` (" in done.stderr for path in harmless), done.stderr
+        assert "m.yaml:4" in done.stderr and "exclude: [" in done.stderr
+        assert not (folder / "bundle").exists() and not (folder / "m.lock").exists()
+    exclude = json.dumps([path for path in PRIVATE if path != "id_ed25519"])
+    manifest(folder, f'r: {{path: raw, include: ["*", "id_*"], exclude: {exclude}}}')
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt", "id_ed25519", *harmless}
+    manifest(folder, "r: {path: raw/.env}")
+    run_here("lock", "m.yaml")
+    assert taken(folder) == {".env"}
+
+
+NAMES_THEM = {
+    "kaggle.json": ("kaggle.json", "kaggle.*", "k*.json", "sub/kaggle.json"),
+    ".env": (".env", ".e*", "?env"),
+    ".ssh": (".ssh/", ".ssh/*"),
+    "id_rsa": ("id_*",),
+    "keys.p12": ("*.p12", "keys.*"),
+    "server.pem": ("*.pem",),
+    ".git": (".git/", ".git*"),
+}
+NAMES_NOTHING = (
+    "*",
+    "*.*",
+    "**",
+    "?*",
+    "[!x]*",
+    "[!x]*.*",
+    ".*",
+    "*.json",
+    "[a-z]*.json",
+    "*.env",
+    "*.ssh",
+    "*.git",
+)
+
+
+def test_a_pattern_for_everything_or_for_a_kind_names_no_key() -> None:
+    for name, patterns in NAMES_THEM.items():
+        whole = name not in ("keys.p12", "server.pem")
+        assert all(_is_named(name, [pattern], whole=whole) for pattern in patterns), name
+        assert not _is_named(name, NAMES_NOTHING, whole=whole), name
+
+
+def test_patterns_with_a_dot_take_no_key_along(folder: Path) -> None:
+    (folder / "raw/.git").mkdir()
+    (folder / "raw/.git/config.ini").write_text("x")
+    (folder / "raw/a.json").write_text("{}")
+    for name in ("kaggle.json", ".env"):
+        (folder / "raw" / name).write_text("{}")
+    for pattern, private in (("*.*", [".env", "kaggle.json"]), ("*.json", ["kaggle.json"])):
+        manifest(folder, f'r: {{path: raw, include: ["{pattern}"]}}')
+        said = run_here("fetch", "m.yaml", "-o", "bundle", code=3).stderr
+        assert all(f"`{name}` (" in said for name in private), said
+    manifest(folder, 'r: {path: raw, include: ["*.*"], exclude: [.env, kaggle.json]}')
+    assert ".git" in run_here("fetch", "m.yaml", "-o", "bundle").stderr
+    assert taken(folder) == {"a.txt", "a.json", "sub/b.txt"}
+
+
+def test_what_the_message_says_to_exclude_is_enough(folder: Path) -> None:
+    (folder / "raw/.env").write_text("x")
+    manifest(folder, "r: {path: raw}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle", code=3)
+    (line,) = [line for line in done.stderr.splitlines() if "exclude: [" in line]
+    manifest(folder, f"r: {{path: raw, exclude: {line.split('exclude: ')[1].split(']')[0]}]}}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}
+
+
+def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
+    left = (
+        ".git/config",
+        "sub/.git",
+        "__pycache__/a.pyc",
+        ".DS_Store",
+        "._a.txt",
+        "sub/._b.txt",
+        ".cache/huggingface/x.lock",
+        "venv/pyvenv.cfg",
+    )
+    for path in (
+        *left,
+        "other/stage.lock",
+        "other/bagit.txt",
+        "other/data/x",
+        "unfinished/fetch.partial",
+    ):
+        (folder / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "raw" / path).write_text("x")
+    (folder / "raw/venv/python").symlink_to(sys.executable)
+    (folder / "raw/link").symlink_to("a.txt")
+    manifest(folder, "r: {path: raw, exclude: [link]}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}
+    notes = [line for line in done.stderr.splitlines() if "left out: " in line]
+    assert len(notes) == 1 and "m.yaml:4" in notes[0]
+    for name in (
+        "2 .git",
+        "__pycache__",
+        ".DS_Store",
+        "2 ._*",
+        "bundle: `other`",
+        "bundle: `unfinished`",
+        "environment: `venv`",
+    ):
+        assert name in notes[0]
+    manifest(folder, 'r: {path: raw, include: ["a.txt", "sub/b.txt", ".git/", "other/data/*"]}')
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt", ".git/config", "other/data/x"}
+
+
+@pytest.mark.parametrize("closed", ["raw/sub", "raw/a.txt"])
+def test_what_cannot_be_read_is_named_and_not_passed_over(folder: Path, closed: str) -> None:
+    manifest(folder, "r: {path: raw}")
+    (folder / closed).chmod(0)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "bundle"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    (folder / closed).chmod(0o755)
+    assert (
+        done.returncode == 2
+        and "m.yaml:4: `r`: " in done.stderr
+        and "chmod -R u+rX raw" in done.stderr
+    )
+    assert closed.removeprefix("raw/") in done.stderr
+
+
+def test_a_corrected_file_is_taken_by_the_same_command_after_a_failed_conversion(
+    folder: Path,
+) -> None:
+    """A pin says what a bundle holds: what never entered one is not held to it."""
+    manifest(folder, "r: {path: t.csv, convert: csv}", "other: {path: raw}")
+    (folder / "t.csv").write_text("a,b\n1,2\n1,2,3\n")
+    run_here("fetch", "m.yaml", "-o", "the bundle", code=2)
+    (folder / "t.csv").write_text("a,b\n1,2\n1,3\n")
+    (folder / "raw/a.txt").write_text("corrected too\n")
+    run_here("fetch", "m.yaml", "-o", "the bundle")
+    assert (folder / "m.lock").read_bytes() == (folder / "the bundle/stage.lock").read_bytes()
+    (folder / "t.csv").write_text("a,b\n1,2\n1,4\n")
+    refused = run_here("fetch", "m.yaml", "-o", "the bundle", code=2)
+    command = refused.stderr.partition("as they are now: ")[2].strip()
+    assert command == "stage fetch m.yaml -o 'the bundle' --update r"
+    run_here("verify", "the bundle")
+    (folder / "t.csv").write_text("a,b\n1,2,3\n")  # an update that fails keeps the old pin
+    before = (folder / "m.lock").read_bytes()
+    run_here(*shlex.split(command)[1:], code=2)
+    assert (folder / "m.lock").read_bytes() == before
+    (folder / "t.csv").write_text("a,b\n1,2\n1,5\n")
+    run_here(*shlex.split(command)[1:])
+
+
+def test_every_missing_path_is_told_at_once_with_its_line(folder: Path) -> None:
+    manifest(folder, "a: {path: gone}", "b: {path: raw}", "c: {path: away.csv, convert: csv}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle", code=2)
+    assert (
+        "2 mistakes" in done.stderr
+        and "m.yaml:4: `a`" in done.stderr
+        and "m.yaml:6: `c`" in done.stderr
+    )
+
+
+def test_a_conversion_that_cannot_be_hides_no_mistake_of_other_assets(folder: Path) -> None:
+    manifest(
+        folder,
+        "a: {path: raw, convert: csv}",
+        "b: {path: gone}",
+        'c: {path: raw, include: ["*.md"]}',
+    )
+    done = run_here("lock", "m.yaml", code=2)
+    assert "3 mistakes" in done.stderr and "m.yaml:5: `b`: there is no gone" in done.stderr
+    manifest(folder, "a: {path: raw, convert: cvs}", "b: {path: gone}")
+    done = run_here("lock", "m.yaml", code=2)
+    assert (
+        "2 mistakes" in done.stderr
+        and "cvs" in done.stderr
+        and "m.yaml:5: `b`: there is no gone" in done.stderr
+    )
+
+
+def test_a_folder_that_went_after_it_was_fetched_is_not_missed(folder: Path) -> None:
+    manifest(folder, "r: {path: raw}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    (folder / "raw").rename(folder / "elsewhere")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+
+
+READS = """
+import os, sys
+read = []
+def watch(event, arguments):
+    if event == "open" and "raw/" in str(arguments[0]):
+        read.append(arguments[0])
+sys.addaudithook(watch)
+from stage.cli import main
+try:
+    main()
+finally:
+    print("read:", len(read))
+"""
+
+
+@pytest.mark.parametrize("fault", ["read-only", "too small"])
+def test_the_target_is_looked_at_before_local_files_are_read(folder: Path, fault: str) -> None:
+    with open(folder / "raw/big", "wb") as big:
+        big.truncate(2**40 if fault == "too small" else 100_000)
+    (folder / "disk").mkdir()
+    manifest(folder, 'r: {path: raw, include: ["big"]}')
+    drop: list[str] = []
+    if fault == "read-only":
+        (folder / "disk").chmod(0o555)
+        drop = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-c", READS, "fetch", "m.yaml", "-o", "disk/a/bundle"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    (folder / "disk").chmod(0o755)
+    assert done.stdout == "read: 0\n"
+    if fault == "read-only":
+        assert done.returncode == 2 and "disk: Permission denied" in done.stderr, done.stderr
+    else:
+        assert done.returncode == 5 and "are missing" in done.stderr, done.stderr
+    assert not (folder / "disk/a/bundle").exists() and not (folder / "m.lock").exists()
+
+
+def test_a_fetch_mends_a_bundle_from_which_any_file_beside_the_payload_is_gone(
+    folder: Path,
+) -> None:
+    manifest(folder, "r: {path: raw}")
+    run_here("fetch", "m.yaml", "-o", "bundle")
+    for name in [*layout.TAG_FILES, layout.TAG_MANIFEST]:
+        (folder / "bundle" / name).unlink()
+        run_here("fetch", "m.yaml", "-o", "bundle")
+        assert (folder / "bundle" / name).is_file() and verify(folder / "bundle").ok, name
+
+
+def test_an_empty_folder_that_a_person_made_outlives_a_fetch_that_fails(folder: Path) -> None:
+    """In a parent that is not writable, the failed removal was reported instead."""
+    (folder / "raw/.env").write_text("x")
+    manifest(folder, "r: {path: raw}")
+    (folder / "mine").mkdir()
+    assert ".env" in run_here("fetch", "m.yaml", "-o", "mine", code=3).stderr
+    assert (folder / "mine").is_dir()
+    run_here("fetch", "m.yaml", "-o", "new", code=3)
+    assert not (folder / "new").exists()
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("t.csv", "{path: raw/t.csv, convert: csv}"),
+        ("t.json", "{path: raw, convert: json}"),
+        ("train.parquet", "{path: raw}"),
+        ("model.safetensors", "{path: raw}"),
+        ("tokenizer.json", "{path: raw/tokenizer.json}"),
+        ("sub/data.tar.gz", "{path: raw}"),
+        ("cat/1.png", "{path: raw, convert: imagefolder}"),
+    ],
+)
+def test_a_clone_without_its_lfs_files_is_called_that_whatever_the_file(
+    folder: Path, name: str, entry: str
+) -> None:
+    (folder / "raw" / name).parent.mkdir(exist_ok=True)
+    (folder / "raw" / name).write_text(POINTER)
+    (folder / "raw/CONTRIBUTING.md").write_text(f"A pointer begins with\n{POINTER}")
+    manifest(folder, f"r: {entry}")
+    said = run_here("fetch", "m.yaml", "-o", "b", code=2).output
+    assert f"`{name}` is a Git LFS pointer" in said and "git -C raw" in said and "lfs pull" in said
+    assert not (folder / "b").exists() and not (folder / "m.lock").exists()
+
+
+def test_every_lfs_pointer_is_named_at_once_and_may_be_left_out(folder: Path) -> None:
+    for name in ("x.bin", "y.bin"):
+        (folder / "raw" / name).write_text(POINTER)
+    manifest(folder, "r: {path: raw}")
+    assert (
+        "`x.bin`, `y.bin` are Git LFS pointers"
+        in run_here("fetch", "m.yaml", "-o", "b", code=2).output
+    )
+    manifest(folder, 'r: {path: raw, exclude: ["*.bin"]}')
+    run_here("fetch", "m.yaml", "-o", "b")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}

@@ -1,0 +1,428 @@
+"""`url:` and `convert:` in a manifest: fetched, pinned, resumed, unpacked, converted, repaired."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+
+from stage.bundle.bundle import Bundle
+from stage.files import human_size
+from stage.staging.plan import SPACE_FOR_TAGS
+from tests.stage.staging.sources.conftest import DATA, archive, manifest, sha256
+from tests.support.servers.web import Web
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "message"),
+    [
+        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1:9; gave up after 3 attempts"),
+        (
+            "http://example.org/x",
+            {"http_proxy": "http://127.0.0.1:9"},
+            "cannot connect to the proxy 127.0.0.1:9 that the environment",
+        ),
+    ],
+    ids=["nobody", "no proxy"],
+)
+def test_where_nobody_answers_it_gives_up_soon(
+    tmp_path: Path, url: str, environment: dict[str, str], message: str
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"format: 1\nassets:\n  x:\n    url: {url}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "lock", "m.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "no_proxy": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 5
+        and message in done.stderr
+        and "gave up after 3 attempts" in done.stderr
+    )
+
+
+def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/data/a%20file.bin"] = DATA
+    manifest(url=web.url("/data/a%20file.bin?x=1").partition("?")[0])
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    (file,) = asset.files
+    assert file.path == "data/files/x/a file.bin" and Path("b", file.path).read_bytes() == DATA
+    assert (asset.made_from[0].size, asset.made_from[0].sha256) == (len(DATA), sha256(DATA))
+    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
+    stage("verify", "b")
+    stage("fetch", "m.yaml", "-o", "second")
+    assert Bundle.open(Path("second")).id == Bundle.open(Path("b")).id
+    web.files["/data/a%20file.bin"] = DATA[::-1]
+    said = stage("fetch", "m.yaml", "-o", "third", code=1).output
+    assert "sha256" in said and "--update" in said
+    stage("fetch", "m.yaml", "--update", "x", "-o", "b")
+    assert Path("b", file.path).read_bytes() == DATA[::-1]
+
+
+def test_a_corrected_file_at_an_address_is_taken_after_a_failed_conversion(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """The failed fetch had pinned the wrong file, and kept it in its workshop."""
+    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
+    manifest(url=web.url("/t.csv"), convert="csv")
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    web.files["/t.csv"] = b"a,b\n1,2\n1,33333\n"
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert asset.made_from[0].sha256 == sha256(web.files["/t.csv"])
+    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
+
+
+def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
+    assert not list(Path("c").rglob("f"))
+
+
+def test_another_file_than_pinned_is_not_fetched_twice(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """A file that was downloaded in two parts is: the second may be of another version."""
+    web.files["/f"] = DATA
+    web.probes = 0
+    manifest(url=web.url("/f"), sha256="0" * 64)
+    stage("lock", "m.yaml")
+    web.requests.clear()
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert len(web.requests) == 1 and f"its sha256 is {sha256(DATA)}, not 000" in said
+    assert (
+        "--endpoint" not in said and "`sha256` into the manifest" in said and "--update x" in said
+    )
+    web.requests.clear()
+    web.cut = [1_000_000]
+    stage("fetch", "m.yaml", "-o", "b", code=1)
+    assert len(web.requests) == 3
+
+
+@pytest.mark.parametrize("left", [0, 1_000_000])
+def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
+    stage: Callable[..., Result], web: Web, left: int
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("lock", "m.yaml")
+    web.files["/f"] = DATA + b"more"
+    web.requests.clear()
+    if left:
+        folder = Path("b/workshop.partial/x/originals")
+        folder.mkdir(parents=True)
+        (folder / f"f.{sha256(DATA)[:12]}.partial").write_bytes(DATA[:left])
+        Path("b/fetch.partial").write_text("")
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert web.requests == [("/f", f"bytes={left}-" if left else None)]
+    assert (
+        f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said
+        and "--update x" in said
+    )
+    assert "listing" not in said and not list(Path("b").rglob("f.*"))
+
+
+@pytest.mark.parametrize(("path", "encoding"), [("/f.tar.gz", "x-gzip"), ("/F.TGZ", "gzip")])
+def test_a_gz_that_a_server_calls_encoded_comes_as_it_lies_there(
+    stage: Callable[..., Result], web: Web, path: str, encoding: str
+) -> None:
+    """Apache's AddEncoding and cloud stores do so. curl and wget keep these bytes too."""
+    packed = archive({"train.csv": b"a,b\n1,2\n" * 100})
+    web.files[path], web.encodings[path] = packed, encoding
+    manifest(url=web.url(path))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x", path[1:]).read_bytes() == packed
+    manifest(url=web.url(path), sha256=sha256(packed), unpack=True)
+    stage("fetch", "m.yaml", "-o", "unpacked")
+    assert Path("unpacked/data/files/x/train.csv").read_bytes() == b"a,b\n1,2\n" * 100
+
+
+def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f.csv"], web.encodings["/f.csv"] = gzip.compress(b"a,b\n1,2\n"), "gzip"
+    manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
+
+
+def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000, 500_000]
+    manifest(url=web.url("/f"))
+    stage("fetch", "m.yaml", "-o", "b")
+    ranges = [asked for _, asked in web.requests if asked]
+    assert len(ranges) == 2 and all(int(r.removeprefix("bytes=").rstrip("-")) > 0 for r in ranges)
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+
+
+def test_the_next_run_goes_on_where_the_last_one_was(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"))
+    stage("lock", "m.yaml")
+    left = Path("b/workshop.partial/x/originals")
+    left.mkdir(parents=True)
+    etag = f'"{sha256(DATA)[:16]}"'
+    name = sha256(f"{web.url('/f')}\n{len(DATA)}\n{etag}".encode())[:12]
+    (left / f"f.{name}.partial").write_bytes(DATA[:2_000_000])
+    Path("b/fetch.partial").write_text("")
+    stage("fetch", "m.yaml", "-o", "b")
+    assert ("/f", "bytes=2000000-") in web.requests
+    assert Path("b/data/files/x/f").read_bytes() == DATA and not Path("b/workshop.partial").exists()
+
+
+def test_a_file_that_changes_between_two_answers_is_not_a_mixture(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    web.files["/f"] = DATA
+    web.cut = [1_000_000]
+    manifest(url=web.url("/f"))
+    new = DATA[::-1]
+    answers = iter([DATA, DATA, DATA])
+
+    class Changing(dict[str, bytes]):
+        def __getitem__(self, path: str) -> bytes:
+            return next(answers, new)
+
+    web.files = Changing(web.files)
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() in (DATA, new)
+
+
+@pytest.mark.parametrize("validator", [True, False])
+@pytest.mark.parametrize("length", ["chunked", "none"])
+def test_a_server_that_does_not_say_how_long_the_file_is(
+    stage: Callable[..., Result], web: Web, length: str, validator: bool
+) -> None:
+    web.files["/f"], web.length, web.validator = DATA, length, validator
+    web.cut = [1_000_000] if length == "chunked" else []
+    manifest(url=web.url("/f"))
+    if length == "none":
+        assert "sha256" in stage("fetch", "m.yaml", "-o", "b", code=5).output
+        manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/f").read_bytes() == DATA
+    stage("verify", "b")
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_lfs_pointer_at_an_address_is_called_that(
+    stage: Callable[..., Result], web: Web, pinned: bool
+) -> None:
+    """A sha256 in the manifest is of the file itself; alone it would only report another file."""
+    pointer = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n".encode()
+    )
+    web.files["/a/f.bin"] = pointer
+    manifest(url=web.url("/a/f.bin"), **({"sha256": "a" * 64} if pinned else {}))
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "gives a Git LFS pointer, not the file itself" in said and "git lfs pull" in said
+    assert not list(Path("b").rglob("*.bin*"))
+
+
+def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/there"], web.redirects["/here.bin"] = DATA, web.url("/there")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result], web: Web) -> None:
+    web.files["/a%20fil%C3%A9.bin?x=1%20"] = DATA
+    web.redirects["/here.bin"] = " /a filé.bin?x=1%20".encode().decode("latin-1")
+    manifest(url=web.url("/here.bin"))
+    stage("fetch", "m.yaml", "-o", "b")
+    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
+
+
+REFUSED = {
+    "ftp://me:secret@host/f.tar": (2, "name the file: path: f.tar"),
+    "ftp://me:secret@host": (2, "name the file: path: FILE"),
+    "FTP://host/pub/": (2, "name the file: path: FILE"),
+    "ftps://host/f.tar": (2, "ftp addresses are not fetched"),
+    "gopher://host/f": (2, "should begin with https:// or http://"),
+    "https://me:secret@host/f": (2, "password"),
+    "https://host/folder/": (2, "ends in `/`"),
+    "https://host/..": (3, "`..`"),
+    "https://host/%2e%2e": (3, "`..`"),
+    "https://host/a%2Fb%00": (3, "control"),
+    "https://host/50%25": (3, "%"),
+}
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_an_address_that_cannot_be_used(stage: Callable[..., Result], url: str) -> None:
+    code, said = REFUSED[url]
+    manifest(url=url)
+    output = stage("fetch", "m.yaml", "-o", "b", code=code).output
+    assert said in output and "secret" not in output
+
+
+def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: Web) -> None:
+    manifest(url=web.url("/nothing?token=secret"))
+    said = stage("lock", "m.yaml", code=2).output
+    assert "404" in said and "m.yaml:1" in said and "secret" not in said
+    web.redirects["/moved"] = web.url("/nothing")
+    manifest(url=web.url("/moved"))
+    assert "404" in stage("lock", "m.yaml", code=2).output
+
+
+def test_what_a_conversion_does_not_read_is_not_counted_and_may_change(
+    stage: Callable[..., Result],
+) -> None:
+    Path("in").mkdir()
+    Path("in/train.csv").write_text("a,b\n1,2\n")
+    Path("in/notes.md").write_text("mine")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    asset = Bundle.open(Path("b")).asset("x")
+    assert [i.origin for i in asset.made_from] == ["train.csv"]
+    assert [(left.path, left.reason) for left in asset.left_out] == [
+        ("notes.md", "not read by `convert: csv`")
+    ]
+    assert "from 1 file, 8 B" in stage("show", "b").output
+    Path("in/notes.md").write_text("changed")
+    stage("fetch", "m.yaml", "-o", "b", "--locked")
+
+
+def test_a_dry_run_counts_what_a_fetch_counts(
+    stage: Callable[..., Result], web: Web, tmp_path: Path
+) -> None:
+    """An archive and its files both need space; only the archive is downloaded."""
+    inside = {"a": os.urandom(2_000_000), "b": os.urandom(1_000_000)}
+    web.files["/x.tar.gz"] = archive(inside)
+    packed = len(web.files["/x.tar.gz"])
+    manifest(url=web.url("/x.tar.gz"), unpack=True)
+    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
+    assert "would fetch 1 file, 3 MB\n" in plan and "b: what is made here for `x`" in plan
+    assert (
+        f"space: {human_size(packed + SPACE_FOR_TAGS)} needed at least" in plan
+        and not Path("b").exists()
+    )
+    stage("fetch", "m.yaml", "-o", "b")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert (
+        "would fetch 1 file, 3 MB, and make 2 files, 3 MB, here" in plan
+        and "c: 2 files, 3 MB\n" in plan
+    )
+    needed = packed + 3_000_000 + SPACE_FOR_TAGS
+    assert f"space: {human_size(needed)} needed, " in plan
+    with pytest.MonkeyPatch.context() as disk:
+        disk.setattr("stage.files.free_space", lambda folder: needed - 1)
+        for options in (["--dry-run"], []):
+            assert "are missing" in stage("fetch", "m.yaml", "-o", "c", *options, code=5).output
+        disk.setattr("stage.files.free_space", lambda folder: needed)
+        stage("fetch", "m.yaml", "-o", "c")
+    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
+    assert "would fetch 0 files, 0 B\n" in plan and "space: 0 B needed" in plan
+
+
+def test_another_bundle_in_the_folder_is_refused_with_one_to_take(
+    stage: Callable[..., Result], tmp_path: Path
+) -> None:
+    Path("f.txt").write_text("1")
+    manifest(path="f.txt")
+    stage("fetch", "m.yaml", "-o", "b")
+    Path("n.yaml").write_text(Path("m.yaml").read_text().replace('"name": "m"', '"name": "other"'))
+    for options in ([], ["--dry-run"]):
+        said = stage("fetch", "n.yaml", "-o", "b", *options, code=2).output
+        assert "b: another bundle is here: `m`" in said and "stage fetch n.yaml -o other" in said
+    assert not Path("n.lock").exists()
+    stage("verify", "b")
+    stage("fetch", "n.yaml", "-o", "other")
+    assert Bundle.open(Path("other")).lock.name == "other"
+
+
+def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:
+    folder = Path("in")
+    folder.mkdir()
+    (folder / "train.csv").write_text("a\n1\n")
+    (folder / "test.csv").write_text("a\n2\n")
+    manifest(path="in", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    manifest(path="in", convert="csv", exclude=["test*"])
+    stage("fetch", "m.yaml", "-o", "b")
+    assert [p.name for p in Path("b").rglob("*.parquet")] == ["train-00000-of-00001.parquet"]
+    manifest(path="in")
+    stage("fetch", "m.yaml", "-o", "b")
+    stage("verify", "b")
+    assert sorted(p.name for p in Path("b/data").rglob("*") if p.is_file()) == [
+        "test.csv",
+        "train.csv",
+    ]
+
+
+def test_parquet_bytes_name_the_library_that_made_them(stage: Callable[..., Result]) -> None:
+    """The reason why a digest holds for a single version of pyarrow."""
+    Path("x.csv").write_text("a\n1\n")
+    manifest(path="x.csv", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    (shard,) = Path("b").rglob("*.parquet")
+    assert pa.__version__ in pq.ParquetFile(shard).metadata.created_by
+
+
+def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(
+    stage: Callable[..., Result],
+) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("a")
+    manifest(path="notes")
+    stage("lock", "m.yaml")
+    Path("notes/b.txt").write_text("b")
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "b.txt is new since m.lock was written" in said and "--update x" in said
+    assert "To take the files of `x` as they are now: " in said  # of no other asset
+    Path("notes/b.txt").unlink()
+    Path("notes/a.txt").rename("notes/c.txt")
+    assert (
+        "a.txt is gone since m.lock was written"
+        in stage("fetch", "m.yaml", "-o", "b", code=2).output
+    )
+
+
+def test_csv_mistakes_of_all_assets_are_reported_at_once(stage: Callable[..., Result]) -> None:
+    """Once a fetch ended at the first asset that could not be converted."""
+    for name, text in (("a", "a,b\n1\n"), ("b", "a,b\n1,2,3\n"), ("c", "a,b\n1,2\n")):
+        Path(f"{name}.csv").write_text(text)
+    entries = "".join(f"  {name}: {{path: {name}.csv, convert: csv}}\n" for name in "abc")
+    Path("m.yaml").write_text(f"format: 1\nassets:\n{entries}")
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "m.yaml: 2 mistakes:" in said
+    assert "1. m.yaml:3: `a`" in said and "2. m.yaml:4: `b`" in said, said
+
+
+def test_empty_csv_files_are_reported_at_once_before_anything_is_fetched(
+    stage: Callable[..., Result],
+) -> None:
+    Path("data").mkdir()
+    for name in "abc":
+        Path("data", f"{name}.csv").write_text("a,b\n" if name == "b" else "")
+    manifest(path="data", convert="csv")
+    said = stage("fetch", "m.yaml", "-o", "b", "--dry-run", code=2).output
+    assert "m.yaml: 2 mistakes:" in said and "a.csv: it is empty" in said
+    assert "c.csv: it is empty" in said
+
+
+def test_a_pattern_for_one_file_speaks_of_no_number_of_files(stage: Callable[..., Result]) -> None:
+    """Once "matches none of the 1 files"."""
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("a")
+    manifest(path="notes", include=["*.md", "*.rst"])
+    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
+    assert "`*.md` matches none of the files in notes" in said and "1 files" not in said
+    assert "`*.rst` matches none" in said

@@ -1,0 +1,238 @@
+"""An adapter needs its base model in the manifest, unless that says `base: false`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage.bundle.bundle import Bundle
+from stage.bundle.load_test import run_load_test
+from stage.hub.models import base_of
+from stage.lock.model import Base, LockedAsset, LockedFile, Source
+from stage.lock.read import read_lock
+from stage.lock.write import Lockfile
+from tests.stage.locks import COMMIT
+from tests.stage.serve.test_serve import serving
+from tests.support.servers.hubs import TestHub
+from tests.support.staging import safetensors
+from tests.support.training.models import tiny_model_files
+
+BASE = {
+    "README.md": b"---\nlicense: mit\n---\n",
+    "config.json": b'{"model_type": "bert"}',
+    "model.safetensors": safetensors(1000),
+}
+
+
+def adapter(base: object = "acme/tiny-base", **more: Any) -> dict[str, bytes]:
+    config = {"peft_type": "LORA", "base_model_name_or_path": base, **more}
+    return {
+        "adapter_config.json": json.dumps(config).encode(),
+        "adapter_model.safetensors": safetensors(100),
+    }
+
+
+def manifest(**assets: Any) -> None:
+    Path("m.yaml").write_text(json.dumps({"format": 1, "name": "m", "assets": assets}))
+
+
+def locked() -> dict[str, LockedAsset]:
+    return dict(read_lock(Path("m.lock").read_bytes(), "m.lock").assets)
+
+
+LORA = {"model": "acme/lora"}
+
+
+def added(said: str) -> str:
+    """The lines of a remedy that go into the manifest."""
+    lines = said.partition("write it as here):\n")[2].partition("     Or leave it out")[0]
+    return textwrap.indent(textwrap.dedent(lines), "  ")
+
+
+def test_an_adapter_without_its_base_is_refused_with_the_lines_that_add_it(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    old = hub.commit("models", "acme/tiny-base", BASE, tag="v1")
+    hub.commit("models", "acme/tiny-base", {**BASE, "config.json": b'{"model_type": "bart"}'})
+    hub.commit("models", "acme/lora", adapter(revision="v1"))
+    Path("m.yaml").write_text("format: 1\nname: m\nassets:\n  lora:\n    model: acme/lora\n")
+    said = stage("lock", "m.yaml", code=2).output
+    assert "m.yaml:4: `lora` is an adapter of acme/tiny-base" in said and "`base: false`" in said
+    assert not Path("m.lock").exists()
+    with open("m.yaml", "a") as file:
+        file.write(added(said))
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert "everything that could be checked loads" in said and "not in this bundle" not in said
+    base = Bundle.open(Path("b")).asset("tiny-base")
+    assert (base.source.commit, base.source.requested_revision) == (old, "v1")
+    assert Path("b/data/models/tiny-base/config.json").read_bytes() == BASE["config.json"]
+    assert Bundle.open(Path("b")).asset("lora").base == Base("acme/tiny-base", "v1")
+    assert "adapter  of acme/tiny-base (v1)" in stage("show", "b").output
+    stage("verify", "b", "--deep")
+    stage("fetch", "m.yaml", "-o", "b", "--locked")
+    manifest(lora=LORA)
+    assert "acme/tiny-base" in stage("fetch", "m.yaml", "-o", "b", code=2).output
+
+
+def test_the_base_may_be_at_another_revision_and_have_the_adapters_name_for_it(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("models", "acme/tiny-base", BASE)
+    hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
+    hub.commit("models", "acme/lora", adapter("acme/old-name", revision="v7"))
+    manifest(lora=LORA, own={"model": "acme/tiny-base"})
+    said = stage("lock", "m.yaml", code=2).output
+    assert "`lora` is an adapter of acme/old-name" in said and "write it as here" in said
+    manifest(lora=LORA, own={"model": "acme/old-name"})
+    stage("fetch", "m.yaml", "-o", "b")
+    assert locked()["own"].names == {"acme/old-name", "acme/tiny-base"}
+    stage("verify", "b", "--deep")
+
+
+def test_what_several_adapters_need_is_said_at_once_under_names_that_are_free(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("models", "acme/lora", adapter("acme/tiny-base"))
+    hub.commit("models", "acme/lora2", adapter("acme/tiny-base"))
+    hub.commit("models", "acme/lora3", adapter("acme/other", revision="1.0"))
+    hub.commit("models", "acme/tiny-base", BASE)
+    hub.commit("models", "acme/other", BASE, tag="1.0")
+    Path("notes").mkdir()
+    Path("notes/x").write_text("x")
+    loras = {name: {"model": f"acme/{name}"} for name in ("lora", "lora2", "lora3")}
+    manifest(**loras, **{"Tiny-Base": {"path": "notes"}})
+    lines = added(stage("lock", "m.yaml", code=2).output)
+    document = yaml.safe_load(lines)
+    assert document == {
+        "acme-tiny-base": {"model": "acme/tiny-base"},
+        "other": {"model": "acme/other", "revision": "1.0"},
+    }
+    manifest(**loras, **document)
+    stage("fetch", "m.yaml", "-o", "b")
+
+
+def test_an_adapter_whose_base_is_not_needed_travels_alone(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("models", "acme/lora", adapter("acme/nowhere"))
+    manifest(lora={**LORA, "base": False})
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert set(locked()) == {"lora"} and locked()["lora"].request["base"] is False
+    assert "base model acme/nowhere is not in this bundle" in said
+    stage("verify", "b")
+    assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
+
+
+def test_a_base_on_its_authors_disk_is_said(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit("models", "acme/lora", adapter("/home/me/llama"))
+    manifest(lora=LORA)
+    said = stage("fetch", "m.yaml", "-o", "b").output
+    assert "/home/me/llama" in said and "add that model" in said and set(locked()) == {"lora"}
+
+
+def test_an_adapter_without_the_base_its_lock_promises_does_not_load(tmp_path: Path) -> None:
+    folder = tmp_path / "data/models/lora"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_bytes(adapter()["adapter_config.json"])
+    hub = Source("hub", "acme/lora", "main", COMMIT)
+    file = LockedFile(
+        "data/models/lora/adapter_config.json", 1, "0" * 64, None, "adapter_config.json"
+    )
+    asset = LockedAsset("lora", "model", {}, hub, (file,), base=Base("acme/tiny-base", "main"))
+    (finding,) = run_load_test(tmp_path, Lockfile("x", {"lora": asset})).findings
+    assert "its base model acme/tiny-base" in str(finding)
+    report = run_load_test(tmp_path, Lockfile("x", {"lora": replace(asset, base=None)}))
+    assert not report.findings and "acme/tiny-base is not in this bundle" in report.unchecked[0]
+    weightless = LockedAsset("b", "model", {}, replace(hub, location="acme/tiny-base"), ())
+    report = run_load_test(tmp_path, Lockfile("x", {"lora": asset, "b": weightless}))
+    assert not report.findings and "no weights" in report.unchecked[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"base_model_name_or_path": "org/m"}, (Base("org/m", "main"), None)),
+        ({"base_model_name_or_path": "gpt2", "revision": "v1"}, (Base("gpt2", "v1"), None)),
+        ({"base_model_name_or_path": "org/m", "revision": None}, (Base("org/m", "main"), None)),
+        ({"base_model_name_or_path": "./m"}, (None, "./m")),
+        ({"base_model_name_or_path": "/data/m"}, (None, "/data/m")),
+        ({"base_model_name_or_path": "a/b/c"}, (None, "a/b/c")),
+        ({"base_model_name_or_path": "../m"}, (None, "../m")),
+        ({"base_model_name_or_path": "C:\\m"}, (None, "C:\\m")),
+        ({"base_model_name_or_path": ""}, (None, None)),
+        ({"base_model_name_or_path": None}, (None, None)),
+        ([], (None, None)),
+    ],
+)
+def test_what_an_adapter_says_of_its_base(config: Any, expected: Any) -> None:
+    assert base_of(json.dumps(config).encode()) == expected
+
+
+@settings(max_examples=40)
+@given(st.binary() | st.text().map(str.encode))
+def test_any_adapter_config_is_read_or_passed_over(text: bytes) -> None:
+    base_of(text)
+
+
+def test_a_tokenizer_is_no_base(hub: TestHub, stage: Callable[..., Result]) -> None:
+    hub.commit("models", "acme/tiny-base", {**BASE, "tokenizer.json": b"{}"})
+    hub.commit("models", "acme/lora", adapter())
+    manifest(lora=LORA, t={"tokenizer": "acme/tiny-base"})
+    stage("lock", "m.yaml", code=2)
+
+
+LOADS = """
+import json, torch
+from peft import AutoPeftModelForCausalLM
+model = AutoPeftModelForCausalLM.from_pretrained("acme/lora")
+print(json.dumps(model(torch.arange(5)[None]).logits[0, -1, :8].tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_loads_by_name_from_a_served_bundle(
+    hub: TestHub, stage: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The script that made the adapter runs unchanged, though its base has changed on the Hub."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    hub.commit("models", "acme/tiny-base", tiny_model_files(tmp_path / "base", "gpt2"))
+    hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    plain.name_or_path = plain.config._name_or_path = "acme/old-name"
+    adapted = get_peft_model(
+        plain, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, fan_in_fan_out=True)
+    )
+    expected = adapted(torch.arange(5)[None]).logits[0, -1, :8].tolist()
+    adapted.peft_config["default"].base_model_name_or_path = "acme/old-name"
+    adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
+    hub.commit(
+        "models",
+        "acme/lora",
+        {path.name: path.read_bytes() for path in (tmp_path / "lora").iterdir()},
+    )
+    manifest(lora=LORA, base={"model": "acme/old-name"})
+    stage("fetch", "m.yaml", "-o", "b")
+    kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
+    with serving(Path("b")) as (address, _):
+        environment = {**kept, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": address}
+        done = subprocess.run(
+            [sys.executable, "-c", LOADS], env=environment, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, abs=1e-5)

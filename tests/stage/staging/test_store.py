@@ -1,0 +1,381 @@
+"""The shared store: contents once on disk, always hashed when taken."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.verify import verify
+from stage.digests import hash_file
+from stage.errors import UsageError
+from stage.staging.store import store_from
+from tests.support.servers.hubs import TestHub
+from tests.support.staging import MANIFEST, MODEL, Laptop, model_files
+
+WEIGHTS = "data/models/tiny-bert/model.safetensors"
+SHM = Path("/dev/shm")  # without reflinks on every Linux, and not the disk of most folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder where sharing means hard links."""
+    if SHM.is_dir():
+        with tempfile.TemporaryDirectory(dir=SHM, prefix="airlift-") as name:
+            yield Path(name)
+    else:
+        yield tmp_path
+
+
+@pytest.fixture
+def sharing(folder: Path, tmp_path: Path) -> Iterator[Laptop]:
+    """A laptop with a store in the user's cache folder, as without settings."""
+    with ExitStack() as stack:
+        laptop = Laptop(folder, TestHub(tmp_path / "hub", stack), {"AIRLIFT_STORE": ""})
+        laptop.publish()
+        laptop.write(MANIFEST)
+        yield laptop
+
+
+def entry_of(laptop: Laptop, file: Path) -> Path:
+    sha256 = hash_file(file).sha256
+    return laptop.folder / ".cache/airlift/store/sha256" / sha256[:2] / sha256
+
+
+def asked_for(laptop: Laptop, name: str) -> int:
+    return len(laptop.hub.requests(f"/resolve/.*{name}"))
+
+
+def flip(file: Path) -> None:
+    """Flips a bit in place: through every name of the file."""
+    file.chmod(0o644)
+    with open(file, "r+b") as opened:
+        opened.seek(1_000_000)
+        byte = opened.read(1)[0]
+        opened.seek(1_000_000)
+        opened.write(bytes([byte ^ 1]))
+
+
+def other_manifest(laptop: Laptop, asset: str = "my-bert") -> None:
+    (laptop.folder / "other.yaml").write_text(
+        f"format: 1\nassets:\n  {asset}:\n    model: {MODEL}\n"
+    )
+
+
+def fetch_other(
+    laptop: Laptop, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = laptop.stage(
+        "fetch", "other.yaml", "-o", "other", "--no-offline-check", *options, **environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_files_that_two_manifests_share_are_fetched_once_and_are_on_disk_once(
+    sharing: Laptop,
+) -> None:
+    sharing.fetched()
+    other_manifest(sharing)
+    done = fetch_other(sharing)
+    assert asked_for(sharing, "model.safetensors") == 1
+    assert "1 file (3 MB) was here already, in the store" in done.stderr
+    mine, theirs = (
+        sharing.bundle / WEIGHTS,
+        sharing.folder / "other/data/models/my-bert/model.safetensors",
+    )
+    assert mine.stat().st_ino == theirs.stat().st_ino == entry_of(sharing, mine).stat().st_ino
+    assert verify(sharing.bundle).ok and verify(sharing.folder / "other").ok
+
+
+def test_a_shared_file_is_read_only_and_a_small_one_is_nobody_elses(sharing: Laptop) -> None:
+    sharing.fetched()
+    assert (sharing.bundle / WEIGHTS).stat().st_mode & 0o222 == 0
+    config = (sharing.bundle / WEIGHTS).with_name("config.json")
+    assert config.stat().st_mode & 0o200 and config.stat().st_nlink == 1
+
+
+def test_the_store_changes_no_bundle_id(sharing: Laptop, undisturbed_id: str) -> None:
+    assert sharing.fetched() == sharing.fetched("again") == undisturbed_id
+
+
+def test_damage_in_the_store_is_noticed_named_and_fetched_again(
+    sharing: Laptop, undisturbed_id: str
+) -> None:
+    """A user edits a file of one bundle in place: the store gets the same damage."""
+    sharing.fetched()
+    flip(sharing.bundle / WEIGHTS)
+    done = sharing.fetch("again")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "the store's copy is damaged" in done.stderr
+        and "Bundles on this disk share that file and its damage" in done.stderr
+    )
+    assert asked_for(sharing, "model.safetensors") == 2
+    assert verify(sharing.folder / "again").ok and not verify(sharing.bundle).ok
+    assert sharing.fetched() == undisturbed_id  # repaired from the store, which is sound again
+    assert asked_for(sharing, "model.safetensors") == 2
+
+
+def test_a_store_file_cut_short_is_not_taken(sharing: Laptop) -> None:
+    sharing.fetched()
+    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
+    entry.unlink()
+    entry.write_bytes((sharing.bundle / WEIGHTS).read_bytes()[:2_000_000])
+    assert "share that file" not in sharing.fetch("again").stderr, "no bundle has this one"
+    assert verify(sharing.folder / "again").ok and hash_file(entry).sha256 == entry.name
+
+
+def test_a_link_in_the_store_is_not_followed(sharing: Laptop) -> None:
+    sharing.fetched()
+    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
+    entry.unlink()
+    entry.symlink_to(sharing.bundle / WEIGHTS)
+    sharing.fetched("again")
+    assert (
+        not (sharing.folder / "again" / WEIGHTS).is_symlink()
+        and asked_for(sharing, "model.safetensors") == 2
+    )
+
+
+def test_what_an_interrupted_fetch_took_is_not_written_through(sharing: Laptop) -> None:
+    """Killed between link and rename: a later download must not write into the store's file."""
+    sharing.fetched()
+    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
+    again = sharing.folder / "again" / WEIGHTS
+    again.parent.mkdir(parents=True)
+    (sharing.folder / "again" / "fetch.partial").write_text(f"{WEIGHTS}\n")
+    os.link(entry, again.with_name("store-0-1.partial"))
+    sharing.fetched("again", AIRLIFT_STORE="none")
+    assert hash_file(entry).sha256 == entry.name
+    assert not list(again.parent.glob("*.partial"))
+
+
+def test_a_file_known_by_git_sha1_alone_is_found(sharing: Laptop) -> None:
+    """A Hub publishes no sha256 of files without LFS."""
+    tokenizer = b'{"version": "1.0"}\n' * 70_000
+    sharing.hub.commit("models", MODEL, {**model_files(), "tokenizer.json": tokenizer})
+    sharing.fetched()
+    other_manifest(sharing)
+    fetch_other(sharing)
+    assert asked_for(sharing, "tokenizer.json") == 1
+    assert (sharing.folder / "other/data/models/my-bert/tokenizer.json").read_bytes() == tokenizer
+
+
+@pytest.mark.parametrize("store", ["", "none"], ids=["with a store", "without"])
+def test_an_asset_with_a_new_name_is_not_fetched_again(sharing: Laptop, store: str) -> None:
+    sharing.fetched(AIRLIFT_STORE=store)
+    sharing.hub.forget_requests()
+    sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
+    done = sharing.fetch(AIRLIFT_STORE=store)
+    assert (
+        "5 files (3.04 MB) were here already, in this bundle, under another name" in done.stderr
+    ), done.stderr
+    asked = {request.path.rpartition("/")[2] for request in sharing.hub.requests("/resolve/")}
+    assert asked <= {"config.json"}  # read to know the model
+    assert verify(sharing.bundle).ok and not (sharing.bundle / WEIGHTS).exists()
+    weights = sharing.bundle / "data/models/bert/model.safetensors"
+    assert weights.stat().st_nlink == (1 if store else 2)
+
+
+def test_a_damaged_file_is_not_given_a_new_name(sharing: Laptop) -> None:
+    sharing.fetched(AIRLIFT_STORE="none")
+    flip(sharing.bundle / WEIGHTS)
+    sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
+    sharing.fetched(AIRLIFT_STORE="none")
+    assert verify(sharing.bundle).ok and asked_for(sharing, "model.safetensors") == 2
+
+
+def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
+    lines = "".join(f"{number},{os.urandom(40).hex()}\n" for number in range(30_000))
+    (sharing.folder / "mine.csv").write_text(f"n,text\n{lines}")
+    (sharing.folder / "other.yaml").write_text(
+        "format: 1\nassets:\n  m:\n    path: mine.csv\n    convert: csv\n"
+    )
+    fetch_other(sharing)
+    shutil.rmtree(sharing.folder / "other")
+    (sharing.folder / "mine.csv").unlink()
+    said = fetch_other(sharing).stderr
+    assert re.search(r"1 file \(1\.\d+ MB\) was here already, in the store", said), said
+
+
+def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:
+    sharing.fetched()
+    done = sharing.fetch("again", "--dry-run")
+    assert (
+        re.search(rf"share +3 MB +{WEIGHTS}", done.stderr)
+        and "1 file (3 MB) more are" in done.stderr
+    )
+    assert not (sharing.folder / "again").exists()
+
+
+def test_none_shares_nothing(sharing: Laptop) -> None:
+    sharing.fetched(AIRLIFT_STORE="none")
+    assert (
+        not (sharing.folder / ".cache").exists() and (sharing.bundle / WEIGHTS).stat().st_nlink == 1
+    )
+
+
+def test_a_store_that_cannot_be_written_is_no_reason_to_fail(sharing: Laptop) -> None:
+    (sharing.folder / "occupied").write_text("")
+    done = sharing.fetch(AIRLIFT_STORE=str(sharing.folder / "occupied"))
+    assert (
+        done.returncode == 0
+        and "not kept in the store" in done.stderr
+        and verify(sharing.bundle).ok
+    )
+
+
+def test_a_store_on_another_disk_gives_copies_and_keeps_nothing(
+    sharing: Laptop, tmp_path: Path
+) -> None:
+    if tmp_path.stat().st_dev == sharing.folder.stat().st_dev:
+        pytest.skip("one disk here")
+    sharing.fetched()
+    done = sharing.fetch(str(tmp_path / "bundle"))
+    assert done.returncode == 0 and "1 file (3 MB) was here already, in the store" in done.stderr, (
+        done.stderr
+    )
+    assert (tmp_path / "bundle" / WEIGHTS).stat().st_nlink == 1 and verify(tmp_path / "bundle").ok
+    assert asked_for(sharing, "model.safetensors") == 1
+    done = sharing.fetch("new", AIRLIFT_STORE=str(tmp_path / "store"))
+    assert "is on another disk" in done.stderr
+    assert not list((tmp_path / "store").rglob("*.partial"))
+
+
+def test_what_is_shared_needs_no_room_on_the_disk(tmp_path: Path) -> None:
+    """A disk with space for one copy and a half holds two bundles."""
+    script = """
+        mount -t tmpfs -o size=40m none disk || exit 99
+        "$@" -o disk/one >/dev/null 2>&1; echo "one: $?"
+        AIRLIFT_STORE=none "$@" -o disk/two; echo "two, alone: $?"
+        "$@" -o disk/two >/dev/null 2>&1; echo "two, sharing: $?"
+        "$1" -m stage verify -q disk/two; echo "verify: $?"
+    """
+    with ExitStack() as stack:
+        laptop = Laptop(
+            tmp_path,
+            TestHub(tmp_path / "hub", stack),
+            {"AIRLIFT_STORE": str(tmp_path / "disk/store")},
+        )
+        laptop.publish(20_000_000)
+        laptop.write(MANIFEST)
+        (tmp_path / "disk").mkdir()
+        fetch = laptop.command("fetch", "tiny.yaml", "--no-offline-check")
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script, "sh", *fetch],
+            cwd=tmp_path,
+            env=laptop.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"no mount of one's own here: {done.stderr}")
+    assert done.stdout.splitlines() == [
+        "one: 0",
+        "two, alone: 5",
+        "two, sharing: 0",
+        "verify: 0",
+    ], done.stderr
+    assert "are missing. Nothing was written" in done.stderr and "-links 1" in done.stderr
+
+
+@pytest.mark.site
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("mkfs.btrfs"), reason="needs root and mkfs.btrfs"
+)
+def test_with_reflinks_bundles_share_the_disk_but_not_each_others_damage(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        disk = stack.enter_context(btrfs(tmp_path))
+        laptop = Laptop(
+            disk / "laptop",
+            TestHub(tmp_path / "hub", stack),
+            {"AIRLIFT_STORE": str(disk / "store")},
+        )
+        laptop.folder.mkdir()
+        laptop.publish(40_000_000)
+        laptop.write(MANIFEST)
+        laptop.fetched()
+        before = used(disk)
+        laptop.fetched("again")
+        assert used(disk) - before < 5_000_000
+        assert asked_for(laptop, "model.safetensors") == 1
+        flip(laptop.bundle / WEIGHTS)
+        assert verify(laptop.folder / "again").ok and not verify(laptop.bundle).ok
+        clear(disk / "store")
+        assert verify(laptop.folder / "again").ok, "it has a copy of its own"
+
+
+@contextmanager
+def btrfs(folder: Path) -> Iterator[Path]:
+    """A small btrfs, mounted."""
+    image, mount = folder / "disk.img", folder / "disk"
+    mount.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(300 * 2**20)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def used(disk: Path) -> int:
+    os.sync()
+    return shutil.disk_usage(disk).used
+
+
+def gone(laptop: Laptop) -> None:
+    shutil.rmtree(laptop.bundle)
+
+
+def moved(laptop: Laptop) -> None:
+    laptop.bundle.rename(laptop.folder / "elsewhere")
+
+
+def changed(laptop: Laptop) -> None:
+    laptop.write("format: 1\nassets:\n" + MANIFEST[MANIFEST.index("  lines:") :])
+    laptop.fetched()
+
+
+def clear(store: Path) -> None:
+    """As the docs say."""
+    subprocess.run(["find", store, "-type", "f", "-links", "1", "-delete"], check=True)
+
+
+@pytest.mark.parametrize(("what", "freed"), [(gone, True), (moved, False), (changed, True)])
+def test_what_no_bundle_has_is_what_has_one_link(
+    sharing: Laptop, what: Callable[[Laptop], None], freed: bool
+) -> None:
+    sharing.fetched()
+    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
+    store = sharing.folder / ".cache/airlift/store"
+    clear(store)
+    assert entry.exists()
+    what(sharing)
+    clear(store)
+    assert entry.exists() != freed
+
+
+def test_where_the_store_is() -> None:
+    def place(**environ: str) -> str | None:
+        store = store_from(environ)
+        return str(store.root) if store else None
+
+    assert place(HOME="/home/me") == "/home/me/.cache/airlift/store"
+    assert place(HOME="/home/me", XDG_CACHE_HOME="/scratch/me") == "/scratch/me/airlift/store"
+    assert place(HOME="/home/me", XDG_CACHE_HOME="relative") == "/home/me/.cache/airlift/store"
+    assert place(AIRLIFT_STORE="/data/store", HOME="/home/me") == "/data/store"
+    assert place(AIRLIFT_STORE="none", HOME="/home/me") is None
+    assert place() is None
+    with pytest.raises(UsageError, match="absolute"):
+        place(AIRLIFT_STORE="store")

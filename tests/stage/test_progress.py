@@ -1,0 +1,138 @@
+"""Progress: one line that fits its terminal, plain lines in a log, nothing beside JSON."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from stage.progress import human_time, log_line
+from tests.stage.bundles import make_bundle
+
+WORK = """
+import time
+from stage.progress import Reporter
+with Reporter() as reporter:
+    with reporter.bytes_bar("fetch", {total}) as add:
+        for number in range(5):
+            time.sleep(0.12)
+            add(10_000_000)
+            if number == 2:
+                reporter.note("a note")
+    with reporter.at_work("make prompts"):
+        time.sleep({clock})
+print("done")
+"""
+
+
+def in_terminal(columns: int, *command: str | Path, **environment: str) -> str:
+    """The output of a command on a terminal of that width, with its stdout."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = {"TERM": "xterm", **environment}
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, **shown},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed: Linux says EIO
+            break
+        if not data:
+            break
+        told += data
+    os.close(ours)
+    assert process.wait(60) == 0, told
+    return told.decode()
+
+
+def lines_of(told: str) -> list[str]:
+    return [line.rstrip() for line in re.split(r"[\r\n]+", told) if line.strip()]
+
+
+def work(total: int = 50_000_000, clock: float = 0.0) -> list[str]:
+    return [sys.executable, "-c", WORK.format(total=total, clock=clock)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (100, r"fetch +\d+% \|[ =]+\| [\d.]+MB of 50.0MB, [\d.]+MB/s, \d\d:\d\d left"),
+        (40, r"fetch +\d+%, [\d.]+MB/s, \d\d:\d\d left"),
+    ],
+)
+def test_a_line_says_how_much_how_fast_and_how_long_in_the_room_there_is(
+    columns: int, line: str
+) -> None:
+    lines = lines_of(in_terminal(columns, *work()))
+    assert [shown for shown in lines if re.fullmatch(line, shown)], lines
+    assert max(map(len, lines)) <= columns
+    assert "a note" in lines and lines[-1] == "done"
+
+
+def test_without_a_total_the_rate_is_said(tmp_path: Path) -> None:
+    lines = lines_of(in_terminal(80, *work(total=0)))
+    assert [shown for shown in lines if re.fullmatch(r"fetch [\d.]+MB, [\d.]+MB/s", shown)], lines
+
+
+def test_work_of_unknown_length_shows_a_clock_that_goes_on() -> None:
+    lines = lines_of(in_terminal(80, *work(clock=1.3)))
+    assert {"make prompts (00:00)", "make prompts (00:01)"} <= set(lines)
+
+
+def test_every_terminal_can_show_it() -> None:
+    """Blocks are unreadable on a terminal that is not UTF-8, and Python cannot detect it."""
+    assert in_terminal(100, *work(), LC_ALL="C", PYTHONUTF8="1").isascii()
+
+
+def test_a_dumb_terminal_is_treated_as_a_log() -> None:
+    """An editor's shell would show each version of a line that is overwritten."""
+    assert lines_of(in_terminal(80, *work(), TERM="dumb")) == ["a note", "done"]
+
+
+def test_verify_says_how_much_there_is(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle").root
+    told = in_terminal(100, sys.executable, "-m", "stage", "verify", bundle)
+    assert re.search(r"verify +0% \|[ =]+\| 0.00B of \d+.\dMB", told), told
+
+
+def test_json_stands_alone_in_a_terminal_too(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    told = in_terminal(80, sys.executable, "-m", "stage", "verify", bundle, "--json")
+    assert told.startswith("{") and told.rstrip().endswith("}")
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "took_s", "line"),
+    [
+        (1_200_000_000, 14_000_000_000, 30.0, "fetch: 1.2 GB of 14 GB, 40 MB/s, 5 min left"),
+        (90_000_000, 100_000_000, 30.0, "fetch: 90 MB of 100 MB, 3 MB/s, 3 s left"),
+        (90_000_000, 0, 30.0, "fetch: 90 MB, 3 MB/s"),
+        (0, 100, 30.0, "fetch: 0 B of 100 B, 0 B/s"),
+    ],
+)
+def test_a_line_in_a_log(done: int, total: int, took_s: float, line: str) -> None:
+    assert log_line("fetch", done, total, took_s) == line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (5999, "1 h 40 min"), (12_000, "3 h 20 min")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert human_time(seconds) == words
