@@ -241,7 +241,7 @@ def bag_info_text(lock: Lockfile, facts: Iterable[tuple[str, str]]) -> bytes:
 
 def verifier_text() -> bytes:
     """The text of `stage-verify.py`."""
-    return (Path(__file__).parents[1] / "verify" / "standalone.py").read_bytes()
+    return (Path(__file__).with_name("standalone.py")).read_bytes()
 
 
 def is_known_verifier(text: bytes) -> bool:

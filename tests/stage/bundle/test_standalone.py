@@ -21,7 +21,7 @@ from stage.bundle.receipt import find_damage
 from stage.bundle.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
-TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"
+TEMPLATE = Path(layout.__file__).with_name("standalone.py")
 
 
 ASK = "import sys; print(*sys.version_info[:2])"

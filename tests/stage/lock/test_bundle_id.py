@@ -26,7 +26,7 @@ from stage.errors import DamageError
 from stage.progress import Reporter
 from tests.stage.bundles import BIG, make_bundle
 
-TEMPLATE = Path(layout.__file__).parents[1] / "verify" / "standalone.py"
+TEMPLATE = Path(layout.__file__).with_name("standalone.py")
 IN_THE_BIG_FILE = 40 * 2**20
 
 
