@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stage.errors import IncompleteError, says_no_memory
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def isolated(module: str, *arguments: str) -> list[str]:
