@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -158,15 +159,28 @@ def test_what_an_interrupted_fetch_took_is_not_written_through(sharing: Laptop) 
     assert not list(again.parent.glob("*.partial"))
 
 
-def test_a_file_known_by_git_sha1_alone_is_found(sharing: Laptop) -> None:
-    """A Hub publishes no sha256 of files without LFS."""
-    tokenizer = b'{"version": "1.0"}\n' * 70_000
-    sharing.hub.commit("models", MODEL, {**model_files(), "tokenizer.json": tokenizer})
+@pytest.mark.parametrize("is_sound", [True, False], ids=["sound", "damaged"])
+def test_a_file_of_the_cache_of_huggingface_hub_is_taken_if_its_bytes_are_right(
+    sharing: Laptop, is_sound: bool
+) -> None:
+    weights = model_files()["model.safetensors"]
+    blobs = sharing.folder / "hf/hub/models--acme--bert/blobs"
+    blobs.mkdir(parents=True)
+    blob = blobs / hashlib.sha256(weights).hexdigest()
+    blob.write_bytes(weights if is_sound else bytes(len(weights)))
+    done = sharing.fetch()
+    assert done.returncode == 0 and verify(sharing.bundle).ok, done.stderr
+    assert ("1 file (3 MB) was here already, in the cache" in done.stderr) == is_sound
+    assert asked_for(sharing, "model.safetensors") == (0 if is_sound else 1)
+    assert ((sharing.bundle / WEIGHTS).stat().st_ino == blob.stat().st_ino) == is_sound
+
+
+def test_a_kill_leaves_no_second_name_in_the_store_for_ever(sharing: Laptop) -> None:
     sharing.fetched()
-    other_manifest(sharing)
-    fetch_other(sharing)
-    assert asked_for(sharing, "tokenizer.json") == 1
-    assert (sharing.folder / "other/data/models/my-bert/tokenizer.json").read_bytes() == tokenizer
+    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
+    entry.rename(entry.with_name(f"{entry.name}.partial"))
+    sharing.fetched("again")
+    assert entry.is_file() and not list(entry.parent.glob("*.partial"))
 
 
 @pytest.mark.parametrize("store", ["", "none"], ids=["with a store", "without"])
@@ -371,11 +385,18 @@ def test_where_the_store_is() -> None:
         store = store_from(environ)
         return str(store.root) if store else None
 
+    def cache(**environ: str) -> str:
+        store = store_from({"HOME": "/home/me", **environ})
+        return str(store and store.hub_cache)
+
     assert place(HOME="/home/me") == "/home/me/.cache/airlift/store"
     assert place(HOME="/home/me", XDG_CACHE_HOME="/scratch/me") == "/scratch/me/airlift/store"
     assert place(HOME="/home/me", XDG_CACHE_HOME="relative") == "/home/me/.cache/airlift/store"
     assert place(AIRLIFT_STORE="/data/store", HOME="/home/me") == "/data/store"
     assert place(AIRLIFT_STORE="none", HOME="/home/me") is None
     assert place() is None
+    assert cache() == "/home/me/.cache/huggingface/hub"
+    assert cache(HF_HOME="/data/hf") == "/data/hf/hub"
+    assert cache(HF_HOME="/data/hf", HF_HUB_CACHE="/data/hub") == "/data/hub"
     with pytest.raises(UsageError, match="absolute"):
         place(AIRLIFT_STORE="store")
