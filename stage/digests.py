@@ -71,6 +71,44 @@ class FileDigests:
         return self.git_sha1 if algorithm == "git-sha1" else self.sha256
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a file must be, as a lock, a manifest or a server says it before its bytes are here.
+
+    Attributes:
+        path: where its source has it: a path in a repository or a folder, or an address.
+        size: bytes; None while unknown.
+        sha256: hex; None while unknown.
+        upstream: the digest that the source published, if any.
+    """
+
+    path: str
+    size: int | None
+    sha256: str | None = None
+    upstream: Digest | None = None
+
+    @property
+    def evidence(self) -> tuple[Digest, ...]:
+        """The known digests, the source's own first."""
+        own = () if self.sha256 is None else (Digest("sha256", self.sha256),)
+        return own if self.upstream is None else (self.upstream, *own)
+
+    @property
+    def needs_git(self) -> bool:
+        """Whether the git blob id has to be computed as well."""
+        return self.upstream is not None and self.upstream.algorithm == "git-sha1"
+
+    def mismatch(self, digests: FileDigests) -> str | None:
+        """How bytes with these digests differ; None if they are the expected ones."""
+        if self.size not in (None, digests.size):
+            return f"it has {digests.size:,} bytes, not {self.size:,}"
+        for digest in self.evidence:
+            if not digests.matches(digest):
+                found = digests.found(digest.algorithm)
+                return f"its {digest.algorithm} is {found}, not {digest.value}"
+        return None
+
+
 class Digester:
     """Digests of a stream whose length is known: call `update` with its bytes, then `result`.
 

@@ -79,7 +79,7 @@ class Downloader:
             if is_pointer(partial, digests.size):
                 partial.unlink()
                 raise _pointer_error(download)
-            problem = download.mismatch(digests)
+            problem = download.expected.mismatch(digests)
             if problem is None:
                 with self._counting:
                     self.taken_over += taken_over
@@ -120,8 +120,7 @@ class Downloader:
             Its digests, whether one connection was enough, and the bytes of an earlier run in it.
         """
         patience = Patience(self._policy, self.stop, self._reporter)
-        git = any(evidence.algorithm == "git-sha1" for evidence in download.evidence)
-        with Partial(path, download.size, git, progress) as partial:
+        with Partial(path, download.size, download.expected.needs_git, progress) as partial:
             connections = 1 if partial.size else 0
             if partial.size:
                 of = f" of {human_size(download.size)}" if download.size else ""

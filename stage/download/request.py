@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stage.digests import Digest, FileDigests
+from stage.digests import Digest, Expected
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Download:
     Attributes:
         what: its name in messages (`bert: model.safetensors`).
         url: its address; the server may redirect.
-        size: bytes; None where the server does not say. Then a download cannot be resumed.
+        expected: its size (None where the server does not say; then a download cannot be resumed)
+            and the digests that the bytes must have; none where this download sets the pin.
         refused: turns a final refusal (401, 403, 404, ...) of `url`'s own origin into an error.
             Its arguments are the status and the Hub's X-Error-Code.
-        evidence: digests that the bytes must have; empty where this download sets the pin.
         version: what a server calls this version of the file (an ETag), where there is no
             evidence. A partial file of another version is not resumed, nor is one that has
             neither evidence nor version.
@@ -33,8 +33,7 @@ class Download:
 
     what: str
     url: str
-    size: int | None
-    evidence: tuple[Digest, ...]
+    expected: Expected
     refused: Callable[[int, str | None], Exception]
     token: str | None = None
     version: str | None = None
@@ -46,18 +45,19 @@ class Download:
         return f"Download({self.what!r}, {self.size})"
 
     @property
+    def size(self) -> int | None:
+        """Bytes, as far as known."""
+        return self.expected.size
+
+    @property
+    def evidence(self) -> tuple[Digest, ...]:
+        """The digests that the bytes must have."""
+        return self.expected.evidence
+
+    @property
     def identity(self) -> Digest:
         """Names this version of the file, so that only its own partial file is resumed."""
         if self.evidence:
             return self.evidence[0]
         version = f"{self.url}\n{self.size}\n{self.version}"
         return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
-
-    def mismatch(self, digests: FileDigests) -> str | None:
-        """Describes how bytes with these digests differ from the evidence; None if they match."""
-        for evidence in self.evidence:
-            if not digests.matches(evidence):
-                said = "pinned" if self.pin else "announced"
-                found = digests.found(evidence.algorithm)
-                return f"its {evidence.algorithm} is {found}, not {evidence.value} as {said}"
-        return None

@@ -37,7 +37,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names a
     validate_repo_id,
 )
 
-from stage.digests import Digest, is_hex
+from stage.digests import Digest, Expected, is_hex
 from stage.download.downloader import Downloader
 from stage.download.http import check_proxies, origin_of, without_credentials
 from stage.download.request import Download
@@ -281,16 +281,14 @@ class Hub:
 
         return self._call(what, repository.kind, repository.id, repository.commit, listing)
 
-    def download(
-        self, what: str, kind: str, id: str, commit: str, path: str, size: int, *evidence: Digest
-    ) -> Download:
-        """The download of one file; `evidence` is the digests that it must have."""
+    def download(self, what: str, kind: str, id: str, commit: str, expected: Expected) -> Download:
+        """The download of one file of a repository at a commit."""
+        path = expected.path
         prefix = "" if kind == "model" else f"{kind}s/"
         return Download(
             what=what,
             url=f"{self.endpoint}/{prefix}{quote(id)}/resolve/{commit}/{quote(path)}",
-            size=size,
-            evidence=evidence,
+            expected=expected,
             token=self._token,
             refused=lambda status, code: self._errors.file_error(
                 what, kind, id, path, status, code
@@ -417,9 +415,7 @@ class SmallFiles:
             repository.kind,
             repository.id,
             repository.commit,
-            file.path,
-            file.size,
-            file.evidence,
+            Expected(file.path, file.size, upstream=file.evidence),
         )
         with TemporaryDirectory(prefix="airlift-") as folder:
             target = Path(folder, "file")

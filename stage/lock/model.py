@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage.digests import Digest
+from stage.digests import Digest, Expected
 
 FOLDERS = {
     "model": "models",
@@ -90,6 +90,11 @@ class LockedFile:
         put(self, "origin", origin)
         put(self, "made_by", made_by)
 
+    @property
+    def expected(self) -> Expected:
+        """What its bytes must be."""
+        return Expected(self.origin, self.size, self.sha256, self.upstream)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -121,6 +126,11 @@ class Ingredient:
     sha256: str | None
     upstream: Digest | None = None
     part: Part | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """What its bytes must be."""
+        return Expected(self.origin, self.size, self.sha256, self.upstream)
 
 
 @dataclass(frozen=True)

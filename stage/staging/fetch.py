@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -305,7 +304,7 @@ class _Fetch:
         return taken
 
     def _take(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
-        digests = self.sharing.take(file, partial(_is_as_locked, file=file), progress)
+        digests = self.sharing.take(file, progress)
         if digests is not None:
             self.digests[file.path] = digests
         return digests is not None
@@ -432,8 +431,9 @@ class _Fetch:
 
     def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
         """Hashes a file that is here; True if it is damaged."""
-        digests = hash_file(self.root / file.path, git=_wants_git(file), progress=progress)
-        if _is_as_locked(digests, file):
+        expected = file.expected
+        digests = hash_file(self.root / file.path, git=expected.needs_git, progress=progress)
+        if expected.mismatch(digests) is None:
             self.digests[file.path] = digests
             return False
         self.reporter.warn(f"{file.path}: here, but not as locked; fetching it again")
@@ -461,16 +461,6 @@ class _Fetch:
             results = together(lambda i: work(*pairs[i], add), order, self.jobs, self.sources.stop)
         done = dict(zip(order, results, strict=True))
         return [done[i] for i in range(len(pairs))]
-
-
-def _wants_git(file: LockedFile) -> bool:
-    return file.upstream is not None and file.upstream.algorithm == "git-sha1"
-
-
-def _is_as_locked(digests: FileDigests, file: LockedFile) -> bool:
-    if digests.size != file.size or file.sha256 not in (None, digests.sha256):
-        return False
-    return file.upstream is None or digests.matches(file.upstream)
 
 
 def _facts(endpoint: str) -> list[tuple[str, str]]:

@@ -138,16 +138,8 @@ class Sharing:
         disk = _disk_of(self._root)
         return any(_disk_of(path) == disk for path, _ in self._copies(file))
 
-    def take(
-        self,
-        file: LockedFile,
-        is_right: Callable[[FileDigests], bool],
-        progress: Callable[[int], None],
-    ) -> FileDigests | None:
+    def take(self, file: LockedFile, progress: Callable[[int], None]) -> FileDigests | None:
         """Puts a local file into the bundle, and hashes it before it has its name there.
-
-        Args:
-            is_right: whether digests are those of the locked file.
 
         Returns:
             Its digests; None if there is none, or a damaged one.
@@ -159,13 +151,13 @@ class Sharing:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Not a name that a download would resume.
         partial = target.with_name(f"store-{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
-        git = file.upstream is not None and file.upstream.algorithm == "git-sha1"
+        expected = file.expected
         try:
             for source, where in self._copies(file):
                 if not _share(source, partial):
                     shutil.copyfile(source, partial)
-                digests = hash_file(partial, git=git, progress=progress)
-                if is_right(digests):
+                digests = hash_file(partial, git=expected.needs_git, progress=progress)
+                if expected.mismatch(digests) is None:
                     # A rename onto another name of the same file does nothing (rename(2)).
                     target.unlink(missing_ok=True)
                     partial.replace(target)

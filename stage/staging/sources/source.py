@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stage.digests import Digest, FileDigests, hash_file, is_hex
+from stage.digests import Expected, FileDigests, hash_file, is_hex
 from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.lock.manifest import Manifest
@@ -246,9 +246,7 @@ class Sources:
             private = self._private_addresses()
             return fetch_package(asset, file, manifest, self._downloader, private, target, progress)
         code = next((code for code in asset.code if file.path in code.files), None)
-        return self._from_hub(
-            asset, file.origin, file.size, file.upstream, file.sha256, target, progress, code
-        )
+        return self._from_hub(asset, file.expected, target, progress, code)
 
     def bring_many(
         self,
@@ -298,33 +296,24 @@ class Sources:
         if asset.source.type == "url":
             download = download_of(asset.name, ingredient, self._downloader)
             return target, self._downloader.fetch(download, target, progress)
-        size = ingredient.size or 0
-        return target, self._from_hub(
-            asset, ingredient.origin, size, ingredient.upstream, ingredient.sha256, target, progress
-        )
+        return target, self._from_hub(asset, ingredient.expected, target, progress)
 
     def _from_hub(
         self,
         asset: LockedAsset,
-        origin: str,
-        size: int,
-        upstream: Digest | None,
-        sha256: str | None,
+        expected: Expected,
         target: Path,
         progress: Callable[[int], None],
         code: Code | None = None,
     ) -> FileDigests:
-        evidence = [upstream] if upstream else []
-        if sha256:
-            evidence.append(Digest("sha256", sha256))
         id, commit = asset.source.repository, asset.source.commit or ""
-        if asset.source.parquet_commit and origin.endswith(".parquet"):
+        if asset.source.parquet_commit and expected.path.endswith(".parquet"):
             commit = asset.source.parquet_commit
         if code is not None:
             id, commit = code.repository, code.commit
         kind = _HUB_KINDS.get(asset.kind, "model")
-        what = f"{asset.name}: {origin}"
-        download = self._hub.download(what, kind, id, commit, origin, size, *evidence)
+        what = f"{asset.name}: {expected.path}"
+        download = self._hub.download(what, kind, id, commit, expected)
         return self._downloader.fetch(download, target, progress)
 
 
@@ -337,14 +326,11 @@ def _digests(asset: LockedAsset) -> dict[str, str | None]:
 
 def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:
     """The digests of a file, if it is the locked one; None if not, or if no digest is known."""
-    upstream = ingredient.upstream
-    if not (ingredient.sha256 or upstream):
+    expected = ingredient.expected
+    if not expected.evidence:
         return None
-    digests = hash_file(path, git=upstream is not None and upstream.algorithm == "git-sha1")
-    is_right = ingredient.sha256 in (None, digests.sha256) and (
-        upstream is None or digests.matches(upstream)
-    )
-    return digests if is_right else None
+    digests = hash_file(path, git=expected.needs_git)
+    return digests if expected.mismatch(digests) is None else None
 
 
 def _check_answers(asset: LockedAsset, request: Request, manifest: Manifest) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
-from stage.digests import Digest
 from stage.download.downloader import Downloader
 from stage.download.http import without_credentials
 from stage.download.request import Download
@@ -83,24 +82,20 @@ def download_of(
         what: names the asset in errors.
     """
     what = what or f"{name}: {without_credentials(ingredient.origin)}"
-    evidence = (Digest("sha256", ingredient.sha256),) if ingredient.sha256 else ()
     download = Download(
         what=what,
         url=ingredient.origin,
-        size=ingredient.size,
-        evidence=evidence,
+        expected=ingredient.expected,
         refused=lambda status, code: _refused(what, ingredient.origin, status),
         redirects_expire=False,
         pin="The file at that address changed, or the sha256 is of another file: check both. "
         "To accept the new file, write its `sha256` into the manifest; if the manifest has none: "
         f"--update {name}",
     )
-    if downloader is not None and (not evidence or download.size is None):
+    if downloader is not None and (ingredient.sha256 is None or ingredient.size is None):
         size, version = downloader.probe(download)
-        download = replace(
-            download, size=size if ingredient.size is None or not evidence else ingredient.size
-        )
-        download = replace(download, version=version)
+        expected = replace(download.expected, size=size)
+        download = replace(download, expected=expected, version=version)
     return download
 
 
