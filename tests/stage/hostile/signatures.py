@@ -74,7 +74,7 @@ def text(*strings: bytes) -> bytes:
     return b"".join(struct.pack(">I", len(string)) + string for string in strings)
 
 
-DAMAGED = (layout.SIGNATURE, "damaged")
+DAMAGED = (layout.SIGNATURE, "not a good signature")
 
 CASES = [
     Case("sound", 0, ("signed by alice",), signed(bytes)),
@@ -104,7 +104,7 @@ CASES = [
     Case(
         "namespace of escape sequences",
         4,
-        ("another use",),
+        ("not a good signature",),
         signed(
             lambda _: armoured(
                 b"SSHSIG"
@@ -124,7 +124,7 @@ CASES = [
             )
         ),
     ),
-    Case("for a mail", 4, ("another use",), signed(bytes, namespace="email")),
+    Case("for a mail", 4, ("not a good signature",), signed(bytes, namespace="email")),
     Case("of 2 MB", 4, ("larger",), signed(lambda _: b"A" * 2**21)),
     Case("a pipe", 4, ("pipe",), special(os.mkfifo), how="process"),
     Case("a link", 4, ("a link",), special(lambda path: path.symlink_to("../kept"))),
@@ -133,7 +133,7 @@ CASES = [
     Case(
         "listed for another use",
         4,
-        ("not for this",),
+        ("for this",),
         signed(bytes, b'alice namespaces="git" ' + _keys()[1]),
     ),
     Case("signers of noise", 4, ("does not list",), signed(bytes, bytes(range(256)) * 10)),
