@@ -8,7 +8,6 @@ bundle is finished. `Bundle.open` opens a bundle for use; `stage.verify` checks 
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -252,7 +251,7 @@ def is_known_verifier(text: bytes) -> bool:
 def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
     """Writes all files beside the payload, the tag manifest last.
 
-    The payload is written already, but its folders may not be synced.
+    The payload is on the disk already.
 
     Args:
         request: the manifest's text, for `stage.yaml`.
@@ -262,8 +261,6 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         raise AssertionError("a bundle is finished only with a complete lock")
 
     (root / PAYLOAD).mkdir(exist_ok=True)
-    for folder, _, _ in os.walk(root / PAYLOAD):
-        sync_folder(Path(folder))
     texts = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),

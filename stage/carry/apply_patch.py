@@ -38,6 +38,7 @@ from stage.files import (
     human_count,
     human_size,
     read_file,
+    sync_disk,
     sync_folder,
     write_atomically,
 )
@@ -177,6 +178,7 @@ class _Apply:
         with self.reporter.bytes_bar("apply", sum(file.size for file in todo)) as progress:
             for file in todo:
                 self._build(file, progress)
+        sync_disk(self.root)
         for name in layout.SEAL:
             remove_empty(self.root / name)
         if folder is not None and not self._is_sealed_target():

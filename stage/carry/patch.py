@@ -27,7 +27,7 @@ from stage.bundle.bundle import (
 )
 from stage.digests import is_hex, sha256_of_bytes
 from stage.errors import DamageError, PolicyError, UsageError, suggest_path
-from stage.files import read_file, sync_folder, write_atomically
+from stage.files import read_file, sync_disk, write_atomically
 from stage.lock.fields import Fields, read_document
 from stage.paths import printable, problem_with_path
 
@@ -103,7 +103,7 @@ def write_patch(root: Path, plan: PatchPlan, bring: Callable[[str, Path], None])
     patch = Patch(root, plan)
     for digest in plan.contents:
         bring(digest, patch.path_of(digest))
-    sync_folder(data)
+    sync_disk(data)
     texts = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: f"Payload-Oxum: {plan.size}.{len(plan.contents)}\n".encode(),

@@ -1,17 +1,15 @@
 """A file that grows until it is whole, together with the digests of its bytes.
 
 It grows under a `.partial` name that contains its expected digest, so that a partial file of
-another revision is never resumed as this one. A thread syncs to disk while bytes come: every byte
-must be on disk before the file is renamed, and this keeps the final wait short.
+another revision is never resumed as this one. Nothing is synced to the disk here: a fetch syncs
+once, before its bundle is finished (`stage.files.sync_disk`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +19,6 @@ from stage.paths import PARTIAL_SUFFIX
 # Bytes per write. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of
 # 1 to 4 MiB (ext4, Linux 6.18).
 WRITE_SIZE = 256 * 2**10
-SYNC_EVERY = 64 * 2**20  # bytes; a smaller file is synced once, at its end
 
 
 def partial_path(target: Path, evidence: Digest) -> Path:
@@ -49,7 +46,6 @@ class Partial:
     ) -> None:
         self._size, self._git, self._progress = size, git, progress
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self._syncer = _Syncer(self._file.fileno())
         self._digester = Digester(size or 0, git=git)
         self.has_ended = False
         self.taken_over = 0  # bytes in it that an earlier run left
@@ -70,7 +66,6 @@ class Partial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._syncer.close()
         self._file.close()
 
     @property
@@ -93,64 +88,17 @@ class Partial:
     def append(self, piece: bytes) -> None:
         """Writes and hashes the next bytes."""
         view = memoryview(piece)
-        with self._naming_the_file():
+        try:
             while view:
                 view = view[self._file.write(view[:WRITE_SIZE]) :]
-            self._syncer.wrote(len(piece))
+        except OSError as error:  # on a full disk, the message must name the file
+            raise OSError(error.errno, error.strerror, self._file.name) from None
         self._digester.update(piece)
         self._progress(len(piece))
 
     def finish(self) -> FileDigests:
-        """Waits until every byte is on disk; returns the digests."""
-        digests = self._digester.result()
-        with self._naming_the_file():
-            self._syncer.finish()
-        return digests
-
-    @contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:  # on a full disk, the message must name the file
-            raise OSError(error.errno, error.strerror, self._file.name) from None
-
-
-class _Syncer:
-    """Syncs a growing file to disk in its own thread, while more bytes come."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._thread: ThreadPoolExecutor | None = None  # small files need none
-        self._sync: Future[None] | None = None
-        self._waiting = 0
-
-    def wrote(self, count: int) -> None:
-        """Counts new bytes.
-
-        Raises:
-            OSError: an earlier sync failed. A disk reports this only once.
-        """
-        self._waiting += count
-        if self._waiting >= SYNC_EVERY and (self._sync is None or self._sync.done()):
-            self._wait_for_sync()
-            self._thread = self._thread or ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="sync"
-            )
-            self._sync = self._thread.submit(os.fsync, self._descriptor)
-            self._waiting = 0
-
-    def finish(self) -> None:
-        """Waits until everything is on disk."""
-        self._wait_for_sync()
-        os.fsync(self._descriptor)
-
-    def _wait_for_sync(self) -> None:
-        if self._sync is not None:
-            self._sync.result()
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
+        """The digests of all bytes."""
+        return self._digester.result()
 
 
 def copy_hashed(

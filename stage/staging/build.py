@@ -8,7 +8,6 @@ asset is in place, so a file that is damaged later is made again from new downlo
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -393,8 +392,5 @@ def _what_decides(asset: LockedAsset) -> str:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Into the payload: on disk before it has its name."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open(source, "rb") as file:
-        os.fsync(file.fileno())
     source.replace(target)

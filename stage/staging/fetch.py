@@ -26,7 +26,14 @@ from stage.bundle.verify import verify
 from stage.bundle.working_folder import WorkFolder, alone_in
 from stage.digests import FileDigests, hash_file
 from stage.errors import DamageError, Mistakes
-from stage.files import check_space, check_writable, human_count, human_size, write_atomically
+from stage.files import (
+    check_space,
+    check_writable,
+    human_count,
+    human_size,
+    sync_disk,
+    write_atomically,
+)
 from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, LockedFile, LockedSplit
 from stage.lock.write import Lockfile
@@ -42,7 +49,6 @@ from stage.staging.resolve import (
     read_previous,
     resolve,
 )
-from stage.staging.sources.copy_many import MANY, SMALL
 from stage.staging.sources.source import Sources
 from stage.staging.store import SharedStore, Sharing
 from stage.threads import together
@@ -367,8 +373,7 @@ class _Fetch:
     ) -> None:
         sealed = _sealed(self.root)
         self.folder.mark_unfinished({file.path for file in self.lock.files})
-        to_fetch = self._copy_many([pair for pair in absent if not pair[1].made_by])
-        self._each("fetch", to_fetch, self._bring)
+        self._each("fetch", [pair for pair in absent if not pair[1].made_by], self._bring)
         mistakes = Mistakes()
         for name in to_make:
             with mistakes:
@@ -389,23 +394,10 @@ class _Fetch:
         if self.offline_check:
             with self.reporter.at_work("load"):
                 check_loads(self.root, self.lock, self.reporter)
+        if not sync_disk(self.root):
+            self.reporter.note("this system has no syncfs: each file was put on the disk by itself")
         layout.finish(self.root, self.lock, self.manifest.text, _facts(self.sources.endpoint))
         self._sign_as_before(sealed)
-
-    def _copy_many(self, pairs: list[Pair]) -> list[Pair]:
-        """Copies the small files of `path:` assets if there are many; returns the other pairs."""
-        many: dict[str, list[LockedFile]] = {}
-        for asset, file in pairs:
-            if asset.source.type == "path" and file.size <= SMALL:
-                many.setdefault(asset.name, []).append(file)
-        many = {name: files for name, files in many.items() if len(files) >= MANY}
-        for name, files in many.items():
-            with self.reporter.bytes_bar(f"copy {name}", sum(file.size for file in files)) as add:
-                asset = self.lock.assets[name]
-                self.digests |= self.sources.bring_many(asset, files, self.manifest, self.root, add)
-        return [
-            pair for pair in pairs if pair[1].path not in self.digests or pair[0].name not in many
-        ]
 
     def _sign_as_before(self, sealed: tuple[bytes, bytes] | None) -> None:
         """Restores the signature if the tag manifest is the same again, as after a repair."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import PathRequest, as_lock_request, way_without
 from stage.paths import check_path, check_paths
-from stage.staging.sources.copy_many import copy_many
 from stage.staging.sources.listing import Listing, local_base
 
 
@@ -92,34 +91,6 @@ def bring_local(
     except UsageError:
         target.unlink(missing_ok=True)
         raise
-
-
-def bring_many(
-    asset: LockedAsset,
-    files: Sequence[LockedFile],
-    root: Path,
-    manifest: Manifest,
-    progress: Callable[[int], None],
-) -> dict[str, FileDigests]:
-    """Copies many small local files of an asset into a bundle, if they have not changed.
-
-    Returns:
-        The digests by path in the bundle.
-
-    Raises:
-        UsageError: one is gone or changed.
-        PolicyError: an unsafe path in the lock.
-    """
-    remedy = take_as_it_is(asset, manifest)
-
-    def check(source: str, file: LockedFile, digests: FileDigests | None) -> FileDigests:
-        return _as_locked(source, digests, file.sha256, remedy)
-
-    check_paths([file.origin for file in files], f"{manifest.lock_path}: `{asset.name}`")
-    base = local_base(asset.source.location, manifest)
-    is_file = base.is_file()
-    pairs = [(str(base) if is_file else f"{base}/{file.origin}", file) for file in files]
-    return copy_many(pairs, root, check, progress)
 
 
 def take_as_it_is(asset: LockedAsset, manifest: Manifest) -> str:

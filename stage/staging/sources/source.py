@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -247,23 +247,6 @@ class Sources:
             return fetch_package(asset, file, manifest, self._downloader, private, target, progress)
         code = next((code for code in asset.code if file.path in code.files), None)
         return self._from_hub(asset, file.expected, target, progress, code)
-
-    def bring_many(
-        self,
-        asset: LockedAsset,
-        files: Sequence[LockedFile],
-        manifest: Manifest,
-        root: Path,
-        progress: Callable[[int], None],
-    ) -> dict[str, FileDigests]:
-        """Copies many small files of a `path:` asset into the bundle at `root`.
-
-        Raises:
-            UsageError: one is gone or changed since it was locked.
-        """
-        from stage.staging.sources.files import bring_many
-
-        return bring_many(asset, files, root, manifest, progress)
 
     def bring_ingredient(
         self,
