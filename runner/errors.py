@@ -35,7 +35,7 @@ from stage.files import (
     write_atomically,
     write_new,
 )
-from stage.installation import install_command
+from stage.installation import check_libraries, install_command
 from stage.lock.yaml_lines import (
     Lines,
     check_keys,
@@ -65,6 +65,7 @@ __all__ = [
     "as_shown",
     "check_keys",
     "check_kind",
+    "check_libraries",
     "close_network",
     "format_age",
     "human_count",

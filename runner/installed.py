@@ -36,7 +36,7 @@ def is_light() -> bool:
 
 def to_prepare(config: RunConfig) -> list[str]:
     """Returns the packages that turn the data of a run into a store."""
-    return ["numpy", "PIL" if config.task == "image-classification" else "transformers"]
+    return ["numpy", "pyarrow", "PIL" if config.task == "image-classification" else "transformers"]
 
 
 def to_train(config: RunConfig) -> list[str]:

@@ -85,14 +85,14 @@ def resolve(
     Raises:
         StageError: exit code 2 a wrong manifest, 3 refused by policy, 5 run it again.
     """
-    from stage.hub.library import check_hub_library
+    from stage.installation import TO_FETCH, check_libraries
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
     from stage.staging.resolve import look_at_local, read_previous
     from stage.staging.resolve import resolve as resolve_manifest
     from stage.staging.sources.source import Sources
 
-    check_hub_library()
+    check_libraries("stage.resolve", *TO_FETCH)
     loaded = manifest if isinstance(manifest, Manifest) else Manifest.load(manifest)
     updates = set(update)
     with Reporter(quiet=quiet) as reporter:
@@ -140,13 +140,13 @@ def fetch(
     import os
     from pathlib import Path
 
-    from stage.hub.library import check_hub_library
+    from stage.installation import TO_FETCH, check_libraries
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
     from stage.staging.store import store_from
 
-    check_hub_library()
+    check_libraries("stage.fetch", *TO_FETCH)
     with Reporter(quiet=quiet) as reporter:
         return fetch_manifest(
             manifest.path if isinstance(manifest, Manifest) else Path(manifest),
@@ -197,6 +197,7 @@ def verify(
     from stage.bundle.verify import verify as verify_bundle
     from stage.digests import is_hex
     from stage.errors import UsageError
+    from stage.installation import check_libraries
     from stage.progress import Reporter
 
     root = Path(path)
@@ -214,6 +215,8 @@ def verify(
     check_is_bundle(root)
     if level == "fast":
         return verify_bundle(root, "fast", bundle_id=bundle_id)
+    if level == "deep":
+        check_libraries("level='deep'", "pyarrow")
     with Reporter(quiet=quiet) as reporter:
         with reporter.bytes_bar("verify", announced_size(root)) as bar:
             report = verify_bundle(root, "full", jobs=jobs, progress=bar, bundle_id=bundle_id)

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from stage.errors import UsageError
+
 DISTRIBUTION = "airlift-hpc"
+TO_FETCH = ("huggingface_hub", "urllib3", "truststore", "pyarrow")
+"""Libraries for `check_libraries`: of all commands that ask a Hub."""
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
@@ -50,6 +54,58 @@ def install_command(extra: str = "") -> str:
     if found := source or _of_checkout(in_brackets):
         return found
     return _of_requirements(installed.requires or [], extra) if extra else "pip install WHEEL"
+
+
+def check_libraries(what: str, *names: str) -> None:
+    """Checks that libraries of the extra `laptop` are installed and new enough, before an import.
+
+    transformers 4, beside which Airlift may be installed, brings a huggingface_hub that is too old.
+
+    Args:
+        what: the work that needs them, such as "stage fetch".
+        names: the names of their distributions.
+
+    Raises:
+        UsageError: one is missing or too old; the remedy installs the extra.
+    """
+    from importlib import metadata
+
+    try:
+        stated = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # it runs from a folder
+        stated = []
+    problems = []
+    for name in names:
+        least = _bound(stated, name)
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            problems.append(f"{name} (not installed)")
+            continue
+        if _numbers(installed) < _numbers(least):
+            problems.append(f"{name} {least} or newer (installed: {installed})")
+    if problems:
+        raise UsageError(
+            f"{what} needs {', '.join(problems)}.",
+            f"{install_command('laptop')}   (beside other pins, in an environment of its own: "
+            "python3 -m venv)",
+        )
+
+
+def _bound(stated: list[str], name: str) -> str:
+    """The lowest version of a library that the extra `laptop` allows; empty: any. Pure."""
+    for requirement in stated:
+        text, _, marker = requirement.partition(";")
+        found = re.match(rf"\s*{re.escape(name)}\b.*>=\s*([\d.]+)", text)
+        if found and "laptop" in marker:
+            return found[1]
+    return ""
+
+
+def _numbers(version: str) -> list[int]:
+    """`2.5rc1` -> [2, 5]."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return [int(number) for number in found[0].split(".")] if found else []
 
 
 def is_from_bundle(prefix: Path) -> bool:

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "scripts/demo": "tests/hub/test_demo_parts.py",
     "scripts/test": ".ci/run",
     "python3 -m venv ~/airlift-venv && . ~/airlift-venv/bin/activate": "tests/test_package.py",
-    "pip install '.[env]'": "tests/test_package.py",
+    "pip install '.[laptop]'": "tests/test_package.py",
     "train-env:": "tests/stage/environment/test_environment_fetch.py",
     "environment: ../envs/bert-large.yml": "tests/stage/environment/solve/test_examples.py",
     "profile: ../envs/profiles/v100.yml": "tests/stage/environment/solve/test_examples.py",

@@ -36,7 +36,7 @@ ROOT = README.parent
 pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 CLONE = "git clone ADDRESS airlift && cd airlift"
-INSTALL = ("python3 -m venv ~/airlift-venv", "pip install '.[env]'")
+INSTALL = ("python3 -m venv ~/airlift-venv", "pip install '.[laptop]'")
 FETCH = "stage fetch manifests/bert-large-wikitext2.yaml -o bundle"
 PUSH = ("stage push bundle me@cluster:bundle", "rsync -a runs me@cluster:")
 BOOTSTRAP = "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train"

@@ -22,6 +22,7 @@ from runner.errors import (
     DamageError,
     PolicyError,
     UsageError,
+    check_libraries,
     human_count,
     human_size,
 )
@@ -122,6 +123,7 @@ def examine(
         verified, and is not), IncompleteError (no space, inodes or quota).
     """
     found = Findings()
+    found.attempt(check_libraries, f"{config.path}: the check of its data", "pyarrow")
     found.attempt(check_readable, files_to_read(inputs))
     if found.errors:
         return found  # a bundle that is closed must not be called damaged

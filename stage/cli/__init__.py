@@ -135,9 +135,9 @@ def lock(
       stage lock my.yaml
       stage lock my.yaml --update bert     # resolve this asset again
     """
-    from stage.hub.library import check_hub_library
+    from stage.installation import TO_FETCH, check_libraries
 
-    check_hub_library()
+    check_libraries("stage lock", *TO_FETCH)
     from stage.progress import Reporter
     from stage.staging.fetch import load_or_resolve
     from stage.staging.sources.source import Sources
@@ -201,9 +201,9 @@ def fetch(
       stage fetch my.yaml -o bundle --dry-run    # the plan, with sizes
       stage fetch my.yaml -o bundle
     """
-    from stage.hub.library import check_hub_library
+    from stage.installation import TO_FETCH, check_libraries
 
-    check_hub_library()
+    check_libraries("stage fetch", *TO_FETCH)
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
     from stage.staging.store import store_from

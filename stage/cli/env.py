@@ -76,6 +76,9 @@ def lock(
     Example:
       stage env lock envs/bert-large.yml --profile envs/profiles/v100.yml
     """
+    from stage.installation import TO_FETCH, check_libraries
+
+    check_libraries("stage env lock", *TO_FETCH, "conda-lock", "py-rattler", "uv", "packaging")
     from stage.environment.solve.lock import lock_environment
     from stage.progress import Reporter
 

@@ -50,9 +50,9 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     Example:
       stage trace -o my.yaml -- python their_script.py --max_steps 1
     """
-    from stage.hub.library import check_hub_library
+    from stage.installation import TO_FETCH, check_libraries
 
-    check_hub_library()
+    check_libraries("stage trace", *TO_FETCH)
     from stage.files import check_new, write_new
     from stage.progress import Reporter
     from stage.serve.trace import manifest_text, url_lines

@@ -65,6 +65,9 @@ def init(
     if example is not None:
         _write_example(example, manifest, quiet)
         return
+    from stage.installation import TO_FETCH, check_libraries
+
+    check_libraries("stage init", *TO_FETCH)
     from stage.files import check_new, write_new
     from stage.lock.entry import is_local
     from stage.staging.new_manifest import manifest_text, place_for_bundle
@@ -101,9 +104,6 @@ def _on_the_hub(
     """
     if not names:
         return {}
-    from stage.hub.library import check_hub_library
-
-    check_hub_library()
     from stage.progress import Reporter
     from stage.staging.sources.source import Sources
 

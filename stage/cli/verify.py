@@ -97,6 +97,10 @@ def verify(
             "--deep cannot be combined with --fast: it loads files after every byte was read.",
             "Omit one of them.",
         )
+    if deep:
+        from stage.installation import check_libraries
+
+        check_libraries("--deep", "pyarrow")
     bundle_id = _bundle_id(id_text)
     if report is not None:
         _check_report_path(report, bundle)

@@ -6,19 +6,15 @@ the newest.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from runner.data.table import columns
-from stage.bundle.inspect import parquet_footer
 from tests.stage.bundles import make_bundle
 
 
@@ -71,6 +67,12 @@ def _click() -> tuple[int, ...]:
 
 
 def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    from runner.data.table import columns
+    from stage.bundle.inspect import parquet_footer
+
     path = tmp_path / "a.parquet"
     table = pa.table({"text": ["a", None] * 1250, "ids": [[1, 2]] * 2500})
     pq.write_table(table, path, row_group_size=700)
@@ -81,15 +83,10 @@ def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
     assert next(columns(split, ["text"], None))["text"][:2] == ["a", None]
 
 
-def test_lowest_what_only_fetching_needs_is_asked_for() -> None:
-    from stage.errors import UsageError
-    from stage.hub.library import check_hub_library
-
-    if os.environ.get("AIRLIFT_FETCHES"):
-        check_hub_library()
-        return
-    from importlib.metadata import version
-
-    if version("huggingface_hub").startswith("0."):
-        with pytest.raises(UsageError, match=r"huggingface_hub 2\.4 or newer"):
-            check_hub_library()
+@pytest.mark.parametrize(
+    ("command", "library"),
+    [(["lock", "/nowhere.yaml"], "truststore"), (["verify", "--deep", "/nowhere"], "pyarrow")],
+)
+def test_lowest_what_needs_an_extra_has_it_or_names_it(command: list[str], library: str) -> None:
+    has_it = find_spec(library) is not None
+    assert ("/nowhere" if has_it else "[laptop]") in run("stage", *command, code=2)

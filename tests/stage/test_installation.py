@@ -21,7 +21,7 @@ Version: 0.2.0
 Requires-Dist: click>=8.0
 Requires-Dist: torch<2.14,>=2.6; extra == "train"
 Requires-Dist: bitsandbytes>=0.50; sys_platform == "linux" and extra == "train"
-Requires-Dist: uv>=0.13; extra == "env"
+Requires-Dist: uv>=0.13; extra == "laptop"
 """
 
 
@@ -42,12 +42,12 @@ def record(folder: Path, **facts: object) -> None:
 
 
 def test_this_copy_is_installed_from_its_checkout() -> None:
-    assert install_command("env") == f"pip install -e '{ROOT}[env]'"
+    assert install_command("laptop") == f"pip install -e '{ROOT}[laptop]'"
 
 
 def test_a_checkout_is_named_by_its_folder(installed: Path, tmp_path: Path) -> None:
     record(installed, url=tmp_path.as_uri(), dir_info={"editable": True})
-    assert install_command("env") == f"pip install -e '{tmp_path}[env]'"
+    assert install_command("laptop") == f"pip install -e '{tmp_path}[laptop]'"
     record(installed, url=tmp_path.as_uri(), dir_info={})
     assert install_command("train") == f"pip install '{tmp_path}[train]'"
     assert install_command() == f"pip install '{tmp_path}'"
@@ -58,19 +58,22 @@ def test_a_wheel_is_named_by_its_file(installed: Path, tmp_path: Path) -> None:
     wheel.parent.mkdir()
     wheel.touch()
     record(installed, url=wheel.as_uri(), archive_info={})
-    assert install_command("env") == f"pip install '{wheel}[env]'"
+    assert install_command("laptop") == f"pip install '{wheel}[laptop]'"
 
 
 def test_a_repository_is_named_with_its_commit(installed: Path) -> None:
     record(installed, url="https://x.org/a.git", vcs_info={"vcs": "git", "commit_id": "ab12"})
-    assert install_command("env") == "pip install 'airlift-hpc[env] @ git+https://x.org/a.git@ab12'"
+    assert (
+        install_command("laptop")
+        == "pip install 'airlift-hpc[laptop] @ git+https://x.org/a.git@ab12'"
+    )
 
 
 @pytest.mark.parametrize("recorded", [None, "{", "[]", '{"url": "file:///gone.whl"}'])
 def test_without_a_source_the_requirements_are_named(installed: Path, recorded: str | None) -> None:
     if recorded is not None:
         (installed / "direct_url.json").write_text(recorded)
-    assert install_command("env") == "pip install 'uv>=0.13'"
+    assert install_command("laptop") == "pip install 'uv>=0.13'"
     said = install_command("train")
     assert said == (
         "pip install 'torch<2.14,>=2.6' 'bitsandbytes>=0.50 ; sys_platform == \"linux\"'"
@@ -83,7 +86,7 @@ def test_in_an_environment_of_a_bundle_its_environment_file_is_named(
     (tmp_path / ".airlift").mkdir()
     (tmp_path / ".airlift/env.json").write_text("{}")
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    said = install_command("env")
+    said = install_command("laptop")
     assert str(tmp_path) in said and "stage env lock" in said and "pip" not in said
 
 

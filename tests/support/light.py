@@ -1,4 +1,4 @@
-"""The light installation (`pip install .`, no extra) as a real virtual environment.
+"""A light installation (`pip install .` or `'.[laptop]'`: no torch) as a real virtual environment.
 
 It needs no package index. It holds airlift and the requirements that pyproject.toml declares, with
 theirs: each is a link into the site-packages of the tests. So a package that airlift imports and
@@ -27,9 +27,9 @@ else:
 ROOT = Path(__file__).parents[2]
 
 
-def make_light(folder: Path) -> None:
+def make_light(folder: Path, extra: str = "laptop") -> None:
     """Makes the environment in `folder`, with `stage`, `runner` and `airlift` in its `bin`."""
-    site = make_requirements(folder)
+    site = make_requirements(folder, extra)
     # What pip recorded of airlift itself, and nothing of the editable installation's import hooks.
     recorded = f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"
     own = next(found for path in sys.path for found in Path(path).glob(recorded))
@@ -45,13 +45,13 @@ def make_light(folder: Path) -> None:
         script.chmod(0o755)
 
 
-def make_requirements(folder: Path) -> Path:
+def make_requirements(folder: Path, extra: str = "laptop") -> Path:
     """Makes the environment without airlift itself; returns its site-packages."""
     venv.create(folder, with_pip=False, symlinks=True)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     python = folder / "bin" / "python"
     site = Path(subprocess.check_output([python, "-c", ask], text=True).strip())
-    for distribution in closure(declared()):
+    for distribution in closure(declared(extra)):
         for entry in {Path(str(file)).parts[0] for file in distribution.files or ()}:
             target = Path(str(distribution.locate_file(entry)))
             if entry not in ("..", "__pycache__") and not (site / entry).exists():
@@ -65,9 +65,10 @@ def project() -> dict[str, Any]:
     return found
 
 
-def declared() -> list[Requirement]:
-    """The requirements in pyproject.toml, without those of the extras."""
-    return [Requirement(text) for text in project()["dependencies"]]
+def declared(extra: str = "") -> list[Requirement]:
+    """The requirements in pyproject.toml, with those of an extra."""
+    more = project()["optional-dependencies"][extra] if extra else []
+    return [Requirement(text) for text in [*project()["dependencies"], *more]]
 
 
 def closure(wanted: list[Requirement]) -> list[metadata.Distribution]:

@@ -87,7 +87,7 @@ def check_tools() -> None:
         if importlib.util.find_spec(module) is None:
             raise UsageError(
                 f"{name} is not installed here, and making an environment needs it.",
-                install_command("env"),
+                install_command("laptop"),
             )
 
 

@@ -110,7 +110,7 @@ def _check_tools() -> None:
         if importlib.util.find_spec(module) is None:
             raise UsageError(
                 f"{name} is not installed here, and locking an environment needs it.",
-                install_command("env"),
+                install_command("laptop"),
             )
 
 

@@ -355,7 +355,7 @@ def find_uv() -> str:
     except (ImportError, FileNotFoundError):
         if found := shutil.which("uv"):
             return found
-        raise UsageError("uv is not installed here.", install_command("env")) from None
+        raise UsageError("uv is not installed here.", install_command("laptop")) from None
 
 
 def uv_platform(machine: str, glibc: str) -> str:

@@ -1,4 +1,4 @@
-"""The light installation (`pip install .`, no torch): what works with it, and typical mistakes."""
+"""Installations without torch, `pip install .` and `'.[laptop]'`: what works, typical mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from runner.installed import how_to_install
 from tests.runner.conftest import RUN
-from tests.support.light import ROOT, make_light
+from tests.support.light import ROOT, closure, declared, make_light
 from tests.support.once import once
 
 
@@ -87,7 +87,6 @@ def run_all(light: Path, home: Path, commands: list[str]) -> dict[str, Said]:
 
 RUN_IT = "run.yaml --bundle bundle"
 CHECK = f"runner check {RUN_IT}"
-NEEDS_ENV = "[env]'"
 MISTAKES = {
     "stage verfy bundle": "stage verify",
     "stage verify": "BUNDLE",
@@ -111,9 +110,6 @@ MISTAKES = {
     "stage fetch wanted.yaml": "--output",
     "stage fetch wanted.yaml -o out --endpoint not-a-url": "not-a-url",
     "stage fetch typo.yaml -o out": "`model`",
-    "stage fetch env.yaml -o out": NEEDS_ENV,
-    "stage lock env.yaml": NEEDS_ENV,
-    "stage env lock env.yml --profile v100.yml": NEEDS_ENV,
     "stage lock nofile.yaml": "no such file",
     "stage init": "NAME",
     "stage patch bundle": "--output",
@@ -152,7 +148,7 @@ MISTAKES = {
     f"{CHECK} --output bundle/out": "inside the bundle",
     "runner check chat.yaml --bundle bundle": "chat",
     f"runner prepare {RUN_IT}": "preparing data needs numpy and transformers",
-    f"runner train {RUN_IT}": "needs torch, transformers, safetensors, numpy and deepspeed",
+    f"runner train {RUN_IT}": "needs torch, transformers, numpy and deepspeed",
     "runner train lora.yaml --bundle bundle": "deepspeed and peft",
     f"runner train {RUN_IT} --dry-run": "[train]'",
     f"runner bench {RUN_IT}": "[train]'",
@@ -209,6 +205,46 @@ def test_the_light_install_checks_and_says_what_it_leaves_to_the_ranks(
     assert "\nexec runner train " in said[setup].out
 
 
+NEEDS_LAPTOP = (
+    "stage init acme/tiny",
+    "stage lock wanted.yaml",
+    "stage fetch wanted.yaml -o out",
+    "stage trace -- true",
+    "stage env lock env.yml --profile v100.yml",
+    "stage verify bundle --deep",
+    CHECK,
+    f"runner submit {RUN_IT}",
+)
+
+
+def test_the_core_verifies_shows_and_prints_and_names_the_extra_for_the_rest(
+    tmp_path_factory: pytest.TempPathFactory, home: Path
+) -> None:
+    """`pip install .`: click, PyYAML and tqdm alone."""
+    core = once(tmp_path_factory, "core", lambda folder: make_light(folder, "")) / "bin"
+    works = {
+        "stage verify bundle": "sound: ",
+        "stage verify bundle --fast": "sound: ",
+        "stage show bundle": "bundle id ",
+        "stage show bundle --json": '"bundle_id"',
+        "runner submit run.yaml --bundle bundle --print": "#SBATCH",
+        "runner exec --bundle bundle -- true": "",
+        "runner init masked-lm --bundle bundle": "runner check",
+    }
+    said = run_all(core, home, [*works, *NEEDS_LAPTOP, "runner status"])
+    for command, words in works.items():
+        assert said[command].code == 0 and words in said[command].out, said[command]
+    assert said["runner status"].code == 2 and "no run is below" in said["runner status"].err
+    for command in NEEDS_LAPTOP:
+        code, out, err = said[command]
+        assert (code, out) == (2, "") and "[laptop]'" in err, (command, out, err)
+        assert "Traceback" not in err
+
+
+def test_the_core_is_at_most_nine_distributions() -> None:
+    assert len(closure(declared())) + 1 <= 9
+
+
 def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> None:
     """sbatch is a program that accepts the script; the real one is in tests/site."""
     programs = tmp_path / "bin"
@@ -239,10 +275,10 @@ def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:
 
 @pytest.mark.slow
 def test_the_readmes_login_node_steps_after_pip_install(tmp_path: Path, home: Path) -> None:
-    """`pip install .` from the package index, without links into the environment of the tests."""
+    """`pip install '.[laptop]'` from the package index, without links into our environment."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv/bin/pip", "install", "-q", "-c", ROOT / "envs/constraints.txt"]
-    subprocess.run([*pip, ROOT], check=True, timeout=500)
+    subprocess.run([*pip, f"{ROOT}[laptop]"], check=True, timeout=500)
     commands = ["stage verify bundle", CHECK, f"runner submit {RUN_IT} --print"]
     said = run_all(tmp_path / "venv/bin", home, [*commands, f"runner train {RUN_IT}"])
     for command in commands:
