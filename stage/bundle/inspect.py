@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -59,10 +60,9 @@ def parquet_footer(path: Path) -> ParquetFooter:
 
 _POINTER = "it is a Git LFS pointer, not the file itself"
 _BROKEN = "The repository's file itself is broken: try another revision."
-MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library
+_MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library
 # Bits of a number by its name: `F8_E4M3`, `BF16`, `BOOL`. Small ones share bytes (`F4`).
 _DTYPE = re.compile(r"(?:F|BF|I|U|C)([0-9]{1,3})(?:_[A-Z0-9]+)?|BOOL")
-MAX_LENGTH = 2**63 - 1  # of a dimension, a tensor, a file
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
@@ -75,77 +75,51 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         DamageError: it is not such a file.
     """
     size = path.stat().st_size
-    with open(path, "rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            raise _no_safetensors(path, f"it has {size} bytes")
-        (length,) = struct.unpack("<Q", start)
-        if length > MAX_HEADER or length > size - 8:
-            raise _no_safetensors(
-                path, f"its header would have {length} bytes, the file has {size}"
-            )
-        text = file.read(length)
     try:
-        header = loads(text)  # each key once, as the format demands
-    except (ValueError, RecursionError):
-        raise _no_safetensors(path, "its header is not JSON, or has a key twice") from None
-    if not isinstance(header, dict):
-        raise _no_safetensors(path, "its header is not a mapping")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) for value in metadata.values()
-    ):
-        raise _no_safetensors(path, "its metadata are not texts")
-    spans = sorted(_span(path, name, entry) for name, entry in header.items())
-    end = 0
-    for begin, until, name in spans:
-        if begin != end:
-            raise _no_safetensors(
-                path, f"{name!r} begins at byte {begin}, the one before it ends at {end}"
-            )
-        end = until
-    if end != size - 8 - length:
-        raise _no_safetensors(
-            path, f"its tensors have {end} bytes, the file has {size - 8 - length} for them"
-        )
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size, _MAX_HEADER):
+                raise ValueError(f"its header would have {length} bytes, the file has {size}")
+            header: dict[str, Any] = loads(
+                file.read(length)
+            )  # each key once, as the format demands
+        header.pop("__metadata__", None)
+        end = 0
+        for begin, until in sorted(map(_span, header.values())):
+            if begin != end:
+                raise ValueError(f"a tensor begins at byte {begin}, the one before ends at {end}")
+            end = until
+        if end != size - 8 - length:
+            left = size - 8 - length
+            raise ValueError(f"its tensors have {end} bytes, the file has {left} for them")
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        problem = _POINTER if is_pointer(path) else f"{type(error).__name__}: {str(error)[:200]}"
+        raise DamageError(
+            f"{path.name}: not a sound safetensors file: {problem}.", _BROKEN
+        ) from None
     return header
 
 
-def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
-    match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
-            pass
-        case _:
-            raise _no_safetensors(path, f"{name!r} lacks dtype, shape or data_offsets")
-    name = ascii(name[:200])[1:-1]
-    if (
-        not all(
-            type(number) is int and 0 <= number <= MAX_LENGTH for number in (begin, end, *shape)
-        )
-        or begin > end
-    ):
-        raise _no_safetensors(path, f"{name!r} has a shape or offsets that cannot be")
+def _span(entry: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends.
+
+    Raises:
+        ValueError, KeyError, TypeError: its dtype, shape and offsets do not fit together.
+    """
+    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], entry["dtype"]
     known = _DTYPE.fullmatch(dtype)
-    if known is None:
-        raise _no_safetensors(path, f"{name!r} is of the unknown kind {dtype[:20]!a}")
-    if (end - begin) * 8 != _numbers(shape) * int(known[1] or 8):
-        raise _no_safetensors(path, f"{name!r} is {dtype} {shape[:9]} and has {end - begin} bytes")
-    return begin, end, name
-
-
-def _numbers(shape: list[int]) -> int:
-    """How many numbers a tensor of this shape has; at most `MAX_LENGTH + 1`."""
-    if 0 in shape:
-        return 0
-    count = 1
-    for length in shape:
-        count = min(count * length, MAX_LENGTH + 1)
-    return count
-
-
-def _no_safetensors(path: Path, problem: str) -> DamageError:
-    problem = _POINTER if is_pointer(path) else problem
-    return DamageError(f"{path.name}: not a sound safetensors file: {problem}.", _BROKEN)
+    if known is None or len(shape) > 64 or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"a tensor of {ascii(dtype)[:20]} {str(shape)[:40]}")
+    if (end - begin) * 8 != math.prod(shape) * int(known[1] or 8):
+        raise ValueError(f"a tensor of {dtype} {str(shape)[:40]} from byte {begin} to {end}")
+    return begin, end
 
 
 def index_problems(weight_map: Any, tensors: Mapping[str, Mapping[str, Any]]) -> list[str]:

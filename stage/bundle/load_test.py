@@ -7,13 +7,14 @@ footers against the lock. It runs no code of the payload. A hostile file can har
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.inspect import (
     TOKENIZER,
     WEIGHTS,
+    ParquetFooter,
     index_problems,
     parquet_footer,
     safetensors_header,
 )
 from stage.bundle.report import Finding, VerificationReport
-from stage.errors import DamageError, shortage
+from stage.errors import DamageError, UsageError, shortage
 from stage.files import human_count
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.model import LockedAsset
@@ -35,12 +37,11 @@ from stage.lock.write import Lockfile
 from stage.progress import Reporter
 from stage.sandbox import check_memory, child, close_network
 
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAMES_ONE = re.compile(
     r"(?:tower|backbone|tokenizer|encoder|decoder|model|repo|checkpoint)(?:_id|_name|_path|_name_or_path)?$"
 )
-_LOADED = ("model", "tokenizer", "dataset")
 _CONFIG = re.compile(  # what `from_pretrained` reads; another .json of plain files can be anything
     r"(config|generation_config|adapter_config|model_index|preprocessor_config|processor_config"
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|.*\.index\.json"
@@ -60,10 +61,16 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     """Tries to load everything in a bundle, without network, in a process of its own.
 
     Raises:
+        UsageError: pyarrow is not installed here.
         IncompleteError: there was not enough memory to find out.
     """
     if not any(_is_loaded(asset) for asset in lock.assets.values()):
         return LoadReport((), ())
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            "To load what is in a bundle needs pyarrow, which this Python has not.",
+            "pip install pyarrow   (without it: the same command without --deep)",
+        )
     command, environment = child("stage.bundle.load_test")
     try:
         done = subprocess.run(
@@ -73,24 +80,22 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
             env=environment,
             timeout=_TIMEOUT_S,
         )
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return LoadReport((_ended_early(f"no end after {_TIMEOUT_S:.0f} s"),), ())
-    try:
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
-        return LoadReport(
-            tuple(Finding(*f) for f in answer["findings"]), tuple(answer["unchecked"])
-        )
-    except (ValueError, IndexError, KeyError, TypeError):
+    except (ValueError, IndexError):
         text = done.stderr.decode("utf-8", "replace").strip()
         said = text.splitlines() or [f"exit status {done.returncode}"]
         check_memory(done.returncode, text, f"{root}: whether it loads could not be found out")
         return LoadReport((_ended_early(said[-1]),), ())
+    findings = tuple(Finding(*values) for values in answer["findings"])
+    return LoadReport(findings, tuple(answer["unchecked"]))
 
 
 def _is_loaded(asset: LockedAsset) -> bool:
     """Of plain files only a model, safetensors and parquet files can be checked."""
     return (
-        asset.kind in _LOADED
+        asset.kind in ("tokenizer", "dataset")
         or _is_model(asset)
         or any(file.path.endswith((".safetensors", ".parquet")) for file in asset.files)
     )
@@ -135,8 +140,8 @@ def check_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
 
 def _way_out(lock: Lockfile, report: LoadReport) -> str:
     """Another revision does not help if the manifest omits a file, or the files are local."""
-    local = [f"{a.folder}/" for a in lock.assets.values() if a.source.type == "path"]
-    if all(f"{finding.path}/".startswith(tuple(local)) for finding in report.findings):
+    local = tuple(f"{a.folder}/" for a in lock.assets.values() if a.source.type == "path")
+    if all(f"{finding.path}/".startswith(local) for finding in report.findings):
         return "Correct the file at its source, then fetch again."
     left = {
         f"{asset.folder}/{left.path}": left.path
@@ -166,163 +171,6 @@ def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[s
         return report, ("loading: first repair the findings above",)
     loaded = run_load_test(report.root, Bundle.open(report.root).lock)
     return replace(report, findings=tuple(sorted(loaded.findings))), loaded.unchecked
-
-
-# ---- the child
-
-
-def _main() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment] # no tokenizer needs it; it is seconds and 200 MiB
-    root = Path(sys.argv[1])
-    lock = read_lock(sys.stdin.buffer.read(), "the lock")
-    reason = close_network()
-    unchecked = [f"the network: no wall could be built ({reason})"] if reason else []
-    out = os.dup(1)
-    os.dup2(2, 1)  # libraries print; the answer goes where only we write
-    findings: list[Finding] = []
-    for asset in lock.assets.values():
-        if asset.kind == "dataset":
-            findings += _dataset(root, asset)
-        elif asset.kind == "tokenizer" or _is_model(asset):
-            findings += _model(root, asset, lock, unchecked)
-        elif _is_loaded(asset):
-            findings += _plain_files(root, asset)
-            unchecked.append(
-                f"{asset.name}: plain files: whether weights and parquet files are whole, "
-                "and no more"
-            )
-    answer = {
-        "findings": [(f.path, f.problem, f.expected, f.found) for f in findings],
-        "unchecked": unchecked,
-    }
-    os.write(out, json.dumps(answer).encode() + b"\n")
-
-
-def _unloadable(path: str, expected: str, found: str) -> Finding:
-    return Finding(path, "unloadable", expected, found)
-
-
-def _dataset(root: Path, asset: LockedAsset) -> Iterator[Finding]:
-    for config, splits in asset.configs.items():
-        for name, split in splits.items():
-            rows = 0
-            for shard in split.shards:
-                try:
-                    footer = parquet_footer(root / shard)
-                except DamageError as error:
-                    yield _unloadable(shard, "a parquet file", error.message)
-                    continue
-                rows += footer.rows
-                if footer.schema != split.schema:
-                    yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")
-            if rows != split.rows:
-                yield _unloadable(
-                    split.shards[0],
-                    f"{human_count(split.rows or 0, 'row')} in {config}/{name}",
-                    f"{rows}",
-                )
-
-
-def _model(
-    root: Path, asset: LockedAsset, lock: Lockfile, unchecked: list[str]
-) -> Iterator[Finding]:
-    folders: dict[str, list[str]] = {}
-    for file in asset.files:
-        folder, _, name = file.path.rpartition("/")
-        folders.setdefault(folder, []).append(name)
-    texts: dict[str, Any] = {}
-    is_broken = False
-    for folder, names in sorted(folders.items()):
-        for name in sorted(n for n in names if n.endswith(".json")):
-            if asset.kind == "files" and not _CONFIG.fullmatch(name):
-                continue
-            path = f"{folder}/{name}"
-            try:
-                texts[path] = json.loads((root / path).read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                is_broken = is_broken or folder == asset.folder
-                size = (root / path).stat().st_size
-                found = f"something else: {error}" if size else "an empty file"
-                yield _unloadable(path, "JSON", found)
-            if name == "config.json" and not isinstance(texts.get(path, {}), dict):
-                yield _unloadable(path, "a mapping", type(texts[path]).__name__)
-        yield from _weights(root, folder, names, texts)
-    top = folders.get(asset.folder, [])
-    yield from _top(asset, top, texts, lock, unchecked)
-    if any(TOKENIZER.fullmatch(name) for name in top):
-        if not is_broken:  # else it is reported already
-            yield from _tokenizer(root, asset, unchecked)
-    elif asset.kind == "tokenizer":
-        yield _unloadable(asset.folder, "a tokenizer's files", "none")
-
-
-def _plain_files(root: Path, asset: LockedAsset) -> Iterator[Finding]:
-    for file in asset.files:
-        try:
-            if file.path.endswith(".safetensors"):
-                safetensors_header(root / file.path)
-            elif file.path.endswith(".parquet"):
-                parquet_footer(root / file.path)
-        except DamageError as error:
-            yield _unloadable(file.path, "a sound file", error.message)
-
-
-def _weights(
-    root: Path, folder: str, names: list[str], texts: Mapping[str, Any]
-) -> Iterator[Finding]:
-    headers: dict[str, Mapping[str, Any]] = {}
-    shards: dict[tuple[str, int], set[int]] = {}
-    for name in sorted(n for n in names if n.endswith(".safetensors")):
-        if match := _SHARD.fullmatch(name):
-            shards.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-        headers[name] = {}
-        try:
-            headers[name] = safetensors_header(root / folder / name)
-        except DamageError as error:
-            yield _unloadable(f"{folder}/{name}", "a safetensors file", error.message)
-    for name in sorted(n for n in names if n.endswith(".safetensors.index.json")):
-        index = texts.get(f"{folder}/{name}")
-        if index is not None:
-            problems = index_problems(
-                index.get("weight_map") if isinstance(index, dict) else None, headers
-            )
-            for problem in problems:
-                yield _unloadable(
-                    f"{folder}/{name}", "an index of the shards here", f"one that {problem}"
-                )
-    for (stem, total), found in shards.items():
-        missing = [n for n in range(1, min(total, 100_000) + 1) if n not in found]
-        if missing:
-            name = f"{folder}/{stem}-{missing[0]:05d}-of-{total:05d}.safetensors"
-            yield _unloadable(name, f"all {total} shards", f"{len(missing)} missing")
-        if f"{stem}.safetensors.index.json" not in names:
-            yield _unloadable(
-                f"{folder}/{stem}.safetensors.index.json", "an index of the shards", "nothing"
-            )
-
-
-def _top(
-    asset: LockedAsset,
-    names: list[str],
-    texts: Mapping[str, Any],
-    lock: Lockfile,
-    unchecked: list[str],
-) -> Iterator[Finding]:
-    has_weights = any(WEIGHTS.fullmatch(name) for name in names)
-    if has_weights and not {"config.json", "model_index.json", "modules.json"} & set(names):
-        yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
-    yield from _base(asset, texts.get(f"{asset.folder}/adapter_config.json"), lock, unchecked)
-    known = {name for other in lock.assets.values() for name in other.names}
-    others = [
-        f"{key}: {name}"
-        for key, name in named_repositories(texts.get(f"{asset.folder}/config.json"))
-        if name not in known
-    ]
-    if others:
-        unchecked.append(
-            f"{asset.name}: its config.json names other repositories ({', '.join(others[:4])}), "
-            "which are not in this bundle: if its code loads them, add each to the manifest"
-        )
 
 
 def lacking(asset: LockedAsset) -> list[str]:
@@ -365,37 +213,139 @@ def named_repositories(settings: Any) -> list[tuple[str, str]]:
     return found
 
 
-def _base(
-    asset: LockedAsset, adapter: Any, lock: Lockfile, unchecked: list[str]
-) -> Iterator[Finding]:
-    """An adapter is nothing without its base: a model of that name, with weights."""
+# ---- the child
+
+
+def _main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment] # no tokenizer needs it; it is seconds and 200 MiB
+    root = Path(sys.argv[1])
+    lock = read_lock(sys.stdin.buffer.read(), "the lock")
+    reason = close_network()
+    out = os.dup(1)
+    os.dup2(2, 1)  # libraries print; the answer goes where only we write
+    said = [item for asset in lock.assets.values() for item in _check(root, asset, lock)]
+    unchecked = [f"the network: no wall could be built ({reason})"] if reason else []
+    answer = {
+        "findings": [astuple(item) for item in said if isinstance(item, Finding)],
+        "unchecked": unchecked + [item for item in said if isinstance(item, str)],
+    }
+    os.write(out, json.dumps(answer).encode() + b"\n")
+
+
+def _unloadable(path: str, expected: str, found: str) -> Finding:
+    return Finding(path, "unloadable", expected, found)
+
+
+def _check(root: Path, asset: LockedAsset, lock: Lockfile) -> Iterator[Finding | str]:
+    """What does not load of an asset; and, as texts, what could not be tried."""
+    is_model = asset.kind == "tokenizer" or _is_model(asset)
+    json_names = _CONFIG if asset.kind == "files" else re.compile(r".*\.json")
+    contents: dict[str, Any] = {}
+    broken = set()
+    for file in asset.files:
+        path = root / file.path
+        try:
+            if path.suffix == ".safetensors":
+                contents[file.path] = safetensors_header(path)
+            elif path.suffix == ".parquet":
+                contents[file.path] = parquet_footer(path)
+            elif is_model and json_names.fullmatch(path.name):
+                contents[file.path] = _read_json(path)
+        except DamageError as error:
+            broken.add(file.path.rpartition("/")[0])
+            yield _unloadable(file.path, f"a sound {path.suffix[1:].upper()} file", error.message)
+    yield from _rows(asset, contents)
+    if is_model:
+        yield from _weights(asset, contents)
+        yield from _others(asset, contents, lock)
+        if asset.folder not in broken:  # else it is reported already
+            yield from _tokenizer(root, asset)
+    elif asset.kind != "dataset" and contents:
+        yield f"{asset.name}: plain files: whether weights and parquet files are whole, and no more"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        what = f"something else: {error}" if path.stat().st_size else "an empty file"
+        raise DamageError(what) from None
+    if path.name == "config.json" and not isinstance(value, dict):
+        raise DamageError(f"a {type(value).__name__}, not a mapping")
+    return value
+
+
+def _rows(asset: LockedAsset, footers: Mapping[str, ParquetFooter]) -> Iterator[Finding]:
+    for config, splits in asset.configs.items():
+        for name, split in splits.items():
+            here = [footers[shard] for shard in split.shards if shard in footers]
+            rows = sum(footer.rows for footer in here)
+            if len(here) == len(split.shards) and rows != split.rows:
+                expected = f"{human_count(split.rows or 0, 'row')} in {config}/{name}"
+                yield _unloadable(split.shards[0], expected, f"{rows}")
+            for shard in split.shards:
+                if shard in footers and footers[shard].schema != split.schema:
+                    yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")
+
+
+def _weights(asset: LockedAsset, contents: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compares shards with their index, and asks for a config beside weights."""
+    paths = [file.path for file in asset.files]
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name.endswith(".safetensors.index.json") and path in contents:
+            index = contents[path]
+            headers = {
+                other.rpartition("/")[2]: contents.get(other, {})
+                for other in paths
+                if other.rpartition("/")[0] == folder and other.endswith(".safetensors")
+            }
+            weight_map = index.get("weight_map") if isinstance(index, dict) else None
+            for problem in index_problems(weight_map, headers):
+                yield _unloadable(path, "an index of the shards here", f"one that {problem}")
+    indices = {f"{m[1]}.safetensors.index.json" for m in map(_SHARD.fullmatch, paths) if m}
+    for path in sorted(indices - set(paths)):
+        yield _unloadable(path, "an index of the shards", "nothing")
+    names = {path.removeprefix(f"{asset.folder}/") for path in paths}
+    has_weights = any(WEIGHTS.fullmatch(name) for name in names)
+    if has_weights and not {"config.json", "model_index.json", "modules.json"} & names:
+        yield _unloadable(f"{asset.folder}/config.json", "a config beside the weights", "nothing")
+
+
+def _others(
+    asset: LockedAsset, contents: Mapping[str, Any], lock: Lockfile
+) -> Iterator[Finding | str]:
+    """Repositories that an asset names: the base of an adapter, and parts of a model."""
+    models = [other for other in lock.assets.values() if other.kind == "model"]
+    known = {name: other for other in models for name in other.names}
+    adapter = contents.get(f"{asset.folder}/adapter_config.json")
     name = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
-    if not isinstance(name, str):
+    base = known.get(name) if isinstance(name, str) else None
+    if base is not None and not any(file.path.endswith(".safetensors") for file in base.files):
+        yield f"{asset.name}: its base model {base.name} has no weights in this bundle"
+    elif base is None and asset.base:
+        yield _unloadable(asset.folder, f"its base model {name} in the bundle", "nothing")
+    elif base is None and isinstance(name, str):
+        yield f"{asset.name}: its base model {name} is not in this bundle"
+    named = named_repositories(contents.get(f"{asset.folder}/config.json"))
+    others = [f"{key}: {name}" for key, name in named if name not in known]
+    if others:
+        yield (
+            f"{asset.name}: its config.json names other repositories ({', '.join(others[:4])}), "
+            "which are not in this bundle: if its code loads them, add each to the manifest"
+        )
+
+
+def _tokenizer(root: Path, asset: LockedAsset) -> Iterator[Finding | str]:
+    if not any(TOKENIZER.fullmatch(f.path.removeprefix(f"{asset.folder}/")) for f in asset.files):
+        if asset.kind == "tokenizer":
+            yield _unloadable(asset.folder, "a tokenizer's files", "none")
         return
-    base = next(
-        (
-            a
-            for a in lock.assets.values()
-            if a.kind == "model" and name in a.names and a is not asset
-        ),
-        None,
-    )
-    if base is None:
-        if asset.base:
-            yield _unloadable(asset.folder, f"its base model {name} in the bundle", "nothing")
-        else:
-            unchecked.append(f"{asset.name}: its base model {name} is not in this bundle")
-    elif not any(file.path.endswith(".safetensors") for file in base.files):
-        unchecked.append(f"{asset.name}: its base model {base.name} has no weights in this bundle")
-
-
-def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator[Finding]:
+    unchecked = f"{asset.name}: whether its tokenizer loads: "
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        unchecked.append(
-            f"{asset.name}: whether its tokenizer loads: transformers is not installed here"
-        )
+        yield f"{unchecked}transformers is not installed here"
         return
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -403,31 +353,24 @@ def _tokenizer(root: Path, asset: LockedAsset, unchecked: list[str]) -> Iterator
         )
         if len(tokenizer) == 0 or not tokenizer("Will it load?")["input_ids"]:
             yield _unloadable(asset.folder, "a tokenizer", "one without a vocabulary")
-        for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
-            _compile_template(tokenizer.chat_template[name])
-        if isinstance(tokenizer.chat_template, str):
-            _compile_template(tokenizer.chat_template)
-    except ImportError as error:
-        unchecked.append(f"{asset.name}: whether its tokenizer loads: {_first_line(error)}")
+        template = tokenizer.chat_template
+        for text in template.values() if isinstance(template, dict) else [template or ""]:
+            _compile_template(text)
     except Exception as error:
         if not isinstance(error, RecursionError) and shortage(error):
             raise
-        text = _first_line(error)
-        if asset.code and "trust_remote_code" in str(error):
-            unchecked.append(
-                f"{asset.name}: whether its tokenizer loads: it is made of code, "
-                "which is not run here"
-            )
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        if isinstance(error, ImportError):
+            yield f"{unchecked}{said}"
+        elif asset.code and "trust_remote_code" in str(error):
+            yield f"{unchecked}it is made of code, which is not run here"
         elif re.search(
             r"(?i)unrecognized (model|configuration)|does not recognize this architecture",
             str(error),
         ):
-            unchecked.append(
-                f"{asset.name}: whether its tokenizer loads: this transformers "
-                f"does not know it: {text}"
-            )
+            yield f"{unchecked}this transformers does not know it: {said}"
         else:
-            yield _unloadable(asset.folder, "a tokenizer that transformers can load", text)
+            yield _unloadable(asset.folder, "a tokenizer that transformers can load", said)
 
 
 def _compile_template(text: str) -> None:
@@ -437,10 +380,6 @@ def _compile_template(text: str) -> None:
     ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(
         re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", text)
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 if __name__ == "__main__":

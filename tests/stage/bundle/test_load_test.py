@@ -124,8 +124,8 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, bytes]], str, str]] = {
     "no config": (lambda: changed({"config.json": None}), "config.json", "a config"),
     "a shard is missing": (
         lambda: changed({"model-00002-of-00002.safetensors": None}),
-        "model-00002-of-00002.safetensors",
-        "all 2 shards",
+        "model.safetensors.index.json",
+        "model-00002-of-00002.safetensors, which is not here",
     ),
     "the index is missing": (
         lambda: changed({"model.safetensors.index.json": None}),
