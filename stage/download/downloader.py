@@ -8,8 +8,8 @@ match the upstream's evidence are renamed to the target.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import urllib3
@@ -19,19 +19,16 @@ from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
 from stage.download.request import Download
 from stage.download.responses import (
-    NOT_CONNECTED,
     announced,
     check_span,
-    describe,
     discard,
     followed,
     is_unpacked,
     mismatch_error,
     raise_for_status,
-    untrusted,
 )
-from stage.download.retry import AttemptFailed, Patience, RetryPolicy
-from stage.errors import DamageError, PolicyError, UsageError
+from stage.download.retry import AttemptFailed, Retries, RetryPolicy
+from stage.errors import PolicyError, UsageError
 from stage.files import human_size, is_pointer
 from stage.progress import Reporter
 from stage.threads import Stopped
@@ -45,8 +42,9 @@ class Downloader:
     """Downloads files; several threads may call it at the same time."""
 
     def __init__(self, connections: Connections, reporter: Reporter, policy: RetryPolicy) -> None:
-        self._connections, self._reporter, self._policy = connections, reporter, policy
-        self.stop = threading.Event()
+        self.connections, self._reporter = connections, reporter
+        self.retries = Retries(policy, reporter)
+        self.stop = self.retries.stop
         self.taken_over = 0  # bytes of complete files that an earlier run had fetched
         self._counting = threading.Lock()
 
@@ -65,35 +63,33 @@ class Downloader:
             IncompleteError: the network failed. The partial file is kept for the next run.
             Stopped: `stop` was set.
         """
-        if not target.parent.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-        partial = partial_path(target, download.identity)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = partial_path(target, download.identity)
         if not download.evidence and not download.version:
-            partial.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         for last_chance in (False, True):
-            try:
-                digests, at_once, taken_over = self._complete(download, partial, progress)
-            except DamageError:
-                partial.unlink(missing_ok=True)
-                raise
-            if is_pointer(partial, digests.size):
-                partial.unlink()
-                raise _pointer_error(download)
+            with Partial(path, download.size, download.expected.needs_git, progress) as partial:
+                self._complete(download, partial)
+                digests = partial.finish()
+            if is_pointer(path, digests.size):
+                path.unlink()
+                raise UsageError(
+                    f"{download.what}: the address gives a Git LFS pointer, not the file itself.",
+                    "Run git clone and git lfs pull, and name the file with `path:`; "
+                    "or find the file's own address.",
+                )
             problem = download.expected.mismatch(digests)
             if problem is None:
                 with self._counting:
-                    self.taken_over += taken_over
-                partial.replace(target)
+                    self.taken_over += partial.taken_over
+                path.replace(target)
                 return digests
-            partial.unlink()
+            path.unlink()
             progress(-digests.size)
-            if download.pin and at_once:
-                break  # TCP and TLS exclude damage on the way, so the pin is out of date
-            if not last_chance:
-                self._reporter.warn(
-                    f"{download.what}: {problem}; fetching it once more from the start"
-                )
-        raise mismatch_error(download, str(problem))
+            if last_chance or (download.pin and not partial.resumed):
+                break  # TCP and TLS exclude damage on the way, so a pin is out of date
+            self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
+        raise mismatch_error(download, problem)
 
     def probe(self, download: Download) -> tuple[int | None, str | None]:
         """The size in bytes and the version (ETag, date) that a server announces for a file.
@@ -103,97 +99,65 @@ class Downloader:
         Raises:
             IncompleteError: the network failed.
         """
-        patience = Patience(self._policy, self.stop, self._reporter)
-        while True:
-            try:
-                with self._network_errors(download), closing(self._open(download, 0)) as response:
-                    return announced(download, response)
-            except AttemptFailed as failed:
-                patience.wait(download.what, failed)
 
-    def _complete(
-        self, download: Download, path: Path, progress: Callable[[int], None]
-    ) -> tuple[FileDigests, bool, int]:
-        """Receives the whole partial file, over as many connections as it takes.
+        def attempt() -> tuple[int | None, str | None]:
+            with (
+                self.connections.errors(download.what),
+                closing(self._open(download, 0)) as response,
+            ):
+                return announced(download, response)
 
-        Returns:
-            Its digests, whether one connection was enough, and the bytes of an earlier run in it.
-        """
-        patience = Patience(self._policy, self.stop, self._reporter)
-        with Partial(path, download.size, download.expected.needs_git, progress) as partial:
-            connections = 1 if partial.size else 0
-            if partial.size:
-                of = f" of {human_size(download.size)}" if download.size else ""
-                self._reporter.note(f"{download.what}: resuming at {human_size(partial.size)}{of}")
-            while not partial.is_whole:
-                before, connections = partial.size, connections + 1
-                try:
-                    self._receive(download, partial)
-                    partial.has_ended = True
-                    if download.size is not None and partial.size < download.size:
-                        raise AttemptFailed(
-                            f"the answer ended after {partial.size} of {download.size} bytes"
-                        )
-                except AttemptFailed as failed:
-                    if partial.size > before:
-                        patience.progress()
-                    patience.wait(download.what, failed)
-            return partial.finish(), connections == 1, partial.taken_over
+        return self.retries.call(download.what, attempt)
 
-    @contextmanager
-    def _network_errors(self, download: Download) -> Iterator[None]:
-        """Turns urllib3's errors into ours.
+    def _complete(self, download: Download, partial: Partial) -> None:
+        """Receives the rest of a partial file, over as many connections as it takes."""
+        if partial.size:
+            of = f" of {human_size(download.size)}" if download.size else ""
+            self._reporter.note(f"{download.what}: resuming at {human_size(partial.size)}{of}")
 
-        Raises:
-            IncompleteError: no trusted TLS connection.
-            AttemptFailed: any other network error.
-        """
-        try:
-            yield
-        except urllib3.exceptions.SSLError as error:
-            raise untrusted(download.what, error) from None
-        except urllib3.exceptions.HTTPError as error:
-            cause = (
-                error.original_error if isinstance(error, urllib3.exceptions.ProxyError) else error
-            )
-            unreached = isinstance(cause, NOT_CONNECTED) and not self._connections.answered
-            raise AttemptFailed(describe(error), unreached=unreached) from None
-
-    def _receive(self, download: Download, partial: Partial) -> None:
-        """Sends one request and appends the answer's bytes."""
-        if download.size is None and partial.size:
-            partial.restart()
-        with (
-            self._network_errors(download),
-            closing(self._open(download, partial.size)) as response,
-        ):
-            if response.status == 200 and partial.size:
+        def attempt() -> None:
+            if download.size is None and partial.size:
                 partial.restart()
-            check_span(download, response, partial.size)
-            received = 0
-            encoded = is_unpacked(download, response)
-            for chunk in response.stream(PIECE, decode_content=encoded):
-                self._append(chunk, download, partial)
-                received += len(chunk)
-                if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
-                    raise PolicyError(
-                        f"{download.what}: the server sends a compressed answer that unpacks to "
-                        f"over {MAX_RATIO} times its size: a decompression bomb.",
-                        "Download it yourself, look at it, and name it with `path:`.",
-                    )
+            partial.resumed = partial.size > 0
+            with (
+                self.connections.errors(download.what),
+                closing(self._open(download, partial.size)) as response,
+            ):
+                self._receive(download, response, partial)
 
-    def _append(self, piece: bytes, download: Download, partial: Partial) -> None:
-        """Appends the next bytes.
+        if download.size is None or partial.size < download.size:
+            self.retries.call(download.what, attempt, lambda: partial.size)
+
+    def _receive(
+        self, download: Download, response: urllib3.BaseHTTPResponse, partial: Partial
+    ) -> None:
+        """Appends the bytes of an answer.
 
         Raises:
-            AttemptFailed: more bytes than announced.
+            AttemptFailed: fewer or more bytes than announced.
+            PolicyError: a decompression bomb.
             Stopped: `stop` was set.
         """
-        if self.stop.is_set():
-            raise Stopped
-        if download.size is not None and partial.size + len(piece) > download.size:
-            raise AttemptFailed(f"more than the {download.size} bytes announced")
-        partial.append(piece)
+        if response.status == 200 and partial.size:
+            partial.restart()
+        check_span(download, response, partial.size)
+        received, size = 0, download.size
+        encoded = is_unpacked(download, response)
+        for piece in response.stream(PIECE, decode_content=encoded):
+            if self.stop.is_set():
+                raise Stopped
+            if size is not None and partial.size + len(piece) > size:
+                raise AttemptFailed(f"more than the {size} bytes announced")
+            partial.append(piece)
+            received += len(piece)
+            if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
+                raise PolicyError(
+                    f"{download.what}: the server sends a compressed answer that unpacks to "
+                    f"over {MAX_RATIO} times its size: a decompression bomb.",
+                    "Download it yourself, look at it, and name it with `path:`.",
+                )
+        if size is not None and partial.size < size:
+            raise AttemptFailed(f"the answer ended after {partial.size} of {size} bytes")
 
     def _open(self, download: Download, offset: int) -> urllib3.BaseHTTPResponse:
         """Requests the bytes from `offset` and follows redirects.
@@ -212,22 +176,13 @@ class Downloader:
                 headers["Authorization"] = f"Bearer {download.token}"
             elif download.login and at_home:
                 headers |= urllib3.make_headers(basic_auth=download.login)
-            response = self._connections.get(url, headers)
-            location = response.headers.get("Location")
-            if response.status in (301, 302, 303, 307, 308) and location:
-                discard(response)
-                url = followed(download, url, location)
-                continue
+            response = self.connections.get(url, headers)
             if response.status in (200, 206):
                 return response
             discard(response)
-            raise_for_status(download, response, at_home or not download.redirects_expire)
+            location = response.headers.get("Location")
+            if response.status in (301, 302, 303, 307, 308) and location:
+                url = followed(download, url, location)
+            else:
+                raise_for_status(download, response, at_home or not download.redirects_expire)
         raise AttemptFailed("redirected in circles")
-
-
-def _pointer_error(download: Download) -> UsageError:
-    return UsageError(
-        f"{download.what}: the address gives a Git LFS pointer, not the file itself.",
-        "Run git clone and git lfs pull, and name the file with `path:`; "
-        "or find the file's own address.",
-    )

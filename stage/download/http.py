@@ -1,7 +1,7 @@
 """Pooled connections, with the proxy and the certificates that the environment names.
 
-Only this module opens a socket for payload bytes. It follows no redirect and retries nothing:
-`downloader` decides on both.
+Every byte of a fetch, of metadata too, comes through `Connections`. It follows no redirect and
+retries nothing: `downloader` and `stage.hub.client` decide on both.
 """
 
 from __future__ import annotations
@@ -9,19 +9,33 @@ from __future__ import annotations
 import base64
 import os
 import ssl
+import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import truststore
 import urllib3
 
-from stage.errors import UsageError
+from stage.download.retry import AttemptFailed
+from stage.errors import IncompleteError, UsageError
+from stage.paths import problem_with_address
 from stage.version import __version__
 
 # urllib3 builds this object from `retries=False` again for each request.
 _NO_RETRIES = urllib3.Retry(False, redirect=False)
+_NOT_CONNECTED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
+
+
+def timeout_s() -> float:
+    """Seconds a server may stay silent: $HF_HUB_DOWNLOAD_TIMEOUT, as for huggingface_hub."""
+    try:
+        return float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")) or DEFAULT_TIMEOUT_S
+    except ValueError:
+        return DEFAULT_TIMEOUT_S
 
 
 class Connections:
@@ -37,8 +51,7 @@ class Connections:
         self._timeout = urllib3.Timeout(connect=10.0, read=read_timeout_s)
         self._context = trust
         self._at_once = at_once
-        self._proxies: dict[str, urllib3.ProxyManager] = {}
-        self.answered = False  # whether any server ever answered
+        self._answered = False  # whether any server ever answered
         self._by_origin: dict[
             tuple[str, str, int | None], urllib3.ProxyManager | urllib3.HTTPConnectionPool
         ] = {}
@@ -71,8 +84,25 @@ class Connections:
             retries=_NO_RETRIES,
             timeout=self._timeout,
         )
-        self.answered = True
+        self._answered = True
         return response
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Turns the errors of `get`, and of reading its answer, into ours.
+
+        Raises:
+            IncompleteError: no trusted TLS connection; another attempt would not help.
+            AttemptFailed: any other network error.
+        """
+        try:
+            yield
+        except urllib3.exceptions.SSLError as error:
+            raise _untrusted(what, error) from None
+        except urllib3.exceptions.HTTPError as error:
+            cause = getattr(error, "original_error", error)  # of a proxy
+            unreached = isinstance(cause, _NOT_CONNECTED) and not self._answered
+            raise AttemptFailed(_describe(error), unreached=unreached) from None
 
     def _pool(self, url: str) -> urllib3.ProxyManager | urllib3.HTTPConnectionPool:
         """The pool of one origin.
@@ -82,18 +112,17 @@ class Connections:
         origin = origin_of(url)
         if origin not in self._by_origin:
             proxy = proxy_for(url)
-            self._by_origin[origin] = self._direct(url) if proxy is None else self._through(proxy)
+            if proxy is None:
+                manager = urllib3.PoolManager(maxsize=self._at_once, ssl_context=self._context)
+                self._by_origin[origin] = manager.connection_from_url(url)
+            else:
+                self._by_origin[origin] = urllib3.ProxyManager(
+                    proxy,
+                    proxy_headers=_login(proxy),
+                    maxsize=self._at_once,
+                    ssl_context=self._context,
+                )
         return self._by_origin[origin]
-
-    def _direct(self, url: str) -> urllib3.HTTPConnectionPool:
-        return urllib3.PoolManager(
-            maxsize=self._at_once, ssl_context=self._context
-        ).connection_from_url(url)
-
-    def _through(self, proxy: str) -> urllib3.ProxyManager:
-        if proxy not in self._proxies:
-            self._proxies[proxy] = _proxy_manager(proxy, self._at_once, self._context)
-        return self._proxies[proxy]
 
 
 def _target(url: str) -> str:
@@ -103,9 +132,10 @@ def _target(url: str) -> str:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL; None if it names none.
+    """The proxy that the environment names for a URL, as curl reads it; None if it names none.
 
-    The environment is `https_proxy`, `no_proxy`, and on macOS the system's settings.
+    The environment is `https_proxy`, `no_proxy`, and on macOS the system's settings. Without a
+    scheme, it is an HTTP proxy.
 
     Raises:
         UsageError: the proxy cannot be used.
@@ -114,54 +144,26 @@ def proxy_for(url: str) -> str | None:
     if not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return None
     proxies = urllib.request.getproxies()
-    found = proxies.get(parts.scheme) or proxies.get("all")
-    return _proxy_address(found) if found else None
-
-
-def check_proxies() -> None:
-    """Checks all proxies of the environment: huggingface_hub's client opens each of them.
-
-    Raises:
-        UsageError: one cannot be used.
-    """
-    proxies = urllib.request.getproxies()
-    if "*" in (host.strip() for host in proxies.get("no", "").split(",")):
-        return
-    for scheme in ("http", "https", "all"):
-        if proxy := proxies.get(scheme):
-            _proxy_address(proxy)
-
-
-def _proxy_address(proxy: str) -> str:
-    """A proxy's address as curl reads it: without a scheme, it is an HTTP proxy."""
-    address = proxy.strip() if "://" in proxy else f"http://{proxy.strip()}"
-    try:
-        shown = without_credentials(address)
-        problem = (
-            "has an unsupported scheme"
-            if urlsplit(address).scheme not in ("http", "https")
-            else None
+    named = (proxies.get(parts.scheme) or proxies.get("all") or "").strip()
+    if not named:
+        return None
+    proxy = named if "://" in named else f"http://{named}"
+    if problem := problem_with_address(proxy):
+        raise UsageError(
+            f"the proxy {proxy.rpartition('@')[2]} that the environment names is not an HTTP "
+            f"proxy: {problem}.",
+            "Set http_proxy and https_proxy to an HTTP proxy and unset all_proxy; "
+            "or unset all three where no proxy is needed.",
         )
-        problem = problem or (None if urlsplit(address).hostname else "names no host")
-    except ValueError as error:
-        shown, problem = address.rpartition("@")[2], f"is not an address: {str(error).lower()}"
-    if problem is None:
-        return address
-    raise UsageError(
-        f"the proxy {shown} that the environment names {problem}; "
-        "it must be an HTTP proxy (http:// or https://).",
-        "Set http_proxy and https_proxy to an HTTP proxy and unset all_proxy; "
-        "or unset all three where no proxy is needed.",
-    )
+    return proxy
 
 
-def _proxy_manager(proxy: str, at_once: int, context: ssl.SSLContext) -> urllib3.ProxyManager:
+def _login(proxy: str) -> dict[str, str] | None:
     parts = urlsplit(proxy)
-    headers = None
-    if parts.username:
-        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        headers = {"Proxy-Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=at_once, ssl_context=context)
+    if not parts.username:
+        return None
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
 
 def tls_context() -> ssl.SSLContext:
@@ -177,9 +179,8 @@ def tls_context() -> ssl.SSLContext:
         path = os.environ.get(variable)
         if not path:
             continue
-        folder = Path(path).is_dir()
         try:
-            context.load_verify_locations(**{"capath" if folder else "cafile": path})
+            context.load_verify_locations(**{"capath" if Path(path).is_dir() else "cafile": path})
         except OSError as error:  # of ssl, too: it is one of its kinds
             raise UsageError(
                 f"{variable}={path}: no certificates can be read there ({error.strerror or error})",
@@ -203,3 +204,32 @@ def without_credentials(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _untrusted(what: str, error: Exception) -> IncompleteError:
+    remedy = "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate."
+    if "not yet valid" in str(error) or "expired" in str(error):
+        now = time.strftime("%F %R")
+        remedy = f"Is it {now} now? Where this machine's clock is wrong, every certificate is."
+    elif (file := os.environ.get("SSL_CERT_FILE")) and not Path(file).exists():
+        remedy = f"SSL_CERT_FILE={file}: there is no such file. unset SSL_CERT_FILE"
+    return IncompleteError(f"{what}: no trusted TLS connection: {error}.", remedy)
+
+
+def _describe(error: urllib3.exceptions.HTTPError) -> str:
+    """Describes why there is no answer, or only a part."""
+    match error:
+        case urllib3.exceptions.ProxyError(
+            original_error=urllib3.exceptions.NewConnectionError(conn=proxy)
+        ):
+            where = f"{proxy.host}:{proxy.port}"
+            return f"cannot connect to the proxy {where} that the environment names"
+        case urllib3.exceptions.ProxyError():
+            return f"the proxy: {error.original_error}"
+        case urllib3.exceptions.NameResolutionError():
+            return f"cannot resolve the host name {error.conn.host}"
+        case urllib3.exceptions.NewConnectionError():
+            return f"cannot connect to {error.conn.host}:{error.conn.port}"
+        case urllib3.exceptions.TimeoutError():
+            return "the server was silent for too long"
+    return "the connection broke"

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stage.digests import PIECE, Digest, Digester, FileDigests, feed
+from stage.errors import DamageError
 from stage.paths import PARTIAL_SUFFIX
 
 # Bytes per write. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of
@@ -37,6 +38,11 @@ class Partial:
         git: also compute the git blob id.
         progress: called with each count of bytes: taken over, new, or (negative) discarded.
 
+    Attributes:
+        size: bytes so far.
+        taken_over: bytes in it that an earlier run left.
+        resumed: whether its bytes came over several connections.
+
     Raises:
         OSError: the file cannot be read or written; the error names it.
     """
@@ -44,20 +50,19 @@ class Partial:
     def __init__(
         self, path: Path, size: int | None, git: bool, progress: Callable[[int], None]
     ) -> None:
-        self._size, self._git, self._progress = size, git, progress
+        self._path, self._whole, self._git, self._progress = path, size, git, progress
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
         self._digester = Digester(size or 0, git=git)
-        self.has_ended = False
-        self.taken_over = 0  # bytes in it that an earlier run left
+        self.taken_over = 0
+        self.resumed = False
 
     def __enter__(self) -> Partial:
         here = os.fstat(self._file.fileno()).st_size
-        if here and (self._size is None or here > self._size):
+        if here and (self._whole is None or here > self._whole):
             self._file.truncate(0)
         elif here:
             self._file.seek(0)
-            feed(self._digester, self._file.read, progress=self._progress)
-        self.taken_over = self.size
+            self.taken_over = feed(self._digester, self._file.read, progress=self._progress)
         return self
 
     def __exit__(
@@ -67,15 +72,13 @@ class Partial:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all bytes are here: by the announced size, else by the end of an answer."""
-        return self.has_ended if self._size is None else self.size >= self._size
+        if isinstance(error, DamageError):
+            self._path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # such as a full disk
+            error.filename = str(self._path)
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
         return self._digester.size
 
     def restart(self) -> None:
@@ -83,16 +86,13 @@ class Partial:
         self._file.truncate(0)
         self._progress(-self.size)
         self.taken_over = 0
-        self._digester = Digester(self._size or 0, git=self._git)
+        self._digester = Digester(self._whole or 0, git=self._git)
 
     def append(self, piece: bytes) -> None:
         """Writes and hashes the next bytes."""
         view = memoryview(piece)
-        try:
-            while view:
-                view = view[self._file.write(view[:WRITE_SIZE]) :]
-        except OSError as error:  # on a full disk, the message must name the file
-            raise OSError(error.errno, error.strerror, self._file.name) from None
+        while view:
+            view = view[self._file.write(view[:WRITE_SIZE]) :]
         self._digester.update(piece)
         self._progress(len(piece))
 

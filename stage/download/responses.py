@@ -5,10 +5,7 @@ An answer is the bytes, a redirect, a temporary failure (`AttemptFailed`), or a 
 
 from __future__ import annotations
 
-import os
 import re
-import time
-from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
@@ -20,7 +17,6 @@ from stage.errors import DamageError, IncompleteError, PolicyError
 from stage.paths import problem_with_address
 
 SHORT_BODY = 1 << 16  # bytes; a longer body costs more to read than a new connection
-NOT_CONNECTED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 
 
 def followed(download: Download, url: str, location: str) -> str:
@@ -33,14 +29,14 @@ def followed(download: Download, url: str, location: str) -> str:
     """
     location = re.sub("[ \x80-\xff]", lambda found: f"%{ord(found[0]):02X}", location.strip())
     try:
-        url = urljoin(url, location)
-        problem = problem_with_address(url)
+        location = urljoin(url, location)
+        problem = problem_with_address(location)
     except ValueError as error:
-        url, problem = location, str(error).lower()
+        problem = str(error).lower()
     if problem is None:
-        return url
+        return location
     raise PolicyError(
-        f"{download.what}: the server redirects to {url.partition('?')[0][:200]}, "
+        f"{download.what}: the server redirects to {location.partition('?')[0][:200]}, "
         f"which cannot be requested: {problem}.",
         "That server or a proxy is misconfigured: try another --endpoint or network.",
     )
@@ -48,7 +44,7 @@ def followed(download: Download, url: str, location: str) -> str:
 
 def discard(response: urllib3.BaseHTTPResponse) -> None:
     """Returns the connection for the next request, which an unread body would break."""
-    length = _number(response.headers.get("Content-Length"))
+    length = _length(response)
     if length is not None and length <= SHORT_BODY:
         response.drain_conn()
         response.release_conn()
@@ -96,10 +92,9 @@ def announced(
     download: Download, response: urllib3.BaseHTTPResponse
 ) -> tuple[int | None, str | None]:
     """Size in bytes and version (an `If-Range` value: RFC 9110, 13.1.5) of a response."""
-    length = _number(response.headers.get("Content-Length"))
     etag = response.headers.get("ETag", "")
     version = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    return (None if is_unpacked(download, response) else length), version
+    return (None if is_unpacked(download, response) else _length(response)), version
 
 
 def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: int) -> None:
@@ -110,36 +105,29 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
         DamageError: the file at a pinned address has another size than the pin.
         IncompleteError: the response does not say where the file ends.
     """
+    total, _ = announced(download, response)
     if response.status == 206:
         span = re.fullmatch(
-            r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)",
+            r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:([0-9]{1,18})|\*)",
             response.headers.get("Content-Range", ""),
         )
         if not span or int(span[1]) != offset:
             raise AttemptFailed("an answer to another Range than the requested one")
-        total = span[3]
-    else:
-        length, _ = announced(download, response)
-        total = "*" if length is None else str(length)
+        total = int(span[2]) if span[2] else None
     if download.size is None:
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
-        if not (chunked or download.evidence or total != "*"):
+        if total is None and not (chunked or download.evidence):
             raise IncompleteError(
                 f"{download.what}: the server says neither how long the file is nor where it ends.",
                 "Give its `sha256` in the manifest, to recognise a download that is cut.",
             )
-    elif total not in ("*", str(download.size)):
+    elif total not in (None, download.size):
         if download.pin and download.evidence:  # another attempt would fetch the same file
-            raise mismatch_error(download, f"it has {int(total):,} bytes, not {download.size:,}")
-        expected = (
-            f"{download.size} were announced"
-            if download.pin
-            else f"the listing says {download.size}"
-        )
-        raise AttemptFailed(f"the server has {total} bytes, {expected}")
+            raise mismatch_error(download, f"it has {total:,} bytes, not {download.size:,}")
+        raise AttemptFailed(f"the server has {total} bytes, the listing says {download.size}")
 
 
-def mismatch_error(download: Download, problem: str) -> DamageError:
+def mismatch_error(download: Download, problem: str | None) -> DamageError:
     """The error for bytes that are not the locked ones."""
     return DamageError(
         f"{download.what}: refused: {problem}. Nothing was kept.",
@@ -149,46 +137,7 @@ def mismatch_error(download: Download, problem: str) -> DamageError:
     )
 
 
-def _number(text: str | None) -> int | None:
-    """A length that a header states; None where it states none."""
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def untrusted(what: str, error: Exception) -> IncompleteError:
-    """The error for a certificate that is not trusted; another attempt would not help."""
-    remedy = "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate."
-    if "not yet valid" in str(error) or "expired" in str(error):
-        now = time.strftime("%F %R")
-        remedy = f"Is it {now} now? Where this machine's clock is wrong, every certificate is."
-    elif (file := os.environ.get("SSL_CERT_FILE")) and not Path(file).exists():
-        remedy = f"SSL_CERT_FILE={file}: there is no such file. unset SSL_CERT_FILE"
-    return IncompleteError(f"{what}: no trusted TLS connection: {error}.", remedy)
-
-
-def describe(error: urllib3.exceptions.HTTPError) -> str:
-    """Describes why there is no answer, or only a part."""
-    match error:
-        case urllib3.exceptions.NameResolutionError():
-            return (
-                f"cannot resolve the host name {error.conn.host}"
-                if hasattr(error, "conn")
-                else "cannot resolve the host"
-            )
-        case urllib3.exceptions.ProxyError() if isinstance(error.original_error, NOT_CONNECTED):
-            proxy = _address(error.original_error)
-            return f"cannot connect to the proxy{proxy} that the environment names"
-        case urllib3.exceptions.ProxyError():
-            return f"the proxy: {error.original_error}"
-        case urllib3.exceptions.NewConnectionError():
-            return (
-                f"cannot connect to{address}" if (address := _address(error)) else "cannot connect"
-            )
-        case urllib3.exceptions.TimeoutError():
-            return "no bytes for a while"
-    return "the connection broke"
-
-
-def _address(error: Exception) -> str:
-    """` host:port` of a connection that was not made, if the error has it."""
-    connection = getattr(error, "conn", None)
-    return f" {connection.host}:{connection.port}" if connection is not None else ""
+def _length(response: urllib3.BaseHTTPResponse) -> int | None:
+    """The length that an answer states; None where it states none."""
+    text = response.headers.get("Content-Length", "")
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -1,4 +1,4 @@
-"""When to try again, and after how long: pure rules, shared by metadata requests and downloads."""
+"""When to try again, and after how long: the rules of metadata requests and downloads alike."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import email.utils
 import random
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from stage.errors import IncompleteError
 from stage.progress import Reporter
@@ -21,6 +22,8 @@ UNREACHED = (
     "(https_proxy), and at the address. Then run the same command again."
 )
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+T = TypeVar("T")
 
 
 class AttemptFailed(Exception):
@@ -78,49 +81,61 @@ class RetryPolicy:
         return max(backoff, asked_s or 0.0)
 
 
-class Patience:
-    """Counts the failures in a row of one request, and waits between the attempts.
+class Retries:
+    """Repeats requests by one policy.
 
     Args:
-        stop: ends the wait when it is set (Ctrl-C, or another file failed).
         reporter: prints each wait before it begins: a long one as a note, a short one as a detail.
     """
 
-    def __init__(self, policy: RetryPolicy, stop: threading.Event, reporter: Reporter) -> None:
-        self._policy, self._stop, self._reporter = policy, stop, reporter
-        self._failures = 0
+    def __init__(self, policy: RetryPolicy, reporter: Reporter) -> None:
+        self._policy, self._reporter = policy, reporter
+        self.stop = threading.Event()  # ends all waits (Ctrl-C, or another file failed)
 
-    def progress(self) -> None:
-        """New bytes came: the count starts from zero."""
-        self._failures = 0
-
-    def wait(self, what: str, failed: AttemptFailed) -> None:
-        """Waits before the next attempt.
+    def call(
+        self,
+        what: str,
+        attempt: Callable[[], T],
+        received: Callable[[], int] = lambda: 0,
+        advice: str = "",
+    ) -> T:
+        """Calls `attempt` until it does not fail.
 
         Args:
             what: the name of the request in messages.
+            received: bytes so far. An attempt that adds some starts the count of failures again.
+            advice: added to the remedy where it gives up.
 
         Raises:
             IncompleteError: too many failures, or the server asks for too long a wait.
             Stopped: `stop` was set.
         """
-        self._failures += 1
+        failures = 0
+        while True:
+            before = received()
+            try:
+                return attempt()
+            except AttemptFailed as failed:
+                failures = 1 if received() > before else failures + 1
+                self._wait(what, failed, failures, advice)
+
+    def _wait(self, what: str, failed: AttemptFailed, failures: int, advice: str) -> None:
         policy, asked_s = self._policy, failed.asked_s
-        if self._failures >= (policy.first_attempts if failed.unreached else policy.attempts):
+        if failures >= (policy.first_attempts if failed.unreached else policy.attempts):
             raise IncompleteError(
-                f"{what}: {failed.problem}; gave up after {self._failures} attempts.",
-                UNREACHED if failed.unreached else RUN_AGAIN,
+                f"{what}: {failed.problem}; gave up after {failures} attempts.",
+                (UNREACHED if failed.unreached else RUN_AGAIN) + advice,
             )
         if asked_s is not None and asked_s > policy.longest_asked_s:
             raise IncompleteError(
                 f"{what}: {failed.problem}, and the server asks to wait {asked_s:.0f} s.",
                 "Run the same command again after that time. "
-                "A token (HF_TOKEN) raises the Hub's limits.",
+                f"A token (HF_TOKEN) raises the Hub's limits.{advice}",
             )
-        delay = policy.delay(self._failures, asked_s, random.random())
+        delay = policy.delay(failures, asked_s, random.random())
         report = self._reporter.note if delay >= LONG_WAIT_S else self._reporter.detail
         report(f"{what}: {failed.problem}; trying again in {delay:.1f} s")
-        if self._stop.wait(delay):
+        if self.stop.wait(delay):
             raise Stopped
 
 
@@ -131,10 +146,10 @@ def asked_delay(headers: Mapping[str, str], now: datetime | None = None) -> floa
     header follows draft-ietf-httpapi-ratelimit-headers: in `"api";r=0;t=55`, t is the number of
     seconds until the reset.
     """
-    value = headers.get("Retry-After") or headers.get("retry-after")
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]+", value):
+        return float(value)
     if value:
-        if re.fullmatch(r"[0-9]+", value.strip()):
-            return float(value)
         try:
             date = email.utils.parsedate_to_datetime(value)
         except (ValueError, OverflowError):
@@ -142,7 +157,5 @@ def asked_delay(headers: Mapping[str, str], now: datetime | None = None) -> floa
         if date.tzinfo is None:
             date = date.replace(tzinfo=timezone.utc)
         return max(0.0, (date - (now or datetime.now(timezone.utc))).total_seconds())
-    limit = re.search(
-        r"\br=0\b.*?\bt=(\d+)", headers.get("RateLimit") or headers.get("ratelimit") or ""
-    )
+    limit = re.search(r"\br=0\b.*?\bt=(\d+)", headers.get("RateLimit", ""))
     return float(limit[1]) if limit else None

@@ -7,28 +7,25 @@ the Hub decides.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 import httpx2
+from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
-from stage.download.http import origin_of, proxy_for, without_credentials
+from stage.download.retry import AttemptFailed
 from stage.errors import IncompleteError, StageError, UsageError, suggest
 from stage.paths import names_a_local_path
 
-# What huggingface_hub and httpx2 raise on a malformed answer.
+# What huggingface_hub raises on a malformed answer.
 MALFORMED = (
-    httpx2.DecodingError,
-    httpx2.TooManyRedirects,
+    httpx2.HTTPError,
     httpx2.InvalidURL,
     AttributeError,
     LookupError,
@@ -50,26 +47,35 @@ class HubErrors:
     """Makes the errors of one Hub, for one user.
 
     Args:
-        endpoint: the Hub's address.
+        name: the Hub's address, for messages.
         has_token: whether requests carry a token.
-        info: requests what the API says about a repository: kind, id, part (empty, or `/refs`).
+        api: asks the Hub once more.
     """
 
-    def __init__(
-        self, endpoint: str, has_token: bool, info: Callable[[str, str, str], dict[str, Any]]
-    ) -> None:
-        self._endpoint, self._has_token, self._info = endpoint, has_token, info
-        self._name = without_credentials(endpoint)
+    def __init__(self, name: str, has_token: bool, api: HfApi) -> None:
+        self._name, self._has_token, self._api = name, has_token, api
 
     def api_error(
-        self, what: str, kind: str, id: str, revision: str, error: Exception
+        self,
+        what: str,
+        kind: str,
+        id: str,
+        revision: str,
+        error: HFValidationError | HfHubHTTPError,
     ) -> StageError:
         """The error of a failed API request that a retry does not fix.
 
         Args:
             what: the asset's name in messages.
         """
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if isinstance(error, HFValidationError):
+            return UsageError(
+                f"{what}: `{id}` is not the name of a repository: {error}",
+                f"For a folder on this machine, write `path: {id}`."
+                if names_a_local_path(id)
+                else "",
+            )
+        status, headers = error.response.status_code, error.response.headers
         if status == 401 and self._has_token:
             return self._refused_token(what)
         match error:
@@ -81,51 +87,18 @@ class HubErrors:
                 return UsageError(
                     f"{what}: the {kind} {id} was disabled by the Hub.", "Use another repository."
                 )
-            case RepositoryNotFoundError():
-                return self._not_found(what, kind, id)
-            case OfflineModeIsEnabled():
-                return UsageError(
-                    f"{what}: HF_HUB_OFFLINE is set, so no request to the Hub is allowed.",
-                    "unset HF_HUB_OFFLINE",
-                )
-            case HFValidationError():
-                return UsageError(
-                    f"{what}: `{id}` is not the name of a repository: {error}",
-                    f"For a folder on this machine, write `path: {id}`."
-                    if names_a_local_path(id)
-                    else "",
-                )
-            case HfHubHTTPError() if status in (401, 403):
-                return self._not_found(what, kind, id)
-            case HfHubHTTPError() if _is_web_page(error.response):
-                return IncompleteError(
-                    f"{what}: {self._name} does not answer as a Hub: HTTP {status}, a web page.",
-                    "Give the address of a Hub or of a mirror: --endpoint https://huggingface.co",
-                )
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+            return self._not_found(what, kind, id)
+        # A Hub answers in JSON, or names its error in a header.
+        if "html" in headers.get("Content-Type", "").lower() and "X-Error-Code" not in headers:
+            return IncompleteError(
+                f"{what}: {self._name} does not answer as a Hub: HTTP {status}, a web page.",
+                f"Give the address of a Hub or of a mirror: --endpoint {DEFAULT_ENDPOINT}",
+            )
         return IncompleteError(
-            f"{what}: {self._name} answered: {_first_line(error)}",
+            f"{what}: {self._name} answered: {str(error).strip().splitlines()[0]}",
             "Try again, or another --endpoint.",
         )
-
-    def malformed(self, what: str, error: Exception) -> IncompleteError:
-        """The error of a malformed answer: the server is not a Hub, or a proxy is in between."""
-        problem = f"{type(error).__name__}: {_first_line(error)[:200]}"
-        return IncompleteError(
-            f"{what}: the answer of {self._name} makes no sense ({problem}).",
-            "Is it a Hub? Open the address in a browser; "
-            "behind a proxy or a login page, name another --endpoint.",
-        )
-
-    def transport_problem(self, error: httpx2.TransportError) -> str:
-        """Describes why there was no answer; names the host of a connection that was not made."""
-        if isinstance(error, httpx2.TimeoutException):
-            return "no answer in time"
-        if not isinstance(error, httpx2.ConnectError):
-            return "the connection broke"
-        proxy = proxy_for(self._endpoint)
-        _, host, port = origin_of(proxy or self._endpoint)
-        where = f"the proxy {host}:{port} that the environment names" if proxy else f"{host}:{port}"
-        return f"cannot connect to {where}"
 
     def file_error(
         self, what: str, kind: str, id: str, path: str, status: int, code: str | None
@@ -145,9 +118,6 @@ class HubErrors:
             f"{what}: HTTP {status} from {self._name}.", "Try again, or another --endpoint."
         )
 
-    def _page(self, kind: str, id: str) -> str:
-        return f"{DEFAULT_ENDPOINT}/{'' if kind == 'model' else f'{kind}s/'}{id}"
-
     def _refused_token(self, what: str) -> RefusedToken:
         names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
         drop = f"unset {' '.join(names)}" if names else "hf auth logout"
@@ -160,17 +130,21 @@ class HubErrors:
         if self._has_token:
             return UsageError(
                 f"{what}: the {kind} {id} is gated, and the account of your token has no access.",
-                f"Accept its terms at {self._page(kind, id)} with that account; then run again.",
+                f"Accept its terms at {_page(kind, id)} with that account; then run again.",
             )
         return UsageError(
             f"{what}: the {kind} {id} is gated: it needs an account that accepted its terms.",
-            f"Accept them at {self._page(kind, id)}, then give a token: {LOG_IN}",
+            f"Accept them at {_page(kind, id)}, then give a token: {LOG_IN}",
         )
 
     def _not_found(self, what: str, kind: str, id: str) -> StageError:
         seen = "with your token" if self._has_token else "without a token"
         other = "dataset" if kind == "model" else "model"
-        if self._exists(other, id):
+        try:
+            exists = self._api.repo_exists(id, repo_type=other)
+        except (AttemptFailed, IncompleteError, *MALFORMED):
+            exists = False
+        if exists:
             return UsageError(
                 f"{what}: `{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`."
             )
@@ -179,32 +153,18 @@ class HubErrors:
             CHECK_NAME,
         )
 
-    def _exists(self, kind: str, id: str) -> bool:
-        try:
-            return "id" in self._info(kind, id, "")
-        except (HfHubHTTPError, HFValidationError, httpx2.TransportError, *MALFORMED):
-            return False
-
     def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
         try:
-            refs = self._info(kind, id, "/refs")
-            names = [str(ref["name"]) for ref in [*refs["branches"], *refs["tags"]]]
-        except (HfHubHTTPError, httpx2.TransportError, *MALFORMED):
+            refs = self._api.list_repo_refs(id, repo_type=kind)
+            names = [ref.name for ref in [*refs.branches, *refs.tags]]
+        except (AttemptFailed, IncompleteError, *MALFORMED):
             names = []
-        hint = f"It has: {', '.join(names[:12])}." if names else f"See {self._page(kind, id)}/refs."
+        hint = f"It has: {', '.join(names[:12])}." if names else f"See {_page(kind, id)}/refs."
         return UsageError(
             f"{what}: the {kind} {id} has no revision `{revision}`.",
             suggest(revision, names, hint),
         )
 
 
-def _is_web_page(response: httpx2.Response) -> bool:
-    """Whether an answer is a web page: a Hub answers in JSON, or names its error in a header."""
-    return (
-        "html" in response.headers.get("Content-Type", "").lower()
-        and "X-Error-Code" not in response.headers
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _page(kind: str, id: str) -> str:
+    return f"{DEFAULT_ENDPOINT}/{'' if kind == 'model' else f'{kind}s/'}{id}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from stage.errors import PolicyError, UsageError
-from stage.hub.client import Hub, Repository, SmallFiles
+from stage.hub.client import Hub, Repository
 from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import is_document, locked_file
 from stage.hub.remote_code import Reference, find_code
@@ -27,13 +27,12 @@ _FROM_ELSEWHERE = re.compile(
 
 
 def resolve_metric(
-    name: str, request: MetricRequest, hub: Hub, small: SmallFiles, reporter: Reporter, what: str
+    name: str, request: MetricRequest, hub: Hub, reporter: Reporter, what: str
 ) -> LockedAsset:
     """Pins the commit and finds the modules of a metric.
 
     Args:
         name: the asset's name.
-        small: reads the code.
         what: the asset's name in messages.
 
     Raises:
@@ -54,17 +53,17 @@ def resolve_metric(
             f"Read that code ({DEFAULT_ENDPOINT}/spaces/{space.id}/tree/{space.commit}); if it may "
             "run on your cluster: `allow_code: true`.",
         )
-    _check_offline(small.read(space, listing[main], what).decode("utf-8", "replace"), space, what)
+    _check_offline(hub.read(space, listing[main], what).decode("utf-8", "replace"), space, what)
     as_model = ModelRequest(repository=space.id, allow_code=True, tokenizer_only=True)
     loaded = Reference(main, "evaluate.load", None, main, space.id)
-    modules = find_code([loaded], space, listing, hub, small, as_model, what)
+    modules = find_code([loaded], space, listing, hub, as_model, what)
     code = {module.target for module in modules}
     folder = f"data/metrics/{name}"
     taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
     for file in taken:
         check_path(f"{folder}/{file.path}", what, way_without(as_lock_request(request)))
     if REQUIREMENTS in listing:
-        _print_packages(name, small.read(space, listing[REQUIREMENTS], what), reporter)
+        _print_packages(name, hub.read(space, listing[REQUIREMENTS], what), reporter)
     own = tuple(f"{folder}/{path}" for path in sorted(code))
     return LockedAsset(
         name=name,

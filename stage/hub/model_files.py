@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from stage.digests import Digest
+from stage.digests import Expected
 from stage.errors import PolicyError, UsageError, join_errors
 from stage.files import join_limited
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
@@ -21,17 +21,10 @@ from stage.paths import printable
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A file as the Hub lists it: path in the repository, size in bytes, the Hub's digest of it."""
+class RemoteFile(Expected):
+    """A file as the Hub lists it: path in the repository, size, and the Hub's digest of it."""
 
-    path: str
     size: int
-    evidence: Digest
-
-    @property
-    def sha256(self) -> str | None:
-        """The file's sha256, which the Hub publishes for an LFS file; None for another file."""
-        return self.evidence.value if self.evidence.algorithm == "lfs-sha256" else None
 
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill")
@@ -364,12 +357,12 @@ def _check_code_and_pickles(path: str, what: str, *, allow_code: bool) -> None:
 
 def locked_file(file: RemoteFile, path: str) -> LockedFile:
     """A listed file as the lock records it, with its path in the bundle."""
-    return LockedFile(path, file.size, file.sha256, file.evidence, file.path)
+    return LockedFile(path, file.size, file.sha256, file.upstream, file.path)
 
 
 def ingredient_of(file: RemoteFile) -> Ingredient:
     """A listed file that a conversion reads, as the lock records it."""
-    return Ingredient(file.path, file.size, file.sha256, file.evidence)
+    return Ingredient(file.path, file.size, file.sha256, file.upstream)
 
 
 def check_matches(include: Iterable[str], paths: Collection[str], whose: str, what: str) -> None:

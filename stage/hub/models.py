@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stage.errors import UsageError
-from stage.hub.client import Hub, Repository, SmallFiles
+from stage.hub.client import Hub, Repository
 from stage.hub.model_files import (
     RemoteFile,
     ingredient_of,
@@ -53,7 +53,6 @@ def resolve_model(
     name: str,
     request: ModelRequest,
     hub: Hub,
-    small: SmallFiles,
     reporter: Reporter,
     what: str,
     *,
@@ -63,7 +62,6 @@ def resolve_model(
 
     Args:
         name: the asset's name.
-        small: reads configs and code.
         what: the asset's name in messages.
         allow_pickle: where the only weights are pickles, convert them to safetensors.
 
@@ -74,7 +72,7 @@ def resolve_model(
     """
     selected = _select(request, hub, what, allow_pickle=allow_pickle)
     repository, folder = selected.repository, f"data/models/{name}"
-    code, rewritten = _code(request, selected, hub, small, reporter, what)
+    code, rewritten = _code(request, selected, hub, reporter, what)
     files = {
         f"{folder}/{file.path}": locked_file(file, f"{folder}/{file.path}")
         for file in selected.taken
@@ -96,7 +94,7 @@ def resolve_model(
         aliases=() if repository.id == request.repository else (request.repository,),
         licence=repository.licence,
         made_from=tuple(ingredient_of(file) for file in made_from),
-        base=_base(request, selected, small, reporter, what),
+        base=_base(request, selected, hub, reporter, what),
         code=_as_locked(code, files, repository, folder),
     )
 
@@ -136,14 +134,13 @@ def _code(
     request: ModelRequest,
     selected: _Selected,
     hub: Hub,
-    small: SmallFiles,
     reporter: Reporter,
     what: str,
 ) -> tuple[list[CodeFile], set[str]]:
     """The code that the chosen configs need, and the paths of configs that must be made local."""
     repository, listing = selected.repository, selected.listing
     texts = {
-        file.path: small.read(repository, file, what)
+        file.path: hub.read(repository, file, what)
         for file in selected.taken
         if may_name_code(file.path)
     }
@@ -151,17 +148,17 @@ def _code(
     needed = needed_references(request, repository, listing, found, reporter, what)
     foreign = {reference.config for reference in needed if reference.repository}
     rewritten = {path for path in foreign if made_local(path, texts[path]) != texts[path]}
-    return find_code(needed, repository, listing, hub, small, request, what), rewritten
+    return find_code(needed, repository, listing, hub, request, what), rewritten
 
 
 def _base(
-    request: ModelRequest, selected: _Selected, small: SmallFiles, reporter: Reporter, what: str
+    request: ModelRequest, selected: _Selected, hub: Hub, reporter: Reporter, what: str
 ) -> Base | None:
     """The base model that an adapter needs, unless the manifest says that it does not."""
     file = next((file for file in selected.taken if file.path == ADAPTER_CONFIG), None)
     if file is None or request.tokenizer_only or not request.base:
         return None
-    base, elsewhere = base_of(small.read(selected.repository, file, what))
+    base, elsewhere = base_of(hub.read(selected.repository, file, what))
     if elsewhere:
         reporter.warn(
             f"{what}: this adapter names its base model by a path on its author's machine "

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stage.errors import PolicyError, UsageError
-from stage.hub.client import Hub, Repository, SmallFiles
+from stage.hub.client import Hub, Repository
 from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import RemoteFile, why_left
 from stage.lock.requests import ModelRequest
@@ -203,7 +203,6 @@ def find_code(
     repository: Repository,
     listing: Mapping[str, RemoteFile],
     hub: Hub,
-    small: SmallFiles,
     request: ModelRequest,
     what: str,
 ) -> list[CodeFile]:
@@ -236,7 +235,7 @@ def find_code(
             if (there := found.setdefault(target, new)) is not new:
                 _check_same(there, new, request, what)
                 continue
-            text = small.read(source, files[path], what)
+            text = hub.read(source, files[path], what)
             waiting += _imported(text, path, target, files, f"{what}: {printable(path)} of {id}")
     return list(found.values())
 
@@ -261,7 +260,7 @@ def _imported(
 
 
 def _check_same(one: CodeFile, other: CodeFile, request: ModelRequest, what: str) -> None:
-    if one.file.evidence != other.file.evidence:
+    if one.file.upstream != other.file.upstream:
         raise UsageError(
             f"{what}: {printable(one.target)} of {one.repository.id} and "
             f"{printable(other.file.path)} of {other.repository.id} are different files, "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import urllib3
 
-from stage.download.http import Connections, check_proxies, tls_context
+from stage.download.http import Connections, tls_context
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.lock.manifest import FORMAT
 from stage.lock.yaml_lines import scalar
@@ -79,7 +79,6 @@ def trace(
         raise UsageError(
             f"{command[0]}: no such program on PATH.", "stage trace -- python their_script.py ..."
         )
-    check_proxies()
     hub = sources.hub
     connections = Connections(read_timeout_s=_TIMEOUT_S, at_once=32, trust=tls_context())
     try:

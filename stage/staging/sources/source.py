@@ -59,13 +59,12 @@ class Sources:
         keep_locks: bool = True,
     ) -> None:
         from stage.download.downloader import Downloader
-        from stage.download.http import Connections, tls_context
-        from stage.hub.client import Hub, timeout_s
+        from stage.download.http import Connections, timeout_s, tls_context
+        from stage.hub.client import Hub
 
-        policy, trust = RetryPolicy(), tls_context()
-        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=trust)
-        self._downloader = Downloader(connections, reporter, policy)
-        self._hub = Hub(endpoint, reporter, policy, self._downloader.stop, trust)
+        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=tls_context())
+        self._downloader = Downloader(connections, reporter, RetryPolicy())
+        self._hub = Hub(endpoint, self._downloader)
         self._reporter = reporter
         self._private: PrivateAddresses | None = None
         self._listings: Mapping[str, Listing] = {}
@@ -109,7 +108,6 @@ class Sources:
             raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
 
     def _resolve(self, name: str, request: Request, manifest: Manifest, what: str) -> LockedAsset:
-        from stage.hub.client import SmallFiles
         from stage.hub.datasets import resolve_dataset
         from stage.hub.models import resolve_model
         from stage.staging.sources.files import resolve_path
@@ -117,12 +115,10 @@ class Sources:
 
         match request:
             case ModelRequest():
-                small = SmallFiles(self._hub, self._downloader)
                 return resolve_model(
                     name,
                     request,
                     self._hub,
-                    small,
                     self._reporter,
                     what,
                     allow_pickle=self.allow_pickle,
@@ -130,8 +126,7 @@ class Sources:
             case MetricRequest():
                 from stage.hub.metrics import resolve_metric
 
-                small = SmallFiles(self._hub, self._downloader)
-                return resolve_metric(name, request, self._hub, small, self._reporter, what)
+                return resolve_metric(name, request, self._hub, self._reporter, what)
             case DatasetRequest():
                 return resolve_dataset(name, request, self._hub, self._reporter, what)
             case PathRequest():

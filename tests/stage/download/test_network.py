@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from stage.download.http import Connections, tls_context
+from stage.download.downloader import Downloader
+from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
@@ -22,19 +22,17 @@ from tests.support.servers.web import serve
 from tests.support.staging import MANIFEST, Laptop
 
 
+def hub(endpoint: str) -> Hub:
+    connections = Connections(read_timeout_s=timeout_s(), at_once=1, trust=tls_context())
+    return Hub(endpoint, Downloader(connections, Reporter(quiet=True), RetryPolicy(attempts=1)))
+
+
 def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "0.2")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        hub = Hub(
-            endpoint,
-            Reporter(quiet=True),
-            RetryPolicy(attempts=1),
-            threading.Event(),
-            tls_context(),
-        )
-        with pytest.raises(IncompleteError, match="no answer in time"):
-            hub.repository("bert", "model", "acme/bert", "main")
+        with pytest.raises(IncompleteError, match="the server was silent for too long"):
+            hub(endpoint).repository("bert", "model", "acme/bert", "main")
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +160,9 @@ def test_a_proxy_that_cannot_be_used_is_refused_in_words(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("all_proxy", address)
     monkeypatch.setenv("no_proxy", "")
-    hub = Hub(
-        "http://hub.test",
-        Reporter(quiet=True),
-        RetryPolicy(attempts=1),
-        threading.Event(),
-        tls_context(),
-    )
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
     for ask in (
-        lambda: hub.repository("bert", "model", "acme/bert", "main"),
+        lambda: hub("http://hub.test").repository("bert", "model", "acme/bert", "main"),
         lambda: connections.get("http://hub.test/f", {}),
     ):
         with pytest.raises(UsageError, match="that the environment names") as refused:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import email.utils
-import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stage.download.retry import AttemptFailed, Patience, RetryPolicy, asked_delay
+from stage.download.retry import AttemptFailed, Retries, RetryPolicy, asked_delay
 from stage.errors import IncompleteError
 from stage.progress import Reporter
 from stage.threads import Stopped
@@ -22,7 +21,7 @@ NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
     ("headers", "seconds"),
     [
         ({"Retry-After": "7"}, 7.0),
-        ({"retry-after": " 120 "}, 120.0),
+        ({"Retry-After": " 120 "}, 120.0),
         ({"Retry-After": "0"}, 0.0),
         ({"Retry-After": "Tue, 03 Feb 2026 04:05:36 GMT"}, 30.0),
         ({"Retry-After": "Tue, 03 Feb 2026 05:05:36 +0100"}, 30.0),
@@ -30,7 +29,7 @@ NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
         ({"Retry-After": "Tuesday, 03-Feb-26 04:05:36 GMT"}, 30.0),
         ({"Retry-After": "Tue, 03 Feb 2026 04:05:00 GMT"}, 0.0),
         ({"RateLimit": '"api";r=0;t=55'}, 55.0),
-        ({"ratelimit": '"pages";r=3;t=9, "resolvers";r=0;t=211'}, 211.0),
+        ({"RateLimit": '"pages";r=3;t=9, "resolvers";r=0;t=211'}, 211.0),
         ({"RateLimit": '"api";r=10;t=55'}, None),
         ({"RateLimit": "limit=100"}, None),
         ({"Retry-After": "3", "RateLimit": '"api";r=0;t=55'}, 3.0),
@@ -72,42 +71,51 @@ def test_the_server_is_never_undercut_and_the_back_off_is_bounded(
     assert delay >= 0.75 * min(policy.longest_s, policy.first_s * 2 ** min(failures - 1, 50))
 
 
-def patience(stop: threading.Event | None = None, **policy: float) -> Patience:
-    return Patience(
+class Flaky:
+    """A request that fails so often; each attempt may bring bytes first."""
+
+    def __init__(self, failed: AttemptFailed, failures: int, bytes_each: int = 0) -> None:
+        self.failed, self.failures, self.bytes_each = failed, failures, bytes_each
+        self.received = 0
+
+    def __call__(self) -> str:
+        self.received += self.bytes_each
+        if self.failures:
+            self.failures -= 1
+            raise self.failed
+        return "done"
+
+
+def called(flaky: Flaky, *, stopped: bool = False, advice: str = "", **policy: float) -> str:
+    retries = Retries(
         RetryPolicy(**{"first_s": 0.001, **policy}),  # type: ignore[arg-type]
-        stop or threading.Event(),
         Reporter(quiet=True),
     )
+    if stopped:
+        retries.stop.set()
+    return retries.call("bert: model", flaky, lambda: flaky.received, advice)
 
 
-def test_patience_ends_after_so_many_failures_in_a_row_and_says_to_run_again() -> None:
-    waiting = patience(attempts=3)
-    waiting.wait("bert: model", AttemptFailed("reset"))
-    waiting.wait("bert: model", AttemptFailed("reset"))
+def test_it_ends_after_so_many_failures_in_a_row_and_says_to_run_again() -> None:
+    assert called(Flaky(AttemptFailed("reset"), 2), attempts=3) == "done"
     with pytest.raises(
         IncompleteError, match="bert: model: reset; gave up after 3 attempts"
     ) as end:
-        waiting.wait("bert: model", AttemptFailed("reset"))
-    assert end.value.exit_code == 5 and "again" in end.value.remedy
+        called(Flaky(AttemptFailed("reset"), 3), attempts=3, advice=" Name a mirror.")
+    assert end.value.exit_code == 5 and end.value.remedy.endswith("stopped. Name a mirror.")
 
 
-def test_progress_renews_patience() -> None:
-    waiting = patience(attempts=3)
-    for _ in range(5):
-        waiting.wait("x", AttemptFailed("reset"))
-        waiting.wait("x", AttemptFailed("reset"))
-        waiting.progress()
+def test_an_attempt_with_new_bytes_starts_the_count_again() -> None:
+    assert called(Flaky(AttemptFailed("reset"), 9, bytes_each=1), attempts=3) == "done"
 
 
 def test_a_server_that_asks_for_an_hour_is_reported_at_once() -> None:
     with pytest.raises(IncompleteError, match="asks to wait 3600 s"):
-        patience().wait("x", AttemptFailed("HTTP 429", 3600.0))
+        called(Flaky(AttemptFailed("HTTP 429", 3600.0), 1))
     with pytest.raises(IncompleteError, match="asks to wait inf s"):
-        patience().wait("x", AttemptFailed("HTTP 429", asked_delay({"Retry-After": "9" * 400})))
+        called(Flaky(AttemptFailed("HTTP 429", asked_delay({"Retry-After": "9" * 400})), 1))
 
 
 def test_a_wait_ends_when_the_work_is_stopped() -> None:
-    stop = threading.Event()
-    stop.set()
     with pytest.raises(Stopped):
-        patience(stop).wait("x", AttemptFailed("HTTP 429", 600.0))
+        called(Flaky(AttemptFailed("HTTP 429", 600.0), 1), stopped=True)

@@ -15,7 +15,7 @@ WHAT = "x.yaml:4: `bert`"
 
 
 def listing(paths: str) -> list[RemoteFile]:
-    return [RemoteFile(path, 1, GIT) for path in paths.split()]
+    return [RemoteFile(path, 1, upstream=GIT) for path in paths.split()]
 
 
 def selected(
@@ -370,7 +370,7 @@ def test_any_listing_is_parted_in_two_or_refused_in_words(paths: list[str]) -> N
 
 def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
     lfs = locked_file(
-        RemoteFile("x/model.safetensors", 5, SHA), "data/models/a/x/model.safetensors"
+        RemoteFile("x/model.safetensors", 5, "b" * 64, SHA), "data/models/a/x/model.safetensors"
     )
     assert (lfs.sha256, lfs.upstream, lfs.origin, lfs.size) == (
         "b" * 64,
@@ -379,7 +379,8 @@ def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
         5,
     )
     assert (
-        locked_file(RemoteFile("config.json", 5, GIT), "data/models/a/config.json").sha256 is None
+        locked_file(RemoteFile("config.json", 5, upstream=GIT), "data/models/a/config.json").sha256
+        is None
     )
 
 
