@@ -39,7 +39,7 @@ def calls(folder: Path, command: list[str], environment: dict[str, str]) -> list
         elif match := re.match(r"<\.\.\. \w+ resumed>", text):
             text = begun.pop(pid) + text[match.end() :]
         if text.endswith("= 0"):
-            done.append(text)
+            done.append(re.sub(r"\s*\)\s*= 0$", ") = 0", text))  # a resumed call has other spaces
     return done
 
 
