@@ -100,7 +100,8 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         RecursionError,
         struct.error,
     ) as error:
-        problem = _POINTER if is_pointer(path) else f"{type(error).__name__}: {str(error)[:200]}"
+        said = str(error) if isinstance(error, ValueError) else f"its header is none: {error!r}"
+        problem = _POINTER if is_pointer(path) else said[:200]
         raise DamageError(
             f"{path.name}: not a sound safetensors file: {problem}.", _BROKEN
         ) from None

@@ -253,7 +253,8 @@ def _check(root: Path, asset: LockedAsset, lock: Lockfile) -> Iterator[Finding |
                 contents[file.path] = _read_json(path)
         except DamageError as error:
             broken.add(file.path.rpartition("/")[0])
-            yield _unloadable(file.path, f"a sound {path.suffix[1:].upper()} file", error.message)
+            what = "JSON" if path.suffix == ".json" else f"a {path.suffix[1:]} file"
+            yield _unloadable(file.path, what, error.message)
     yield from _rows(asset, contents)
     if is_model:
         yield from _weights(asset, contents)
