@@ -1,77 +1,81 @@
 """The read side of the Hub's API for huggingface_hub, transformers and datasets: pure functions.
 
-Addresses and fields are those of huggingface_hub's `hf_api.py` and `file_download.py`. Errors have
-its codes: `from_pretrained` treats a file that is not in the bundle as a missing optional file.
+Addresses and fields are those of huggingface_hub's `hf_api.py` (`ModelInfo`, `RepoFile`,
+`GitCommitInfo`) and `file_download.py`. Errors have its codes: `from_pretrained` treats a file that
+is not in the bundle as a missing optional file. A lock has no dates, so each date is the first
+second of 1970.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
 
 from stage.digests import is_hex
-from stage.serve import listings
-from stage.serve.address import Address
-from stage.serve.answers import Answer, FileBody, Request, error_answer, json_answer
-from stage.serve.catalogue import OWN, Catalogue, ServedFile, ServedRepository, Version
-from stage.serve.names import (
+from stage.serve.answers import Address, Answer, FileBody, Request, error_answer, json_answer
+from stage.serve.catalogue import (
     ENTRY_KEYS,
-    entry,
-    find,
-    how_to_bring,
-    why_missing,
+    OWN,
+    Catalogue,
+    ServedFile,
+    ServedRepository,
+    Version,
 )
+from stage.serve.names import entry, how_to_bring, why_missing
 
 _LISTS = re.compile(r"/api/(models|datasets|spaces)/?")
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")
 _CONVERSIONS = "refs/convert/"
+_NO_DATE = "1970-01-01T00:00:00.000Z"
+_TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 
 
 def answer(request: Request, catalogue: Catalogue) -> Answer:
     """The Hub's answer."""
     if match := _LISTS.fullmatch(request.path):
-        known = catalogue.repositories.items()
-        of_kind = [r for (kind, id), r in known if kind == match[1] and id == r.id]
-        return listings.listed(of_kind, request)
+        return _list(catalogue, match[1], request)
     if request.path.startswith("/api/whoami-v2"):
         return error_answer(401, "This Hub serves a bundle and has no users.")
     address = Address.parse(request.path)
     if address is None:
         return error_answer(404, "This Hub serves a bundle: no such address.")
-    found = find(catalogue, address.kind, address.name)
+    found = catalogue.find(address.kind, address.name)
     if found is None:
-        return _no_repository(catalogue, address.kind, address.name)
+        message = f"The {ENTRY_KEYS[address.kind]} {address.name} is not in this bundle."
+        missing = why_missing(catalogue, address.kind, address.name)
+        return error_answer(404, message, "RepoNotFound", missing=missing)
     repository, rule = found
+    is_old_name = address.name != repository.id and not address.name.startswith(f"{OWN}/")
+    if is_old_name and not address.is_file:  # files of an old name are sent at once
+        return _redirect(address.of(repository.id), request.query, rule)
+    if address.verb == "refs":
+        return _refs(repository)
+    if address.verb == "auth-check":
+        return Answer(200, b"OK", _TEXT)
+    revision, path = address.split(lambda name: repository.version(name) is not None)
+    version = repository.version(revision)
+    if version is None:
+        return _no_revision(repository, revision)
     if address.is_file:
-        return _file(repository, address, rule)
-    if address.name != repository.id and not address.name.startswith(f"{OWN}/"):
-        return _redirect(address.of(repository.id), request.query_text, rule)
-    return _about(request, repository, address)
+        return _file(repository, version, address.verb, path, rule)
+    if address.verb == "tree":
+        return _tree(request, version, path)
+    if address.verb == "paths-info":
+        return _paths_info(request, version)
+    if address.verb == "commits":
+        row = {**_last_commit(version), "message": "", "authors": [{"user": "unknown"}]}
+        return json_answer([row], {"X-Total-Count": "1"})
+    return json_answer(_info(repository, version, request))
 
 
 def _redirect(path: str, query: str, note: str | None) -> Answer:
-    """The answer for an old name. Files of an old name need none: they are sent at once."""
+    """The answer for an old name."""
     target = path + (f"?{query}" if query else "")
-    headers = {"Content-Type": "text/plain; charset=utf-8", "Location": target}
     body = f"Temporary Redirect. Redirecting to {target}".encode()
-    return Answer(307, body, headers, note=note)
-
-
-def _about(request: Request, found: ServedRepository, address: Address) -> Answer:
-    if address.verb == "refs":
-        return _refs(found)
-    if address.verb == "auth-check":
-        return Answer(200, b"OK", {"Content-Type": "text/plain; charset=utf-8"})
-    revision, path = address.split(found.has)
-    version = found.version(revision)
-    if version is None:
-        return _no_revision(found, revision)
-    if address.verb == "tree":
-        return listings.tree(request, version, path)
-    if address.verb == "paths-info":
-        return listings.paths_info(request, version)
-    if address.verb == "commits":
-        return listings.commits(version)
-    return json_answer(listings.info(found, version, request))
+    return Answer(307, body, {**_TEXT, "Location": target}, note=note)
 
 
 def _refs(found: ServedRepository) -> Answer:
@@ -87,45 +91,32 @@ def _refs(found: ServedRepository) -> Answer:
     return json_answer(groups)
 
 
-def _file(found: ServedRepository, address: Address, rule: str | None) -> Answer:
-    revision, path = address.split(found.has)
-    version = found.version(revision)
-    if version is None:
-        return _no_revision(found, revision)
+def _file(
+    found: ServedRepository, version: Version, verb: str, path: str, rule: str | None
+) -> Answer:
     file = version.files.get(path)
     if file is None:
         return _no_file(found, version, path)
     headers = {"X-Repo-Commit": version.commit, "Content-Type": "application/octet-stream"}
-    if address.verb == "raw" and file.pointer is not None:
+    if verb == "raw" and file.pointer is not None:
         return Answer(200, file.pointer, {**headers, "ETag": f'"{file.git_sha1}"'}, note=rule)
-    return _content(file, headers, rule)
-
-
-def _content(file: ServedFile, headers: dict[str, str], note: str | None) -> Answer:
     headers["ETag"] = f'"{file.etag}"'
     if file.lfs_sha256:
         headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(file.size)}
     if isinstance(file.content, bytes):
-        return Answer(200, file.content, headers, note=note)
-    return Answer(200, FileBody(file.content, file.size, file.root), headers, note=note)
+        return Answer(200, file.content, headers, note=rule)
+    return Answer(200, FileBody(file.content, file.size, file.root), headers, note=rule)
 
 
 def _no_file(found: ServedRepository, version: Version, path: str) -> Answer:
-    left = version.left_out.get(path)
     message = f"{path} is not in this bundle"
     # Libraries ask for many files that no repository has; only files left out are reported.
     missing = None
-    if left is not None:
+    if left := version.left_out.get(path):
         remedy = how_to_bring(*left)
         message += f": left out, {left[1].reason}" + (f"; {remedy}" if remedy else "")
         missing = f"{found.id}: {message}"
     return error_answer(404, f"{message}.", "EntryNotFound", missing=missing)
-
-
-def _no_repository(catalogue: Catalogue, kind: str, name: str) -> Answer:
-    missing = why_missing(catalogue, kind, name)
-    message = f"The {ENTRY_KEYS[kind]} {name} is not in this bundle."
-    return error_answer(404, message, "RepoNotFound", missing=missing)
 
 
 def _no_revision(found: ServedRepository, revision: str) -> Answer:
@@ -143,3 +134,130 @@ def _described(version: Version) -> str:
     commit = version.commit[:12]
     names = sorted(n for n in version.revisions if not re.fullmatch(r"[0-9a-f]{40}|refs/.*", n))
     return f"{', '.join(names)} ({commit})" if names else commit
+
+
+def _info(found: ServedRepository, version: Version, request: Request) -> dict[str, Any]:
+    """A repository: all fields, or those of `expand`."""
+    card = version.metadata
+    whole: dict[str, Any] = {
+        "_id": found.id,
+        "id": found.id,
+        "author": found.id.rpartition("/")[0],
+        "sha": version.commit,
+        "createdAt": _NO_DATE,
+        "lastModified": _NO_DATE,
+        "private": False,
+        "gated": False,
+        "disabled": False,
+        "tags": [*_texts(card.get("tags")), *_licences(card)],
+        "downloads": 0,
+        "likes": 0,
+        "siblings": _siblings(version, with_blobs=request.flag("blobs")),
+        "usedStorage": sum(file.size for file in version.files.values() if file.lfs_sha256),
+    }
+    if card:
+        whole["cardData"] = card
+    if found.kind == "models":
+        whole["modelId"] = found.id
+        whole |= {key: card[key] for key in ("pipeline_tag", "library_name") if key in card}
+    wanted = request.all("expand")
+    return {k: v for k, v in whole.items() if k in ("_id", "id", *wanted)} if wanted else whole
+
+
+def _texts(value: Any) -> list[str]:
+    several = value if isinstance(value, list) else [value]
+    return [text for text in several if isinstance(text, str)]
+
+
+def _licences(card: Mapping[str, Any]) -> list[str]:
+    return [f"license:{name}" for name in _texts(card.get("license"))]
+
+
+def _siblings(version: Version, *, with_blobs: bool) -> list[dict[str, Any]]:
+    siblings = []
+    for name, file in sorted(version.listed.items()):
+        if file is not None:
+            sibling: dict[str, Any] = {"rfilename": name}
+            if with_blobs:
+                sibling |= {"size": file.size, **_lfs(file), "blobId": file.git_sha1}
+            siblings.append(sibling)
+    return siblings
+
+
+def _list(catalogue: Catalogue, kind: str, request: Request) -> Answer:
+    """The repositories that fit `search`, `author`, `filter`, ... of a request, by name."""
+    rows = []
+    for (its_kind, id), found in sorted(catalogue.repositories.items()):
+        if its_kind == kind and id == found.id and _fits(found, request):
+            row = _info(found, found.versions[0], request)
+            if not (request.flag("full") or request.all("expand")):
+                row = {k: v for k, v in row.items() if k not in ("siblings", "cardData")}
+            rows.append(row)
+    limit = request.first("limit")
+    return json_answer(rows[: int(limit)] if limit.isdecimal() else rows)
+
+
+def _fits(found: ServedRepository, request: Request) -> bool:
+    card = found.versions[0].metadata
+    keys = ("pipeline_tag", "library_name", "tags")
+    names = {value for key in keys for value in _texts(card.get(key))} | {*_licences(card)}
+    wanted = {w for key in ("filter", "pipeline_tag", "library") for w in request.all(key)}
+    return (
+        request.first("search").lower() in found.id.lower()
+        and request.first("author") in ("", found.id.rpartition("/")[0])
+        and {w for several in wanted for w in several.split(",") if w} <= names
+    )
+
+
+def _tree(request: Request, version: Version, path: str) -> Answer:
+    """The files and folders in a folder; with `recursive`, in all folders below it too."""
+    inside = f"{path.strip('/')}/" if path.strip("/") else ""
+    recursive = request.flag("recursive")
+    paths = [
+        path
+        for path in sorted(version.listed)
+        if path.startswith(inside) and (recursive or "/" not in path.removeprefix(inside))
+    ]
+    if not paths:
+        return error_answer(404, f"{path}: no such folder in this bundle.", "EntryNotFound")
+    return json_answer([_entry(version, path, expand=request.flag("expand")) for path in paths])
+
+
+def _paths_info(request: Request, version: Version) -> Answer:
+    """The files and folders of the paths in a request's body; others are left out."""
+    try:
+        if "json" in request.headers.get("content-type", ""):
+            form = json.loads(request.body)
+            asked, expand = form.get("paths", []), form.get("expand") is True
+        else:
+            form = parse_qs(request.body.decode("utf-8", "replace"))
+            asked, expand = form.get("paths", []), form.get("expand", [""])[-1].lower() == "true"
+    except (ValueError, RecursionError, AttributeError):  # no JSON, or no mapping
+        asked, expand = [], False
+    paths = (path.strip("/") for path in _texts(asked))
+    return json_answer([_entry(version, p, expand=expand) for p in paths if p in version.listed])
+
+
+def _last_commit(version: Version) -> dict[str, str]:
+    title = "The commit that is in this bundle"
+    return {"id": version.commit, "title": title, "date": _NO_DATE}
+
+
+def _entry(version: Version, path: str, *, expand: bool) -> dict[str, Any]:
+    file = version.listed[path]
+    # The Hub has the id of a folder's git tree; a bundle may lack files of it.
+    entry: dict[str, Any] = {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
+    if file is not None:
+        entry |= {"type": "file", "oid": file.git_sha1, "size": file.size, **_lfs(file)}
+    if expand:
+        entry["lastCommit"] = _last_commit(version)
+        if file is not None:
+            entry["securityFileStatus"] = None
+    return entry
+
+
+def _lfs(file: ServedFile) -> dict[str, Any]:
+    if file.pointer is None:
+        return {}
+    digest = {"oid": file.lfs_sha256, "sha256": file.lfs_sha256}
+    return {"lfs": {**digest, "size": file.size, "pointerSize": len(file.pointer)}}

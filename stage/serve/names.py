@@ -1,9 +1,4 @@
-"""Names as scripts write them, and what to add to the manifest for a name that is not here.
-
-The Hub answers `bert-large-uncased` and `GOOGLE-BERT/bert-large-uncased` by a redirect to
-`google-bert/bert-large-uncased`. A bundle knows only the names that were staged, so it goes by a
-rule: a name without an owner is the one repository here that is called so; letter case is ignored.
-"""
+"""What to add to the manifest for a name or a file that is not here."""
 
 from __future__ import annotations
 
@@ -13,35 +8,10 @@ from collections.abc import Collection, Mapping
 
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
 from stage.lock.yaml_lines import scalar
-from stage.serve.catalogue import OWN, Catalogue, ServedRepository
+from stage.serve.catalogue import ENTRY_KEYS, OWN, Catalogue
 
-ENTRY_KEYS = {"models": "model", "datasets": "dataset", "spaces": "metric"}
-"""Kind of repository -> its key in a manifest. The Spaces that scripts ask for are metrics."""
 _METRICS = re.compile(r"evaluate-(?:metric|comparison|measurement)/(.+)")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-
-
-def find(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedRepository, str | None] | None:
-    """The repository that a client means, and why it is this one, if the name is not in the lock.
-
-    None: it is not here, or more than one could be meant.
-    """
-    exact = catalogue.repositories.get((kind, name))
-    if exact is not None:
-        return exact, None
-    same = catalogue.by_case.get((kind, name.lower()), ())
-    if len(same) == 1:
-        return same[0], f"{name} is answered by {same[0].id}: letter case is ignored"
-    several = _namesakes(catalogue, kind, name)
-    if "/" in name or len(several) != 1:
-        return None
-    what = ENTRY_KEYS[kind]
-    return several[0], f"{name} is answered by {several[0].id}: the only {what} of that name"
-
-
-def _namesakes(catalogue: Catalogue, kind: str, name: str) -> tuple[ServedRepository, ...]:
-    """The repositories of a Hub that have this name and any owner."""
-    return catalogue.by_bare_name.get((kind, name.rpartition("/")[2].lower()), ())
 
 
 def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
@@ -51,7 +21,7 @@ def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
         return f"{what} {name}: not in this bundle; it is here as `{OWN}/{name}`"
     if name.startswith(f"{OWN}/"):
         return f"{what} {name}: not in this bundle; no asset has that name"
-    others = " and ".join(r.id for r in _namesakes(catalogue, kind, name))
+    others = " and ".join(found.id for found in catalogue.namesakes(kind, name))
     text = f"{what} {_in_manifest(kind, name)}: not in this bundle"
     if others and "/" not in name:
         return f"{text} under this name, but {others}: write one of these names"

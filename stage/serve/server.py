@@ -6,10 +6,12 @@ import errno
 import re
 import socket
 import socketserver
-import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from io import BytesIO
+from os import SEEK_END
+from typing import IO, Any, cast
+from urllib.parse import urlsplit
 
 from stage.errors import UsageError
 from stage.files import open_inside
@@ -32,13 +34,63 @@ class HubServer(ThreadingHTTPServer):
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """Keeps connections open, and prints nothing per request."""
+    """Keeps connections open, prints nothing per request, and sends answers, whole or in part."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing."""
+
+    def send(self, answer: Answer) -> None:
+        """Sends an answer, or the bytes of it that were asked for."""
+        body = answer.body
+        if isinstance(body, bytes):
+            return self._send_from(BytesIO(body), len(body), answer)
+        try:  # only an error before the first byte can become an answer
+            file = open_inside(body.root, body.path)
+        except OSError as error:
+            return self.send(_damaged(body, error.strerror))
+        with file:
+            if file.seek(0, SEEK_END) != body.size:
+                return self.send(_damaged(body, "not the locked size"))
+            return self._send_from(file, body.size, answer)
+
+    def _send_from(self, file: IO[bytes], size: int, answer: Answer) -> None:
+        headers, status, first, end = dict(answer.headers), answer.status, 0, size
+        if status == 200:
+            headers["Accept-Ranges"] = "bytes"
+            # `If-Range` has the ETag of an earlier part.
+            is_same = self.headers.get("If-Range", headers.get("ETag")) == headers.get("ETag")
+            if self.command == "GET" and is_same and (span := _span(self.headers["Range"], size)):
+                first, end = span
+                status = 206 if first < size else 416
+                part = f"{first}-{end - 1}" if status == 206 else "*"
+                headers["Content-Range"] = f"bytes {part}/{size}"
+        count = 0 if status == 416 else end - first
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value.encode("ascii", "replace").decode())
+        self.send_header("Content-Length", str(count))
+        self.end_headers()
+        if self.command != "HEAD" and count:
+            self.wfile.flush()
+            self.connection.sendfile(file, first, count)
+
+
+def _damaged(body: FileBody, problem: str | None) -> Answer:
+    return error_answer(500, f"{body.path}: {problem}. Run `stage verify` on the bundle.")
+
+
+def _span(header: str | None, size: int) -> tuple[int, int] | None:
+    """First byte and end of a single range (RFC 9110, 14.1.2); None: send the whole file."""
+    match = _RANGE.fullmatch(header or "")
+    if not match or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        return max(0, size - int(match[2])), size
+    first, end = int(match[1]), min(int(match[2] or size - 1) + 1, size)
+    return (first, end) if first < end or first >= size else None
 
 
 class BundleServer(HubServer):
@@ -98,86 +150,20 @@ class _Handler(HubHandler):
     def do_GET(self) -> None:
         server = cast(BundleServer, self.server)
         try:
-            found = hub.answer(self._read_request(), server.catalogue)
-            server.mention(found)
-            self._send(found)
+            answer = hub.answer(self._read_request(), server.catalogue)
+            server.mention(answer)
+            self.send(answer)
         except ConnectionError:
             self.close_connection = True
 
     do_HEAD = do_POST = do_GET
 
     def _read_request(self) -> Request:
-        url = urllib.parse.urlsplit(self.path)
+        url = urlsplit(self.path)
         length = self.headers.get("Content-Length", "0")
         size = int(length) if length.isdecimal() else 0
         body = self.rfile.read(size) if size <= LARGEST_BODY else b""
         if size > LARGEST_BODY or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # the unread body would be read as the next request
-        query = urllib.parse.parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return Request(self.command, url.path, query, headers, body, url.query)
-
-    def _send(self, found: Answer) -> None:
-        size = found.body.size if isinstance(found.body, FileBody) else len(found.body)
-        first, last, status = 0, size - 1, found.status
-        headers = dict(found.headers)
-        if status == 200:
-            headers["Accept-Ranges"] = "bytes"
-            if span := self._span(size, headers.get("ETag")):
-                first, last = span
-                status = 206 if first < size else 416
-                headers["Content-Range"] = (
-                    f"bytes {first}-{last}/{size}" if status == 206 else f"bytes */{size}"
-                )
-        count = 0 if status == 416 else last - first + 1
-        if isinstance(found.body, FileBody):
-            return self._send_file(found.body, status, headers, first, count)
-        self._send_head(status, headers, count)
-        if self.command != "HEAD":
-            self.wfile.write(found.body[first : first + count])
-        return None
-
-    def _span(self, size: int, etag: str | None) -> tuple[int, int] | None:
-        """The bytes that were asked for; None: all. `If-Range` has the ETag of an earlier part."""
-        if self.command != "GET" or self.headers.get("If-Range", etag) != etag:
-            return None
-        return _span(self.headers.get("Range"), size)
-
-    def _send_file(
-        self, body: FileBody, status: int, headers: dict[str, str], first: int, count: int
-    ) -> None:
-        try:
-            file = open_inside(body.root, body.path)  # only an error here can become an answer
-        except OSError as error:
-            return self._send(
-                error_answer(
-                    500, f"{body.path}: {error.strerror}. Run `stage verify` on the bundle."
-                )
-            )
-        with file:
-            if file.seek(0, 2) != body.size:
-                message = f"{body.path}: not the locked size. Run `stage verify` on the bundle."
-                return self._send(error_answer(500, message))
-            self._send_head(status, headers, count)
-            if self.command != "HEAD" and count:
-                self.wfile.flush()
-                self.connection.sendfile(file, first, count)
-        return None
-
-    def _send_head(self, status: int, headers: dict[str, str], count: int) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value.encode("ascii", "replace").decode())
-        self.send_header("Content-Length", str(count))
-        self.end_headers()
-
-
-def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """First and last byte of a single range (RFC 9110, 14.1.2); None: send the whole file."""
-    match = _RANGE.fullmatch(header or "")
-    if not match or not (match[1] or match[2]):
-        return None
-    if not match[1]:
-        return max(0, size - int(match[2])), size - 1
-    first, last = int(match[1]), min(int(match[2] or size - 1), size - 1)
-    return (first, last) if first <= last or first >= size else None
+        return Request(self.command, url.path, url.query, headers, body)

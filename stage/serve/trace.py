@@ -1,28 +1,33 @@
-"""Runs a script against the recorder, and says what it asked for."""
+"""Runs a script against a server that passes on and records what it asks of a Hub."""
 
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import urllib3
 
-from stage.download.http import Connections, tls_context
+from stage.download.http import Connections, origin_of, proxy_for, tls_context
 from stage.errors import IncompleteError, UsageError, as_shown
 from stage.lock.manifest import FORMAT
 from stage.lock.yaml_lines import scalar
 from stage.processes import Ended
 from stage.serve import children
-from stage.serve.entries import Entry, asset_lines, entries_of, names_of
-from stage.serve.record import gather
-from stage.serve.recorder import Recorder
+from stage.serve.answers import Address, Answer
+from stage.serve.record import Entry, Exchange, asset_lines, entries_of, gather, names_of
+from stage.serve.server import HubHandler, HubServer
 from stage.staging.new_manifest import asset_names
 from stage.staging.sources.source import Sources
 
@@ -36,6 +41,14 @@ CACHES = (
 )
 """Caches that are empty for the script: what is in a cache already is not always asked for."""
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
+# RFC 9110, 7.6.1; `Host` is that of the other connection.
+_HOP_BY_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"),
+        *("proxy-connection", "proxy-authorization", "proxy-authenticate"),
+    )
+)
+_PIECE = 64 * 1024
 _STRAYS = "strays"
 _TIMEOUT_S = 60.0
 _TIME_TO_END_S = 10.0
@@ -172,3 +185,159 @@ def environment(environ: Mapping[str, str], address: str, folder: Path) -> dict[
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     }
+
+
+class Recorder(HubServer):
+    """The script's Hub and proxy on loopback; a context manager that serves from a thread.
+
+    Its Hub (`HF_ENDPOINT`) asks the real one. Redirects to another host (the CDN) are passed on, so
+    large files do not come through here. As the HTTP proxy it sees the addresses of plain http, and
+    of https only the hosts, because https is encrypted end to end.
+
+    Args:
+        endpoint: the real Hub.
+
+    Attributes:
+        exchanges: requests to the Hub, in order.
+        addresses: plain http addresses that answered, in order.
+        hosts: `host:port` asked for over https, in order.
+        passed_on: hosts that the Hub redirected to.
+    """
+
+    def __init__(self, endpoint: str, connections: Connections) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.endpoint, self.connections = endpoint.rstrip("/"), connections
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        self.exchanges: list[Exchange] = []
+        self.addresses: dict[str, None] = {}
+        self.hosts: dict[str, None] = {}
+        self.passed_on: set[str] = set()
+
+    def __enter__(self) -> Recorder:
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def other_hosts(self) -> list[str]:
+        """Hosts that the script itself asked for over https."""
+        own = {urlsplit(self.endpoint).hostname, *self.passed_on}
+        return [host for host in self.hosts if host.rpartition(":")[0] not in own]
+
+
+class _Handler(HubHandler):
+    server: Recorder
+
+    def do_GET(self) -> None:
+        is_proxied = self.path.startswith("http://")
+        url = self.path if is_proxied else self.server.endpoint + self.path
+        size = self.headers.get("Content-Length", "0")
+        body = self.rfile.read(int(size)) if size.isdecimal() else b""
+        kept = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_BY_HOP}
+        try:
+            response = self.server.connections.request(self.command, url, kept, body)
+        except urllib3.exceptions.HTTPError as error:
+            return self._refuse(502, f"stage trace: {url}: {error}")
+        with response:
+            if is_proxied:
+                if response.status < 400:
+                    self.server.addresses[url] = None
+            else:
+                self._record(response)
+            return self._pass_on(response)
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_GET
+
+    def _record(self, response: urllib3.BaseHTTPResponse) -> None:
+        location = response.headers.get("Location")
+        if location and urlsplit(location).hostname:
+            if origin_of(location) == origin_of(self.server.endpoint):
+                location = location.replace(self.server.endpoint, "", 1)
+            else:
+                self.server.passed_on.add(urlsplit(location).hostname or "")
+                location = None
+        commit = response.headers.get("X-Repo-Commit")
+        self.server.exchanges.append(Exchange(self.path, response.status, commit, location))
+
+    def _pass_on(self, response: urllib3.BaseHTTPResponse) -> None:
+        self.send_response_only(response.status)
+        for name, value in response.headers.items():
+            if name.lower() in ("location", "link"):
+                value = value.replace(self.server.endpoint, self.server.address)
+            if name.lower() not in _HOP_BY_HOP:
+                self.send_header(name, value)
+        is_unknown = (
+            response.status == 401
+            and "X-Error-Code" not in response.headers
+            and "Invalid credentials" not in response.headers.get("X-Error-Message", "")
+        )
+        # The Hub's answer for a repository that does not exist, to a client without a token.
+        # huggingface_hub recognises it on https only.
+        if is_unknown and Address.parse(self.path) is not None:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        has_body = self.command != "HEAD" and response.status not in (204, 304)
+        if has_body and "Content-Length" not in response.headers:
+            self.send_header("Connection", "close")  # its end is the end of the body
+            self.close_connection = True
+        self.end_headers()
+        if has_body:
+            try:
+                for piece in response.stream(_PIECE, decode_content=False):
+                    self.wfile.write(piece)
+            except (urllib3.exceptions.HTTPError, ConnectionError):
+                self.close_connection = True  # the client sees that the body is too short
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.send(Answer(status, f"{message}\n".encode(), {"Content-Type": "text/plain"}))
+
+    def do_CONNECT(self) -> None:
+        host, _, port = self.path.rpartition(":")
+        self.server.hosts[self.path] = None
+        self.close_connection = True
+        try:
+            other = _connected(host, int(port))
+        except (OSError, ValueError) as error:
+            return self._refuse(502, f"stage trace: {self.path}: {error}")
+        with other:
+            self.send_response_only(200)
+            self.end_headers()
+            _join(self.connection, other)
+        return None
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    """A connection to a host, through the proxy that the environment names.
+
+    Raises:
+        OSError: no connection.
+    """
+    proxy = proxy_for(f"https://{host}:{port}")
+    if proxy is None:
+        return socket.create_connection((host.strip("[]"), port), timeout=30)
+    parts = urlsplit(proxy)
+    login = parts.netloc.rpartition("@")[0] or None
+    through = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=30)
+    through.set_tunnel(host, port, urllib3.make_headers(proxy_basic_auth=login))
+    through.connect()
+    return through.sock
+
+
+def _join(one: socket.socket, other: socket.socket) -> None:
+    """Copies bytes both ways until one side ends."""
+    while True:
+        ready, _, _ = select.select([one, other], [], [], 300)
+        if not ready:
+            return
+        for source in ready:
+            try:
+                piece = source.recv(_PIECE)
+                (other if source is one else one).sendall(piece)
+            except OSError:
+                return
+            if not piece:
+                return

@@ -24,8 +24,7 @@ from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
 from stage.serve import hub
 from stage.serve.answers import FileBody, Request
-from stage.serve.card import card_of
-from stage.serve.catalogue import Catalogue
+from stage.serve.catalogue import Catalogue, card_of
 from stage.serve.names import entry
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_model_files

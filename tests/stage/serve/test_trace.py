@@ -18,10 +18,9 @@ from stage.bundle.bundle import Bundle
 from stage.download.http import Connections, tls_context
 from stage.lock.manifest import Manifest
 from stage.lock.requests import UrlRequest
-from stage.serve.address import Address
-from stage.serve.entries import _patterns
-from stage.serve.record import Exchange, gather
-from stage.serve.recorder import Recorder
+from stage.serve.answers import Address
+from stage.serve.record import Exchange, _patterns, gather
+from stage.serve.trace import Recorder
 from tests.stage.serve.test_metrics import FILES, SPACE
 from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
