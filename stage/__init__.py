@@ -88,20 +88,20 @@ def resolve(
     from stage.installation import TO_FETCH, check_libraries
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
-    from stage.staging.resolve import look_at_local, read_previous
-    from stage.staging.resolve import resolve as resolve_manifest
-    from stage.staging.sources.source import Sources
+    from stage.staging.fetch import resolve_manifest
+    from stage.staging.options import FetchOptions
 
     check_libraries("stage.resolve", *TO_FETCH)
     loaded = manifest if isinstance(manifest, Manifest) else Manifest.load(manifest)
-    updates = set(update)
+    options = FetchOptions(
+        endpoint=endpoint,
+        locked=locked,
+        update=frozenset(update),
+        dry_run=True,
+        allow_pickle=allow_pickle,
+    )
     with Reporter(quiet=quiet) as reporter:
-        sources = Sources(endpoint, reporter, allow_pickle=allow_pickle, keep_locks=False)
-        previous = read_previous(loaded)
-        look_at_local(loaded, previous, sources, updates)
-        return resolve_manifest(
-            loaded, previous, sources, reporter, updates=updates, locked=locked
-        ).lock
+        return resolve_manifest(loaded, options, reporter)
 
 
 def fetch(
@@ -144,23 +144,23 @@ def fetch(
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
+    from stage.staging.options import FetchOptions
     from stage.staging.store import store_from
 
     check_libraries("stage.fetch", *TO_FETCH)
+    path = manifest.path if isinstance(manifest, Manifest) else Path(manifest)
+    options = FetchOptions(
+        endpoint=endpoint,
+        jobs=jobs,
+        locked=locked,
+        update=frozenset(update),
+        dry_run=dry_run,
+        allow_pickle=allow_pickle,
+        offline_check=offline_check,
+        store=store_from(os.environ),
+    )
     with Reporter(quiet=quiet) as reporter:
-        return fetch_manifest(
-            manifest.path if isinstance(manifest, Manifest) else Path(manifest),
-            Path(output),
-            endpoint=endpoint,
-            jobs=jobs,
-            locked=locked,
-            updates=update,
-            dry_run=dry_run,
-            reporter=reporter,
-            allow_pickle=allow_pickle,
-            offline_check=offline_check,
-            store=store_from(os.environ),
-        )
+        return fetch_manifest(path, Path(output), options, reporter)
 
 
 def verify(

@@ -20,7 +20,6 @@ from stage.bundle.advice import format_findings, is_for_a_patch, suggest_fixes
 from stage.bundle.bundle import check_is_bundle
 from stage.bundle.receipt import record, state_folder, wait_until_at_rest
 from stage.bundle.verify import verify
-from stage.bundle.working_folder import WorkFolder, alone_in
 from stage.carry.apply_staging import (
     ApplyStaging,
     check_no_folders,
@@ -47,6 +46,7 @@ from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from stage.paths import PARTIAL_SUFFIX, printable
 from stage.progress import Reporter
+from stage.staging.working_folder import WorkFolder, alone_in
 
 _SHOWN = 20  # lines on what is left
 

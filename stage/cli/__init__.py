@@ -139,12 +139,12 @@ def lock(
 
     check_libraries("stage lock", *TO_FETCH)
     from stage.progress import Reporter
-    from stage.staging.fetch import load_or_resolve
-    from stage.staging.sources.source import Sources
+    from stage.staging.fetch import lock_manifest
+    from stage.staging.options import FetchOptions
 
+    options = FetchOptions(endpoint, update=frozenset(updates), allow_pickle=allow_pickle)
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        sources = Sources(endpoint, reporter, allow_pickle=allow_pickle)
-        load_or_resolve(manifest, sources, updates=updates, reporter=reporter)
+        lock_manifest(manifest, options, reporter)
 
 
 @main.command(cls=_Updating)
@@ -206,22 +206,21 @@ def fetch(
     check_libraries("stage fetch", *TO_FETCH)
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
+    from stage.staging.options import FetchOptions
     from stage.staging.store import store_from
 
+    options = FetchOptions(
+        endpoint=endpoint,
+        jobs=jobs,
+        locked=locked,
+        update=frozenset(updates),
+        dry_run=dry_run,
+        allow_pickle=allow_pickle,
+        offline_check=offline_check,
+        store=store_from(os.environ),
+    )
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        outcome = fetch_manifest(
-            manifest,
-            bundle,
-            endpoint=endpoint,
-            jobs=jobs,
-            locked=locked,
-            updates=updates,
-            dry_run=dry_run,
-            reporter=reporter,
-            allow_pickle=allow_pickle,
-            offline_check=offline_check,
-            store=store_from(os.environ),
-        )
+        outcome = fetch_manifest(manifest, bundle, options, reporter)
     if not dry_run and not quiet:
         say(f"bundle id {outcome.bundle_id}")
         say(

@@ -57,12 +57,12 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     from stage.progress import Reporter
     from stage.serve.trace import manifest_text, url_lines
     from stage.serve.trace import trace as run
-    from stage.staging.sources.source import Sources
+    from stage.staging.sources.source import connect
 
     check_new(manifest)
     with Reporter() as reporter:
-        sources = Sources(endpoint, reporter)
-        traced = run(command, sources, os.environ, allow_code=allow_code)
+        hub, _ = connect(endpoint, reporter)
+        traced = run(command, hub, os.environ, allow_code=allow_code)
     assets = [entry for entry in traced.entries if entry.lines]
     if not assets:
         _raise_nothing(command, traced)

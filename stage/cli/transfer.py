@@ -104,13 +104,14 @@ def _on_the_hub(
     """
     if not names:
         return {}
+    from stage.hub.lookup import look_up
     from stage.progress import Reporter
-    from stage.staging.sources.source import Sources
+    from stage.staging.sources.source import connect
 
     with Reporter(quiet=quiet) as reporter:
-        sources = Sources(endpoint, reporter)
+        hub, _ = connect(endpoint, reporter)
         try:
-            return {name: sources.look_up(name) for name in names}
+            return {name: look_up(hub, name) for name in names}
         except IncompleteError as error:
             without = "Without a network: stage init --example NAME."
             raise IncompleteError(error.message, f"{error.remedy} {without}") from None

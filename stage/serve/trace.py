@@ -21,6 +21,7 @@ import urllib3
 
 from stage.download.http import Connections, origin_of, proxy_for, tls_context
 from stage.errors import IncompleteError, UsageError, as_shown
+from stage.hub.client import Hub
 from stage.lock.manifest import FORMAT
 from stage.lock.yaml_lines import scalar
 from stage.processes import Ended
@@ -29,7 +30,6 @@ from stage.serve.answers import Address, Answer
 from stage.serve.record import Entry, Exchange, asset_lines, entries_of, gather, names_of
 from stage.serve.server import HubHandler, HubServer
 from stage.staging.new_manifest import asset_names
-from stage.staging.sources.source import Sources
 
 CACHES = (
     "HF_HUB_CACHE",
@@ -76,12 +76,12 @@ class Traced:
 
 
 def trace(
-    command: Sequence[str], sources: Sources, environ: Mapping[str, str], *, allow_code: bool
+    command: Sequence[str], hub: Hub, environ: Mapping[str, str], *, allow_code: bool
 ) -> Traced:
     """Runs the command once. Its streams are this process's own.
 
     Args:
-        sources: for the real Hub.
+        hub: the real one.
 
     Raises:
         UsageError: no such program.
@@ -92,7 +92,6 @@ def trace(
         raise UsageError(
             f"{command[0]}: no such program on PATH.", "stage trace -- python their_script.py ..."
         )
-    hub = sources.hub
     connections = Connections(read_timeout_s=_TIMEOUT_S, at_once=32, trust=tls_context())
     try:
         connections.request("HEAD", f"{hub.endpoint}/api/models?limit=1", {}).close()

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage.bundle.working_folder import WorkFolder
 from stage.files import check_space, free_space, human_count, human_size
-from stage.lock.manifest import Manifest
-from stage.lock.model import LockedAsset
+from stage.lock.model import LockedAsset, LockedFile
 from stage.lock.write import Lockfile
 from stage.progress import Reporter
-from stage.staging.resolve import Resolution
-from stage.staging.sources.listing import Listing
 from stage.staging.store import SharedStore, Sharing
+from stage.staging.working_folder import WorkFolder
 
 # Times the size of its packages: the image, and the packages unpacked until the image is made.
 SPACE_FOR_ENVIRONMENT = 4
@@ -41,85 +38,99 @@ class FetchOutcome:
 
 
 @dataclass(frozen=True)
-class Need:
+class Plan:
     """The work of a fetch, as far as names and sizes show before it begins.
 
     Attributes:
-        downloads, download_size: files to download, and their bytes: files of the bundle, and files
-            that others are made from (an archive, CSV files of a repository).
-        made, made_size: files that are made here (unpacked, converted), if an earlier fetch made
-            them once.
+        shared: files that are on this machine, under another name or in the store.
+        downloads: files to download.
+        inputs: bytes of each file that others are made from (an archive, CSV files of a
+            repository) and that is to be downloaded.
+        made: files that are made here (unpacked, converted), if an earlier fetch made them once.
         unknown: assets whose files are made here for the first time, in unknown number and size.
         space: bytes of disk space that it needs, at least.
     """
 
-    downloads: int
-    download_size: int
-    made: int
-    made_size: int
-    unknown: tuple[str, ...]
+    shared: tuple[LockedFile, ...]
+    downloads: tuple[LockedFile, ...]
+    inputs: tuple[int, ...]
+    made: tuple[LockedFile, ...]
+    unknown: tuple[LockedAsset, ...]
     space: int
 
+    @staticmethod
+    def of(lock: Lockfile, folder: WorkFolder, sharing: Sharing) -> Plan:
+        """Counts what is missing."""
+        absent = [file for file in lock.files if folder.sizes.get(file.path) != file.size]
+        shared = [file for file in absent if sharing.has(file)]
+        is_shared = {file.path for file in shared}
+        missing = [file for file in absent if file.path not in is_shared]
+        made = [file for file in missing if file.made_by]
+        is_made = {file.path for file in made}
+        unknown = [a for a in lock.assets.values() if a.made_from and not was_made(a)]
+        built = unknown + [
+            asset
+            for asset in lock.assets.values()
+            if any(file.path in is_made for file in asset.files)
+        ]
+        inputs = {
+            (asset.name, i.origin): i.size or 0  # a file may be in two splits
+            for asset in built
+            if asset.source.type != "path"  # these are read in place
+            for i in asset.made_from
+        }
+        downloads = [file for file in missing if not file.made_by]
+        environments = sum(asset.size for asset in built if asset.environment is not None)
+        space = sum(file.size for file in missing) + sum(inputs.values())
+        space += sum(file.size for file in shared if not sharing.is_free(file))
+        space += SPACE_FOR_ENVIRONMENT * environments - folder.partial_size
+        return Plan(
+            tuple(shared),
+            tuple(downloads),
+            tuple(inputs.values()),
+            tuple(made),
+            tuple(unknown),
+            max(0, space) + (SPACE_FOR_TAGS if absent or built else 0),
+        )
 
-def need(lock: Lockfile, folder: WorkFolder, sharing: Sharing) -> Need:
-    """Counts missing files, for the plan of a dry run and for the check of the disk."""
-    pairs = [(asset, file) for asset in lock.assets.values() for file in asset.files]
-    absent = [(asset, file) for asset, file in pairs if folder.size_of(file.path) != file.size]
-    shared = {file.path for _, file in absent if sharing.has(file)}
-    missing = [(asset, file) for asset, file in absent if file.path not in shared]
-    to_copy = sum(
-        file.size for _, file in absent if file.path in shared and not sharing.is_free(file)
-    )
-    new = {
-        asset.name: asset
-        for asset in lock.assets.values()
-        if asset.made_from and not was_made(asset)
-    }
-    built = new | {asset.name: asset for asset, file in missing if file.made_by}
-    inputs = {
-        (asset.name, i.origin): i.size or 0  # a file may be in two splits
-        for asset in built.values()
-        if asset.source.type != "path"  # these are read in place
-        for i in asset.made_from
-    }
-    downloads = [file for _, file in missing if not file.made_by]
-    made = [file for _, file in missing if file.made_by]
-    download_size = sum(file.size for file in downloads) + sum(inputs.values())
-    environments = sum(
-        SPACE_FOR_ENVIRONMENT * a.size for a in built.values() if a.environment is not None
-    )
-    space = download_size + sum(file.size for file in made) + to_copy + environments
-    return Need(
-        downloads=len(downloads) + len(inputs),
-        download_size=download_size,
-        made=len(made),
-        made_size=sum(file.size for file in made),
-        unknown=tuple(new),
-        space=max(0, space - folder.partial_size) + (SPACE_FOR_TAGS if absent or built else 0),
-    )
+    def outcome(self, root: Path, lock_path: Path, lock: Lockfile) -> FetchOutcome:
+        """The numbers of a dry run."""
+        return FetchOutcome(
+            root,
+            lock_path,
+            None,
+            len(lock.files),
+            lock.size,
+            len(self.downloads) + len(self.inputs) + len(self.made),
+            _size(self.downloads) + sum(self.inputs) + _size(self.made),
+            len(self.shared),
+            _size(self.shared),
+            True,
+        )
+
+
+def _size(files: tuple[LockedFile, ...]) -> int:
+    return sum(file.size for file in files)
+
+
+def was_made(asset: LockedAsset) -> bool:
+    """Whether a fetch made the files of this asset once, so that the lock names them."""
+    return any(file.made_by for file in asset.files)
 
 
 def check_space_for_local(
-    root: Path,
-    listings: Mapping[str, Listing],
-    manifest: Manifest,
-    folder: WorkFolder,
-    store: SharedStore | None,
+    root: Path, wanted: Mapping[str, int], folder: WorkFolder, store: SharedStore | None
 ) -> None:
-    """Checks the disk space for files beside the manifest, by size: hashing them may take an hour.
+    """Checks the disk space for files of this machine, by size: hashing them may take an hour.
+
+    Args:
+        wanted: payload path -> bytes.
 
     Raises:
         IncompleteError: there is too little space, even if each file with the size of a file in the
             bundle or the store is that file.
     """
-    wanted = {
-        f"data/files/{name}/{path}": size
-        for name, listing in listings.items()
-        # Nobody knows how large a converted file becomes.
-        if getattr(manifest.requests[name], "convert", None) is None
-        for path, size in listing.sizes.items()
-    }
-    coming = [size for path, size in wanted.items() if folder.size_of(path) != size]
+    coming = [size for path, size in wanted.items() if folder.sizes.get(path) != size]
     if sum(coming) <= free_space(root):
         return
     here = set(folder.sizes.values())
@@ -128,100 +139,53 @@ def check_space_for_local(
     check_space(root, sum(size for size in coming if size not in here) - folder.partial_size)
 
 
-def plan(
-    resolution: Resolution, root: Path, folder: WorkFolder, sharing: Sharing, reporter: Reporter
-) -> FetchOutcome:
+def print_plan(
+    plan: Plan, lock: Lockfile, root: Path, folder: WorkFolder, reporter: Reporter
+) -> None:
     """Prints what a fetch would do, by name and size alone, and what it did not check.
 
     Raises:
         UsageError: the folder has files that no fetch wrote.
         IncompleteError: the disk has too little space.
     """
-    lock = resolution.lock
-    absent = [file for file in lock.files if folder.size_of(file.path) != file.size]
-    shared = [file for file in absent if sharing.has(file)]
-    missing = [file for file in absent if not sharing.has(file)]
-    states = {file.path: "share" for file in shared} | {
-        f.path: "make" if f.made_by else "fetch" for f in missing
-    }
+    states = {file.path: "share" for file in plan.shared}
+    states |= {file.path: "fetch" for file in plan.downloads}
+    states |= {file.path: "make" for file in plan.made}
     for file in lock.files:
         reporter.note(
             f"  {states.get(file.path, 'here'):5} {human_size(file.size):>9}  {file.path}"
         )
-    stale = folder.stale({file.path for file in lock.files})
-    needed = need(lock, folder, sharing)
-    for name in needed.unknown:
-        asset = lock.assets[name]
+    for asset in plan.unknown:
         inputs = {i.origin: i.size or 0 for i in asset.made_from}
-        size = human_size(sum(inputs.values()))
-        origin = f"{human_count(len(inputs), 'file')} ({size}) of {asset.source.location}"
-        reporter.note(f"  make          ?  {asset.folder}/ from {origin}")
-    for path in stale:
+        of = f"{human_count(len(inputs), 'file')} ({human_size(sum(inputs.values()))})"
+        reporter.note(f"  make          ?  {asset.folder}/ from {of} of {asset.source.location}")
+    for path in folder.stale({file.path for file in lock.files}):
         reporter.note(f"  drop             {path}")
-    shared_size = sum(file.size for file in shared)
-    too = (
-        f"; {human_count(len(shared), 'file')} ({human_size(shared_size)}) more are on this machine"
-        if shared
-        else ""
-    )
-    reporter.note(f"would fetch {_describe_work(needed)}{too}")
-    reporter.note(f"{root}: {_describe_bundle(lock, needed)}")
-    at_least = " at least" if needed.unknown else ""
-    reporter.note(f"space: {human_size(needed.space)} needed{at_least}, {_free(root)} free")
-    reporter.note(f"--dry-run did not check: {'; '.join(_unchecked(lock, needed))}")
-    check_space(root, needed.space)
-    return FetchOutcome(
-        root,
-        resolution.lock_path,
-        None,
-        len(lock.files),
-        lock.size,
-        needed.downloads + needed.made,
-        needed.download_size + needed.made_size,
-        len(shared),
-        shared_size,
-        True,
-    )
-
-
-def _unchecked(lock: Lockfile, needed: Need) -> list[str]:
-    """What only the fetch itself checks."""
-    unchecked = []
-    if needed.downloads:
-        unchecked.append("the bytes of files that are not here yet")
-    if needed.unknown:
-        names = ", ".join(f"`{name}`" for name in needed.unknown)
-        local_csv = any(
-            lock.assets[name].source.type == "path"
-            and lock.assets[name].request.get("convert") == "csv"
-            for name in needed.unknown
+    count = human_count(len(plan.downloads) + len(plan.inputs), "file")
+    work = f"{count}, {human_size(_size(plan.downloads) + sum(plan.inputs))}"
+    if plan.made:
+        made = human_count(len(plan.made), "file")
+        work += f", and make {made}, {human_size(_size(plan.made))}, here"
+    if plan.shared:
+        shared = human_count(len(plan.shared), "file")
+        work += f"; {shared} ({human_size(_size(plan.shared))}) more are on this machine"
+    reporter.note(f"would fetch {work}")
+    bundle = [f"{human_count(len(lock.files), 'file')}, {human_size(lock.size)}"]
+    if names := ", ".join(f"`{asset.name}`" for asset in plan.unknown):
+        new = f"what is made here for {names} (its size is known when it is made)"
+        bundle = [*bundle, new] if lock.files else [new]
+    reporter.note(f"{root}: {', and '.join(bundle)}")
+    at_least = " at least" if plan.unknown else ""
+    free = human_size(free_space(root))
+    reporter.note(f"space: {human_size(plan.space)} needed{at_least}, {free} free")
+    unchecked = ["the bytes of files that are not here yet"]
+    unchecked = unchecked if plan.downloads or plan.inputs else []
+    if plan.unknown:
+        is_csv = any(
+            a.request.get("path") and a.request.get("convert") == "csv" for a in plan.unknown
         )
-        only = " (of a local CSV it read the first line only)" if local_csv else ""
+        only = " (of a local CSV it read the first line only)" if is_csv else ""
         unchecked.append(f"whether {names} can be unpacked and converted{only}")
-    return [*unchecked, "whether everything loads without network"]
-
-
-def _describe_work(needed: Need) -> str:
-    work = f"{human_count(needed.downloads, 'file')}, {human_size(needed.download_size)}"
-    if needed.made:
-        made = human_count(needed.made, "file")
-        work += f", and make {made}, {human_size(needed.made_size)}, here"
-    return work
-
-
-def _describe_bundle(lock: Lockfile, needed: Need) -> str:
-    known = f"{human_count(len(lock.files), 'file')}, {human_size(lock.size)}"
-    if not needed.unknown:
-        return known
-    assets = ", ".join(f"`{name}`" for name in needed.unknown)
-    made = f"what is made here for {assets} (its size is known when it is made)"
-    return f"{known}, and {made}" if lock.files else made
-
-
-def _free(root: Path) -> str:
-    return human_size(free_space(root))
-
-
-def was_made(asset: LockedAsset) -> bool:
-    """Whether a fetch made the files of this asset once, so that the lock names them."""
-    return any(file.made_by for file in asset.files)
+    unchecked.append("whether everything loads without network")
+    reporter.note(f"--dry-run did not check: {'; '.join(unchecked)}")
+    check_space(root, plan.space)

@@ -97,6 +97,29 @@ def _is(pattern: re.Pattern[str], path: str) -> bool:
     return pattern.fullmatch(path.rpartition("/")[2]) is not None
 
 
+def check_complete_for_loading(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
+    """Checks that patterns omit no file that weights need to load.
+
+    Raises:
+        UsageError: they do; names the files.
+    """
+    omitted = {name: omitted_files(asset).needed for name, asset in assets.items()}
+    omitted = {name: needed for name, needed in omitted.items() if needed}
+    if not omitted:
+        return
+    mistakes = "; ".join(
+        f"{manifest.place(name)}: `{name}`: its weights will not load without "
+        f"{', '.join(needed[:4])}{', ...' * (len(needed) > 4)}, which its patterns leave out"
+        for name, needed in omitted.items()
+    )
+    files = ", ".join(f'"{file}"' for file in next(iter(omitted.values()))[:4])
+    raise UsageError(
+        f"{mistakes}.",
+        f"Add to `include` (or remove from `exclude`): {files}. "
+        "To fetch it as it is: --no-offline-check",
+    )
+
+
 def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
     """Checks that the manifest asks for the base model of each adapter, at any revision.
 

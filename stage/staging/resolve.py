@@ -1,4 +1,4 @@
-"""From the manifest to the lock: resolves each request, or keeps what an earlier lock pinned.
+"""From the manifest to the lock: resolves each entry, or keeps what an earlier lock pinned.
 
 A lock answers a manifest asset by asset. An entry that is still written the same way keeps its pin,
 a new or changed entry is resolved again, and a removed one is dropped. So a new dataset never moves
@@ -7,11 +7,11 @@ the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
-from stage.errors import PolicyError, UsageError, suggest
+from stage.errors import Mistakes, PolicyError, UsageError, suggest
 from stage.files import human_count, human_size, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.licences import not_allowed, states_nothing
@@ -22,25 +22,9 @@ from stage.lock.requests import Request, as_lock_request, way_without
 from stage.lock.write import Lockfile
 from stage.paths import check_collisions, printable
 from stage.progress import Reporter
+from stage.staging.options import ALL
 from stage.staging.prechecks import check_bases, check_sizes, omitted_files
-from stage.staging.sources.listing import Listing
-from stage.staging.sources.source import Sources
-
-ALL = "*"
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """A manifest, the lock that answers it, and the names of assets that were resolved again."""
-
-    manifest: Manifest
-    lock: Lockfile
-    changed: tuple[str, ...]
-
-    @property
-    def lock_path(self) -> Path:
-        """The path of the lock, beside the manifest."""
-        return self.manifest.lock_path
+from stage.staging.sources.source import AssetSource, Run
 
 
 def read_previous(manifest: Manifest) -> Lockfile | None:
@@ -60,77 +44,67 @@ def read_previous(manifest: Manifest) -> Lockfile | None:
         ) from None
 
 
-def stale_assets(manifest: Manifest, lock: Lockfile | None) -> list[str]:
-    """Names of assets that a lock does not answer, and of those that the manifest dropped."""
+def unanswered(manifest: Manifest, lock: Lockfile | None, update: frozenset[str]) -> set[str]:
+    """Names of assets to resolve: those that a lock does not answer, and those to update."""
     have = lock.assets if lock else {}
-    wanted = {name: as_lock_request(request) for name, request in manifest.requests.items()}
-    changed = [
+    return {
         name
-        for name, request in wanted.items()
-        if name not in have or dict(have[name].request) != request
-    ]
-    return changed + [name for name in have if name not in wanted]
+        for name, request in manifest.requests.items()
+        if name not in have
+        or update & {name, ALL}
+        or dict(have[name].request) != as_lock_request(request)
+    }
 
 
 def look_at_local(
-    manifest: Manifest, previous: Lockfile | None, sources: Sources, updates: Iterable[str]
-) -> Mapping[str, Listing]:
-    """Lists the files beside the manifest, before anything is hashed or requested.
+    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+) -> dict[str, int]:
+    """Looks at the files of this machine, before anything is hashed or requested.
+
+    Returns:
+        Payload path -> bytes of files that will be copied.
 
     Raises:
         StageError: files are missing or must not travel; all such mistakes in one error.
     """
-    updates = set(updates)
-    made_again = (
-        set(manifest.requests)
-        if ALL in updates
-        else updates | set(stale_assets(manifest, previous))
-    )
-    return sources.look_at_local(manifest, made_again)
+    required = unanswered(run.manifest, previous, run.options.update)
+    sizes: dict[str, int] = {}
+    mistakes = Mistakes()
+    for name, source in sources.items():
+        sizes |= source.look(mistakes, required=name in required)
+    mistakes.check(str(run.manifest.path))
+    return sizes
 
 
 def resolve(
-    manifest: Manifest,
-    previous: Lockfile | None,
-    sources: Sources,
-    reporter: Reporter,
-    *,
-    updates: Iterable[str] = (),
-    locked: bool = False,
-) -> Resolution:
+    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+) -> Lockfile:
     """Makes the lock that answers a manifest.
 
     Args:
         previous: pins to keep where they still answer.
-        updates: assets to resolve again, whatever the lock says; `*`: all.
-        locked: refuse to move or add any pin.
 
     Raises:
-        UsageError: `locked` and the lock does not answer; an unknown asset in `updates`; a source
+        UsageError: `--locked` and the lock does not answer; an unknown asset to update; a source
             refuses.
         PolicyError: a licence that the manifest's policy does not allow; a source refuses.
     """
-    updates = set(updates)
-    _check_updates(manifest, updates, locked)
-    stale = set(stale_assets(manifest, previous))
-    if locked:
-        _check_answered(manifest, previous, stale)
+    manifest, reporter = run.manifest, run.reporter
+    _check_updates(run)
+    to_resolve = unanswered(manifest, previous, run.options.update)
+    if run.options.locked:
+        _check_answered(manifest, previous, to_resolve)
     assets: dict[str, LockedAsset] = {}
-    changed: list[str] = []
-    for name, request in manifest.requests.items():
-        if previous and name not in stale and not updates & {name, ALL}:
+    for name, source in sources.items():
+        if previous and name not in to_resolve:
             assets[name] = previous.assets[name]
-            sources.check_unchanged(assets[name], request, manifest)
+            source.check_unchanged(assets[name])
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
-        else:
-            assets[name] = _with_stated_licence(
-                sources.resolve(name, request, manifest), request, manifest
-            )
-            changed.append(name)
-            _print_asset(assets[name], reporter)
-            for missing in omitted_files(assets[name]).notes:
-                where = f"{manifest.place(name)}: `{name}`"
-                reporter.note(f"note: {where}: `include` leaves out {missing}")
+            continue
+        assets[name] = _with_stated_licence(source.resolve(), source.request, manifest)
+        _print_asset(assets[name], reporter)
+        for missing in omitted_files(assets[name]).notes:
+            reporter.note(f"note: {source.what}: `include` leaves out {missing}")
     check_bases(manifest, assets)
     check_sizes(manifest, assets)
     _check_one_commit_per_revision(manifest, assets)
@@ -140,7 +114,7 @@ def resolve(
     check_names(lock, manifest)
     _check_licences(manifest, lock)
     _check_allowed(manifest, lock)
-    return Resolution(manifest, lock, tuple(changed))
+    return lock
 
 
 def _check_one_commit_per_revision(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
@@ -164,17 +138,19 @@ def _check_one_commit_per_revision(manifest: Manifest, assets: Mapping[str, Lock
             )
 
 
-def _check_answered(manifest: Manifest, previous: Lockfile | None, stale: set[str]) -> None:
-    """Raises for `--locked` where the lock does not answer the manifest.
+def _check_answered(
+    manifest: Manifest, previous: Lockfile | None, unanswered: Collection[str]
+) -> None:
+    """Refuses what `--locked` does not allow.
 
     Raises:
-        UsageError: names the assets.
+        UsageError: the lock does not answer the manifest; names the assets.
     """
-    problem = "is not there"
-    if previous is not None:
-        if not stale:
-            return
-        problem = f"does not answer it: {', '.join(sorted(stale))}"
+    dropped = {*previous.assets} - {*manifest.requests} if previous else ()
+    if previous is not None and not unanswered and not dropped:
+        return
+    names = ", ".join(sorted({*unanswered, *dropped}))
+    problem = "is not there" if previous is None else f"does not answer it: {names}"
     raise UsageError(
         f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
         f"stage lock {manifest.path}",
@@ -191,28 +167,6 @@ def check_names(lock: Lockfile, manifest: Manifest) -> None:
         what = f"{manifest.place(asset.name)}: `{asset.name}`"
         check_collisions([file.path for file in asset.files], what, way_without(asset.request))
     check_collisions([asset.folder for asset in lock.assets.values()], str(manifest.path))
-
-
-def loads_by_name(manifest: Manifest, lock: Lockfile) -> UsageError | None:
-    """The error for patterns that omit files which weights need to load; None if none do."""
-    omitted = [
-        (name, found.needed)
-        for name, asset in lock.assets.items()
-        if (found := omitted_files(asset)).needed
-    ]
-    if not omitted:
-        return None
-    mistakes = "; ".join(
-        f"{manifest.place(name)}: `{name}`: its weights will not load without "
-        f"{', '.join(files[:4])}{', ...' * (len(files) > 4)}, which its patterns leave out"
-        for name, files in omitted
-    )
-    files = ", ".join(f'"{file}"' for file in omitted[0][1][:4])
-    return UsageError(
-        f"{mistakes}.",
-        f"Add to `include` (or remove from `exclude`): {files}. "
-        "To fetch it as it is: --no-offline-check",
-    )
 
 
 def _print_asset(asset: LockedAsset, reporter: Reporter) -> None:
@@ -245,15 +199,15 @@ def describe(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(manifest: Manifest, updates: set[str], locked: bool) -> None:
-    if locked and updates:
+def _check_updates(run: Run) -> None:
+    options, manifest = run.options, run.manifest
+    if options.locked and options.update:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
-    for name in updates - {ALL}:
-        if name not in manifest.requests:
-            raise UsageError(
-                f"--update {name}: {manifest.path} has no such asset.",
-                suggest(name, manifest.requests, f"It has: {', '.join(manifest.requests)}."),
-            )
+    for name in options.update - {ALL, *manifest.requests}:
+        raise UsageError(
+            f"--update {name}: {manifest.path} has no such asset.",
+            suggest(name, manifest.requests, f"It has: {', '.join(manifest.requests)}."),
+        )
 
 
 def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:

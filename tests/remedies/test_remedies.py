@@ -109,7 +109,7 @@ MANIFESTS = (
          "sign bundle --key KEY", before=(FETCH,)),
     Case(SIGNATURE, "Where it was made: stage sign", {"path": "a.txt"}, {"a.txt": "x"},
          "verify bundle --signers signers", before=(FETCH, *SIGNERS)),
-    Case("stage/bundle/working_folder.py", "Give it a folder of its own", {"path": "a.txt"},
+    Case("stage/staging/working_folder.py", "Give it a folder of its own", {"path": "a.txt"},
          {"a.txt": "x", "n.yaml": "format: 1\nname: n\nassets: {a: {path: a.txt}}\n"},
          "fetch n.yaml -o bundle", before=(FETCH,)),
     Case("stage/staging/resolve.py", "stage lock", {"path": "a.txt"}, {"a.txt": "x"},

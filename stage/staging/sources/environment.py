@@ -6,7 +6,7 @@ Packages travel as they are published, each with its URL and sha256 in the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -36,6 +36,7 @@ from stage.lock.model import (
 from stage.lock.requests import EnvironmentRequest, as_lock_request
 from stage.progress import Reporter
 from stage.staging.sources.files import bring_local
+from stage.staging.sources.source import AssetSource, Made, Progress, Run
 from stage.staging.sources.url import download_of
 from stage.threads import together
 
@@ -284,3 +285,52 @@ def _local(url: str) -> Path:
 
 def _shown(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
+
+
+class EnvironmentSource(AssetSource[EnvironmentRequest]):
+    """An environment file with its lock; the packages come from their indexes and channels."""
+
+    what_decides_bytes = (
+        "An environment holds airlift itself, and built wheels depend on their build tools"
+    )
+
+    def __init__(self, name: str, request: EnvironmentRequest, run: Run) -> None:
+        super().__init__(name, request, run)
+        self._private = PrivateAddresses()
+
+    def resolve(self) -> LockedAsset:
+        run = self.run
+        return resolve_environment(
+            self.name,
+            self.request,
+            run.manifest,
+            run.downloader,
+            self._private,
+            run.reporter,
+            write=not run.options.dry_run,
+        )
+
+    def check_unchanged(self, asset: LockedAsset) -> None:
+        check_lock_unchanged(asset, self.request, self.run.manifest)
+
+    def fetch(
+        self,
+        asset: LockedAsset,
+        file: LockedFile | Ingredient,
+        target: Path,
+        progress: Progress,
+    ) -> FileDigests:
+        assert isinstance(file, LockedFile)
+        manifest, downloader = self.run.manifest, self.run.downloader
+        return fetch_package(asset, file, manifest, downloader, self._private, target, progress)
+
+    def fetch_input(
+        self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
+    ) -> tuple[Path, FileDigests]:
+        """Every package is a file of the asset: nothing more is fetched."""
+        return folder, FileDigests(ingredient.size or 0, ingredient.sha256 or "")
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        out.mkdir(parents=True)
+        reporter, try_imports = self.run.reporter, self.run.options.offline_check
+        return make_environment(asset, root / asset.folder, out, reporter, try_imports=try_imports)

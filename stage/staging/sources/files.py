@@ -1,81 +1,135 @@
-"""Local files: a file or folder beside the manifest becomes an asset of files or a dataset."""
+"""Files of this machine: a `path:` entry becomes an asset of files or a dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from stage.digests import FileDigests, hash_file
 from stage.download.partial_file import copy_hashed
-from stage.errors import UsageError
-from stage.lock.manifest import Manifest
+from stage.errors import Mistakes, UsageError
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
-from stage.lock.requests import PathRequest, as_lock_request, way_without
+from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
-from stage.staging.sources.listing import Listing, local_base
+from stage.staging.sources.listing import Listing, check_csv_headers, list_path, local_base
+from stage.staging.sources.parquet import converted
+from stage.staging.sources.source import AssetSource, Made, Progress
 
 
-def resolve_path(
-    name: str, request: PathRequest, listing: Listing, manifest: Manifest
-) -> LockedAsset:
-    """Hashes the files that a `path:` entry takes.
+class PathSource(AssetSource[PathRequest]):
+    """A file or folder beside the manifest."""
 
-    Args:
-        name: of the asset.
-        listing: from `list_path`.
+    # A pin says what a bundle holds. A file that never entered one (its conversion failed, for
+    # example) may be corrected: the next run takes it as it is then.
+    is_pinned_when_resolved = False
 
-    Raises:
-        PolicyError: a name that is not allowed in a bundle.
-        OSError: a file cannot be read.
-    """
-    asset = LockedAsset(
-        name=name,
-        kind="files",
-        request=as_lock_request(request),
-        source=Source("path", request.path),
-        files=(),
-    )
-    files = []
-    what = f"{manifest.place(name, 'path')}: `{name}`"
-    targets = [f"{asset.folder}/{path}" for path in listing.sizes]
-    check_paths(targets, what, way_without(asset.request))
-    for path in listing.sizes:
-        digests = hash_file(listing.file(path))
-        target = f"{asset.folder}/{path}"
-        files.append(LockedFile(target, digests.size, digests.sha256, None, path))
-    if request.convert:
-        made_from = tuple(Ingredient(file.origin, file.size, file.sha256) for file in files)
-        return replace(asset, kind="dataset", made_from=made_from, left_out=listing.left_out)
-    return replace(asset, files=tuple(files), left_out=listing.left_out)
+    @cached_property
+    def _base(self) -> Path:
+        return local_base(self.request.path, self.run.manifest)
+
+    @cached_property
+    def _is_one_file(self) -> bool:
+        return self._base.is_file()
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return list_path(self.name, self.request, self.run.manifest)
+
+    def look(self, mistakes: Mistakes, *, required: bool) -> Mapping[str, int]:
+        if not required and not self._is_there():
+            return {}
+        with mistakes:
+            listing = self._listing
+            if listing.notes:
+                place = self.run.manifest.place(self.name, "path")
+                self.run.reporter.note(
+                    f"{place}: `{self.name}`: left out: {'; '.join(listing.notes)} "
+                    "(name them in `include` to take them)"
+                )
+            if self.request.convert is None:
+                return {f"data/files/{self.name}/{p}": size for p, size in listing.sizes.items()}
+            if self.request.convert == "csv":
+                check_csv_headers(self.name, self.request, listing, self.run.manifest, mistakes)
+        return {}  # nobody knows how large a converted file becomes
+
+    def _is_there(self) -> bool:
+        try:
+            return self._base.exists()
+        except RuntimeError:  # no such home folder
+            return False
+
+    def resolve(self) -> LockedAsset:
+        """Hashes the files that the entry takes."""
+        listing, request = self._listing, self.request
+        asset = replace(
+            self.new_asset("files", Source("path", request.path)), left_out=listing.left_out
+        )
+        targets = {path: f"{asset.folder}/{path}" for path in listing.sizes}
+        place = self.run.manifest.place(self.name, "path")
+        check_paths([*targets.values()], f"{place}: `{self.name}`", way_without(asset.request))
+        digests = {path: hash_file(listing.file(path)) for path in targets}
+        if request.convert:
+            made_from = [Ingredient(path, d.size, d.sha256) for path, d in digests.items()]
+            return replace(asset, kind="dataset", made_from=tuple(made_from))
+        files = [
+            LockedFile(targets[path], d.size, d.sha256, None, path) for path, d in digests.items()
+        ]
+        return replace(asset, files=tuple(files))
+
+    def check_unchanged(self, asset: LockedAsset) -> None:
+        self.check_pin("path", self.request.path, asset.source.location)
+        if not self._is_there():
+            return
+        now, then = _digests(self.resolve()), _digests(asset)
+        for path in sorted({*now, *then}):
+            if now.get(path) == then.get(path):
+                continue
+            changed = "is gone" if path not in now else "changed" if path in then else "is new"
+            manifest = self.run.manifest
+            raise UsageError(
+                f"{self.what}: {path} {changed} since {manifest.lock_path.name} was written.",
+                f"To take the files of `{self.name}` as they are now: "
+                f"{manifest.update_command(self.name)}",
+            )
+
+    def fetch(
+        self,
+        asset: LockedAsset,
+        file: LockedFile | Ingredient,
+        target: Path,
+        progress: Progress,
+    ) -> FileDigests:
+        return bring_local(self._local(file.origin), file, target, progress, self._remedy)
+
+    def fetch_input(
+        self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
+    ) -> tuple[Path, FileDigests]:
+        """Reads the file where it is: it is not copied."""
+        path = self._local(ingredient.origin)
+        digests = hash_file(path, progress=progress) if path.is_file() else None
+        return path, _as_locked(path, digests, ingredient, self._remedy)
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        return converted(self, asset, self.request.convert or "", inputs, out)
+
+    def _local(self, origin: str) -> Path:
+        check_path(origin, f"{self.run.manifest.lock_path}: `{self.name}`")
+        return self._base if self._is_one_file else self._base / origin
+
+    @property
+    def _remedy(self) -> str:
+        return f"To take it as it is now: {self.run.manifest.update_command(self.name)}"
 
 
-def local_file(asset: LockedAsset, origin: str, manifest: Manifest) -> Path:
-    """The path on this machine of a locked file of a `path:` asset.
-
-    Raises:
-        PolicyError: an unsafe path in the lock, which another user may have written.
-    """
-    check_path(origin, f"{manifest.lock_path}: `{asset.name}`")
-    base = local_base(asset.source.location, manifest)
-    return base if base.is_file() else base / origin
-
-
-def unchanged(
-    asset: LockedAsset, ingredient: Ingredient, manifest: Manifest, progress: Callable[[int], None]
-) -> tuple[Path, FileDigests]:
-    """The path and digests of a local file that is converted or unpacked.
-
-    Raises:
-        UsageError: it is gone, or changed since it was locked.
-    """
-    path = local_file(asset, ingredient.origin, manifest)
-    digests = hash_file(path, progress=progress) if path.is_file() else None
-    return path, _as_locked(path, digests, ingredient.sha256, take_as_it_is(asset, manifest))
+def _digests(asset: LockedAsset) -> dict[str, str | None]:
+    """The sha256 of each local file, by its path beside the manifest."""
+    return {file.origin: file.sha256 for file in asset.made_from or asset.files}
 
 
 def bring_local(
-    source: Path, file: LockedFile, target: Path, progress: Callable[[int], None], remedy: str
+    source: Path, file: LockedFile | Ingredient, target: Path, progress: Progress, remedy: str
 ) -> FileDigests:
     """Copies a local file to `target`, if it has not changed since it was locked.
 
@@ -85,22 +139,17 @@ def bring_local(
     Raises:
         UsageError: it is gone or changed; `target` does not exist then.
     """
-    digests = copy_hashed(source, target, file.size, progress) if source.is_file() else None
+    digests = copy_hashed(source, target, file.size or 0, progress) if source.is_file() else None
     try:
-        return _as_locked(source, digests, file.sha256, remedy)
+        return _as_locked(source, digests, file, remedy)
     except UsageError:
         target.unlink(missing_ok=True)
         raise
 
 
-def take_as_it_is(asset: LockedAsset, manifest: Manifest) -> str:
-    """The remedy for local files that are gone or changed since they were locked."""
-    return f"To take it as it is now: {manifest.update_command(asset.name)}"
-
-
 def _as_locked(
-    path: Path | str, digests: FileDigests | None, sha256: str | None, remedy: str
+    path: Path, digests: FileDigests | None, file: LockedFile | Ingredient, remedy: str
 ) -> FileDigests:
-    if digests is None or digests.sha256 != sha256:
+    if digests is None or file.expected.mismatch(digests) is not None:
         raise UsageError(f"{path}: {'changed' if digests else 'gone'} since it was locked.", remedy)
     return digests

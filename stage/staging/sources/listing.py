@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -311,53 +311,10 @@ def _is_bundle(folder: Path) -> bool:
     return (folder / layout.FETCH_PARTIAL).is_file() or layout.holds_bundle(folder)
 
 
-def look(
-    manifest: Manifest, required: Collection[str], note: Callable[[str], None]
-) -> dict[str, Listing]:
-    """Lists the files of all `path:` entries, and reports all mistakes together.
-
-    Args:
-        required: names of assets whose files must exist. Files of other assets may be gone: a lock
-            pins them and the bundle holds them.
-        note: called with each line about omitted files.
-
-    Raises:
-        StageError: as for `list_path`, or a CSV with another separator. Its class is that of the
-            first mistake.
-    """
-    found: dict[str, Listing] = {}
-    mistakes = Mistakes()
-    for name, request in manifest.requests.items():
-        if not isinstance(request, PathRequest) or not (
-            name in required or _is_there(request, manifest)
-        ):
-            continue
-        with mistakes:
-            found[name] = list_path(name, request, manifest)
-            _check_csv_headers(name, request, found[name], manifest, mistakes)
-    mistakes.check(str(manifest.path))
-    for name, listing in found.items():
-        if listing.notes:
-            note(
-                f"{manifest.place(name, 'path')}: `{name}`: left out: {'; '.join(listing.notes)} "
-                "(name them in `include` to take them)"
-            )
-    return found
-
-
-def _is_there(request: PathRequest, manifest: Manifest) -> bool:
-    try:
-        return local_base(request.path, manifest).exists()
-    except RuntimeError:  # no such home folder
-        return False
-
-
-def _check_csv_headers(
+def check_csv_headers(
     name: str, request: PathRequest, listing: Listing, manifest: Manifest, mistakes: Mistakes
 ) -> None:
     """Checks the separator of CSV files before anything is downloaded, which may take hours."""
-    if request.convert != "csv":
-        return
     from stage.convert.readers import check_csv
 
     for path in listing.sizes:

@@ -1,338 +1,222 @@
-"""`Sources` resolves requests and fetches files. Only it uses the network in a fetch.
+"""Where the assets of a manifest come from: one `AssetSource` for each entry.
 
-`resolve` turns a manifest's request into a `LockedAsset`. `bring` fetches the bytes of a
-`LockedFile`, hashes them and compares them with the lock.
+`resolve` turns an entry into a `LockedAsset`, `fetch` brings the bytes of one of its files, and
+`make` makes files from what was fetched: unpacked or converted. Only sources use the network in a
+fetch.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Mapping
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
-from stage.digests import Expected, FileDigests, hash_file, is_hex
+from stage.digests import FileDigests, hash_file, sha256_of_bytes
+from stage.download.downloader import Downloader
+from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
-from stage.errors import IncompleteError, UsageError
+from stage.errors import Mistakes, UsageError
+from stage.hub.client import Hub
 from stage.lock.manifest import Manifest
-from stage.lock.model import Code, Ingredient, LockedAsset, LockedFile
+from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import (
     DatasetRequest,
     EnvironmentRequest,
     MetricRequest,
     ModelRequest,
     PathRequest,
-    Request,
     UrlRequest,
+    as_lock_request,
 )
 from stage.progress import Reporter
+from stage.staging.options import FetchOptions
 
-_OF_A_HUB = (ModelRequest, DatasetRequest, MetricRequest)
-_HUB_KINDS = {"dataset": "dataset", "metric": "space"}
-"""Kind of an asset -> kind of its repository, where that is not `model`."""
+Progress = Callable[[int], None]
+Made = tuple[LockedAsset, list[tuple[LockedFile, Path]]]
+"""An asset with files that were made, and where each of them is now; their digests are unknown."""
+R = TypeVar(
+    "R",
+    bound=ModelRequest
+    | DatasetRequest
+    | MetricRequest
+    | PathRequest
+    | UrlRequest
+    | EnvironmentRequest,
+)
 
-if TYPE_CHECKING:
-    from stage.environment.solve.indexes import PrivateAddresses
-    from stage.hub.client import Hub
-    from stage.hub.lookup import RepositoryLookup
-    from stage.staging.sources.listing import Listing
 
-
-class Sources:
-    """The sources of assets: the Hub, URLs, files beside the manifest, package indexes.
+def connect(endpoint: str | None, reporter: Reporter, at_once: int = 4) -> tuple[Hub, Downloader]:
+    """The Hub and the downloader of one run.
 
     Args:
-        endpoint: URL of the Hub; None: $HF_ENDPOINT, else the public Hub.
         at_once: downloads at the same time.
-        allow_pickle: take models that have only pickles, to be converted to safetensors
-        (`stage.convert.pickled_weights`).
-        keep_locks: write the lock of a newly locked environment beside it (not in a dry run).
-    """
-
-    def __init__(
-        self,
-        endpoint: str | None,
-        reporter: Reporter,
-        *,
-        at_once: int = 4,
-        allow_pickle: bool = False,
-        keep_locks: bool = True,
-    ) -> None:
-        from stage.download.downloader import Downloader
-        from stage.download.http import Connections, timeout_s, tls_context
-        from stage.hub.client import Hub
-
-        connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=tls_context())
-        self._downloader = Downloader(connections, reporter, RetryPolicy())
-        self._hub = Hub(endpoint, self._downloader)
-        self._reporter = reporter
-        self._private: PrivateAddresses | None = None
-        self._listings: Mapping[str, Listing] = {}
-        self._lock = threading.Lock()
-        self.allow_pickle, self.at_once, self._keep_locks = allow_pickle, at_once, keep_locks
-
-    @property
-    def endpoint(self) -> str:
-        """The URL of the Hub, without credentials."""
-        return self._hub.name
-
-    @property
-    def hub(self) -> Hub:
-        """The Hub itself, for `stage trace`."""
-        return self._hub
-
-    @property
-    def taken_over(self) -> int:
-        """Bytes that an earlier run had downloaded already."""
-        return self._downloader.taken_over
-
-    def stop(self) -> None:
-        """Ends all downloads soon; their bytes are kept for the next run."""
-        self._downloader.stop.set()
-
-    def resolve(self, name: str, request: Request, manifest: Manifest) -> LockedAsset:
-        """Resolves one entry of a manifest to exact files.
-
-        Raises:
-            StageError: as in `stage.hub.models`, `stage.hub.datasets` and `stage.local`.
-        """
-        try:
-            return self._resolve(name, request, manifest, f"{manifest.place(name)}: `{name}`")
-        except (UsageError, IncompleteError) as error:
-            if not isinstance(request, ModelRequest | DatasetRequest):
-                raise
-            id = request.repository
-            if not (manifest.path.parent / id).is_dir():
-                raise
-            hint = f"A folder {id} lies beside the manifest: if that is meant, write `path: {id}`."
-            raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
-
-    def _resolve(self, name: str, request: Request, manifest: Manifest, what: str) -> LockedAsset:
-        from stage.hub.datasets import resolve_dataset
-        from stage.hub.models import resolve_model
-        from stage.staging.sources.files import resolve_path
-        from stage.staging.sources.url import resolve_url
-
-        match request:
-            case ModelRequest():
-                return resolve_model(
-                    name,
-                    request,
-                    self._hub,
-                    self._reporter,
-                    what,
-                    allow_pickle=self.allow_pickle,
-                )
-            case MetricRequest():
-                from stage.hub.metrics import resolve_metric
-
-                return resolve_metric(name, request, self._hub, self._reporter, what)
-            case DatasetRequest():
-                return resolve_dataset(name, request, self._hub, self._reporter, what)
-            case PathRequest():
-                return resolve_path(name, request, self._listing(name, request, manifest), manifest)
-            case UrlRequest():
-                return resolve_url(name, request, self._downloader, manifest)
-            case EnvironmentRequest():
-                from stage.staging.sources.environment import resolve_environment
-
-                return resolve_environment(
-                    name,
-                    request,
-                    manifest,
-                    self._downloader,
-                    self._private_addresses(),
-                    self._reporter,
-                    write=self._keep_locks,
-                )
-
-    def look_at_local(self, manifest: Manifest, required: Collection[str]) -> Mapping[str, Listing]:
-        """Lists the files of all `path:` entries. `resolve` then hashes the same files.
-
-        Raises:
-            StageError: as for `stage.staging.sources.listing.look`.
-        """
-        from stage.staging.sources.listing import look
-
-        self._listings = look(manifest, required, self._reporter.note)
-        return self._listings
-
-    def _listing(self, name: str, request: PathRequest, manifest: Manifest) -> Listing:
-        from stage.staging.sources.listing import list_path
-
-        return self._listings.get(name) or list_path(name, request, manifest)
-
-    def _private_addresses(self) -> PrivateAddresses:
-        from stage.environment.solve.indexes import PrivateAddresses
-
-        with self._lock:
-            self._private = self._private or PrivateAddresses()
-            return self._private
-
-    def look_up(self, name: str) -> RepositoryLookup:
-        """Finds out whether a name is a model or a dataset.
-
-        Raises:
-            StageError: as for `stage.hub.lookup`.
-        """
-        from stage.hub.lookup import look_up
-
-        return look_up(self._hub, name)
-
-    def check_unchanged(self, asset: LockedAsset, request: Request, manifest: Manifest) -> None:
-        """Checks that local files, if they exist, are still the files that the lock pins.
-
-        Raises:
-            UsageError: a file changed, came or went since it was locked.
-        """
-        from stage.staging.sources.files import resolve_path
-        from stage.staging.sources.listing import local_base
-
-        _check_answers(asset, request, manifest)
-        if isinstance(request, EnvironmentRequest):
-            from stage.staging.sources.environment import check_lock_unchanged
-
-            check_lock_unchanged(asset, request, manifest)
-        if isinstance(request, PathRequest) and local_base(request.path, manifest).exists():
-            listing = self._listing(asset.name, request, manifest)
-            now, then = (
-                _digests(resolve_path(asset.name, request, listing, manifest)),
-                _digests(asset),
-            )
-            if now != then:
-                path = min(path for path in {*now, *then} if now.get(path) != then.get(path))
-                how = (
-                    "changed"
-                    if path in now and path in then
-                    else "is new"
-                    if path in now
-                    else "is gone"
-                )
-                named = path.removeprefix(f"{asset.folder}/")
-                raise UsageError(
-                    f"{manifest.place(asset.name)}: `{asset.name}`: {named} {how} since "
-                    f"{manifest.lock_path.name} was written.",
-                    f"To take the files of `{asset.name}` as they are now: "
-                    f"{manifest.update_command(asset.name)}",
-                )
-
-    def bring(
-        self,
-        asset: LockedAsset,
-        file: LockedFile,
-        manifest: Manifest,
-        target: Path,
-        progress: Callable[[int], None],
-    ) -> FileDigests:
-        """Fetches one file into its place.
-
-        Raises:
-            DamageError, UsageError: its bytes are not as locked.
-            IncompleteError: the network failed; run again.
-        """
-        from stage.staging.sources.files import bring_local, local_file, take_as_it_is
-
-        if asset.source.type == "path":
-            source = local_file(asset, file.origin, manifest)
-            return bring_local(source, file, target, progress, take_as_it_is(asset, manifest))
-        if asset.source.type == "environment":
-            from stage.staging.sources.environment import fetch_package
-
-            private = self._private_addresses()
-            return fetch_package(asset, file, manifest, self._downloader, private, target, progress)
-        code = next((code for code in asset.code if file.path in code.files), None)
-        return self._from_hub(asset, file.expected, target, progress, code)
-
-    def bring_ingredient(
-        self,
-        asset: LockedAsset,
-        ingredient: Ingredient,
-        manifest: Manifest,
-        target: Path,
-        progress: Callable[[int], None],
-    ) -> tuple[Path, FileDigests]:
-        """Fetches a file that others are made from.
-
-        Returns:
-            Its path, which is `target` or that of a local file, and its digests.
-
-        Raises:
-            DamageError, UsageError: its bytes are not as locked.
-            IncompleteError: the network failed; run again.
-        """
-        from stage.staging.sources.files import unchanged
-        from stage.staging.sources.url import download_of
-
-        if asset.source.type == "path":
-            return unchanged(asset, ingredient, manifest, progress)
-        if target.is_file():  # an earlier run got this far
-            digests = _as_announced(target, ingredient)
-            if digests is not None:
-                progress(digests.size)
-                return target, digests
-            target.unlink()
-        if asset.source.type == "url":
-            download = download_of(asset.name, ingredient, self._downloader)
-            return target, self._downloader.fetch(download, target, progress)
-        return target, self._from_hub(asset, ingredient.expected, target, progress)
-
-    def _from_hub(
-        self,
-        asset: LockedAsset,
-        expected: Expected,
-        target: Path,
-        progress: Callable[[int], None],
-        code: Code | None = None,
-    ) -> FileDigests:
-        id, commit = asset.source.repository, asset.source.commit or ""
-        if asset.source.parquet_commit and expected.path.endswith(".parquet"):
-            commit = asset.source.parquet_commit
-        if code is not None:
-            id, commit = code.repository, code.commit
-        kind = _HUB_KINDS.get(asset.kind, "model")
-        what = f"{asset.name}: {expected.path}"
-        download = self._hub.download(what, kind, id, commit, expected)
-        return self._downloader.fetch(download, target, progress)
-
-
-def _digests(asset: LockedAsset) -> dict[str, str | None]:
-    """The sha256 of each local file of a `path:` asset, by its path beside the manifest."""
-    return {i.origin: i.sha256 for i in asset.made_from} or {
-        file.path: file.sha256 for file in asset.files
-    }
-
-
-def _as_announced(path: Path, ingredient: Ingredient) -> FileDigests | None:
-    """The digests of a file, if it is the locked one; None if not, or if no digest is known."""
-    expected = ingredient.expected
-    if not expected.evidence:
-        return None
-    digests = hash_file(path, git=expected.needs_git)
-    return digests if expected.mismatch(digests) is None else None
-
-
-def _check_answers(asset: LockedAsset, request: Request, manifest: Manifest) -> None:
-    """Checks that the lock agrees with the pins of the manifest: another user may have written it.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the endpoint is not an address.
     """
-    pinned: list[tuple[str, object, object]] = []
-    if isinstance(request, UrlRequest):
-        pinned = [
-            ("url", request.url, i.origin)
-            for i in asset.made_from or (Ingredient("nothing", None, None),)
-        ]
-        pinned += [("sha256", request.sha256, i.sha256) for i in asset.made_from if request.sha256]
-    elif isinstance(request, _OF_A_HUB) and is_hex(request.revision, 40):
-        pinned = [("revision", request.revision, asset.source.commit)]
-    elif isinstance(request, PathRequest):
-        pinned = [("path", request.path, asset.source.location)]
-    for key, asked, locked in pinned:
+    connections = Connections(read_timeout_s=timeout_s(), at_once=at_once, trust=tls_context())
+    downloader = Downloader(connections, reporter, RetryPolicy())
+    return Hub(endpoint, downloader), downloader
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all sources of one run share."""
+
+    manifest: Manifest
+    options: FetchOptions
+    reporter: Reporter
+    hub: Hub
+    downloader: Downloader
+
+
+class AssetSource(ABC, Generic[R]):
+    """The source of one asset.
+
+    Attributes:
+        what: names the asset in messages, with `file:line`.
+        is_pinned_when_resolved: whether the lock keeps what was resolved before the bundle is
+            finished.
+        what_decides_bytes: why files that are made again may differ.
+    """
+
+    is_pinned_when_resolved = True
+    what_decides_bytes = (
+        "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
+    )
+
+    def __init__(self, name: str, request: R, run: Run) -> None:
+        self.name, self.request, self.run = name, request, run
+        self.what = f"{run.manifest.place(name)}: `{name}`"
+
+    def look(self, mistakes: Mistakes, *, required: bool) -> Mapping[str, int]:
+        """Looks at files on this machine, before anything is hashed or requested.
+
+        Args:
+            mistakes: keeps the errors.
+            required: the files must be there; else a lock pins them and the bundle may hold them.
+
+        Returns:
+            Payload path -> bytes of the files that will be copied.
+        """
+        return {}
+
+    @abstractmethod
+    def resolve(self) -> LockedAsset:
+        """Resolves the entry to exact files.
+
+        Raises:
+            StageError: the source refuses, or cannot be reached.
+        """
+
+    def check_unchanged(self, asset: LockedAsset) -> None:
+        """Checks that a lock pins what the manifest asks for: another user may have written it.
+
+        Raises:
+            UsageError: it does not, or a local file changed since it was locked.
+        """
+
+    @abstractmethod
+    def fetch(
+        self,
+        asset: LockedAsset,
+        file: LockedFile | Ingredient,
+        target: Path,
+        progress: Progress,
+    ) -> FileDigests:
+        """Fetches one file to `target`.
+
+        Raises:
+            DamageError, UsageError: its bytes are not as locked.
+            IncompleteError: the network failed; run again.
+        """
+
+    def fetch_input(
+        self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
+    ) -> tuple[Path, FileDigests]:
+        """Fetches a file that others are made from, unless an earlier run did.
+
+        Returns:
+            Its path, in `folder` or on this machine, and its digests.
+
+        Raises:
+            StageError: as for `fetch`.
+        """
+        target, expected = folder / self.input_name(ingredient.origin), ingredient.expected
+        if target.is_file() and expected.evidence:
+            digests = hash_file(target, git=expected.needs_git, progress=progress)
+            if expected.mismatch(digests) is None:
+                return target, digests
+            progress(-digests.size)
+        target.unlink(missing_ok=True)
+        return target, self.fetch(asset, ingredient, target, progress)
+
+    def input_name(self, origin: str) -> str:
+        """The name of such a file in the workshop. Names of a Hub may differ in case only."""
+        endings = re.search(r"(\.[A-Za-z0-9]{1,10}){0,2}$", origin)
+        return sha256_of_bytes(origin.encode())[:24] + (endings[0] if endings else "")
+
+    def check_may_make(self, asset: LockedAsset) -> None:
+        """Checks before any download that the user allows what `make` does.
+
+        Raises:
+            PolicyError: an option is missing.
+        """
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        """Makes the files of an asset that are not as published.
+
+        Args:
+            inputs: by origin, the files that `asset.made_from` names.
+            out: a folder that does not exist yet.
+            root: the bundle, with the asset's other files.
+
+        Raises:
+            StageError: what the tools refuse.
+        """
+        return asset, []
+
+    def new_asset(self, kind: str, source: Source) -> LockedAsset:
+        """The asset, without its files."""
+        request = as_lock_request(self.request)
+        return LockedAsset(name=self.name, kind=kind, request=request, source=source, files=())
+
+    def check_pin(self, key: str, asked: object, locked: object) -> None:
+        """Checks that the lock has the value of a key of the manifest."""
         if asked != locked:
+            manifest = self.run.manifest
             raise UsageError(
-                f"{manifest.place(asset.name, key)}: `{asset.name}`: "
+                f"{manifest.place(self.name, key)}: `{self.name}`: "
                 f"{manifest.lock_path.name} pins {locked} instead of {asked}.",
                 "Find out where that lock comes from. To resolve again: "
-                f"stage lock {manifest.path} --update {asset.name}",
+                f"stage lock {manifest.path} --update {self.name}",
             )
+
+
+def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
+    """The source of each asset of the manifest, by its name."""
+    from stage.staging.sources.files import PathSource
+    from stage.staging.sources.hub import DatasetSource, MetricSource, ModelSource
+    from stage.staging.sources.url import UrlSource
+
+    sources: dict[str, AssetSource[Any]] = {}
+    for name, request in run.manifest.requests.items():
+        match request:
+            case ModelRequest():
+                sources[name] = ModelSource(name, request, run)
+            case DatasetRequest():
+                sources[name] = DatasetSource(name, request, run)
+            case MetricRequest():
+                sources[name] = MetricSource(name, request, run)
+            case PathRequest():
+                sources[name] = PathSource(name, request, run)
+            case UrlRequest():
+                sources[name] = UrlSource(name, request, run)
+            case EnvironmentRequest():
+                from stage.staging.sources.environment import EnvironmentSource  # imports much
+
+                sources[name] = EnvironmentSource(name, request, run)
+    return sources

@@ -1,55 +1,97 @@
-"""One file at an http or https address becomes an asset: unchanged, unpacked or converted.
+"""One file at an http or https address: unchanged, unpacked or converted.
 
-The lock pins the file at the address (size, sha256); `stage.staging.build` makes the files of the
-asset from it. Without a `sha256` in the manifest, the first fetch pins the bytes that it received.
+The lock pins the file at the address (size, sha256), and the files of the asset are made from it.
+Without a `sha256` in the manifest, the first fetch pins the bytes that it received.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from stage.convert.archives import unpack
+from stage.digests import FileDigests, hash_file
 from stage.download.downloader import Downloader
 from stage.download.http import without_credentials
 from stage.download.request import Download
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.lock.manifest import Manifest
-from stage.lock.model import Ingredient, LockedAsset, Source
-from stage.lock.requests import UrlRequest, as_lock_request, way_without
+from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
+from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
+from stage.staging.sources.parquet import converted
+from stage.staging.sources.source import AssetSource, Made, Progress
 
 
-def resolve_url(
-    name: str, request: UrlRequest, downloader: Downloader, manifest: Manifest
-) -> LockedAsset:
-    """Asks the server for the size of the file, and returns the locked asset.
+class UrlSource(AssetSource[UrlRequest]):
+    """A file at an address."""
 
-    Args:
-        name: of the asset.
+    def resolve(self) -> LockedAsset:
+        """Asks the server for the size of the file."""
+        url, what = self.request.url, f"{self.run.manifest.place(self.name, 'url')}: `{self.name}`"
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            raise UsageError(
+                f"{what}: the address has a user name or password in it, and the bundle would hold "
+                "it.",
+                "Download the file yourself and name it with `path:`.",
+            )
+        asset = self.new_asset("dataset" if self.request.convert else "files", Source("url", url))
+        self._check_name(asset, file_name(url, what), what)
+        unknown = Ingredient(url, None, self.request.sha256)
+        size, _ = self.run.downloader.probe(download_of(self.name, unknown, None, what))
+        return replace(asset, made_from=(replace(unknown, size=size),))
 
-    Raises:
-        UsageError: an address that cannot be used, or that the server refuses.
-        PolicyError: a file name that is not allowed in a bundle.
-        IncompleteError: the server cannot be reached.
-    """
-    what = f"{manifest.place(name, 'url')}: `{name}`"
-    parts = urlsplit(request.url)
-    if parts.username or parts.password:
-        raise UsageError(
-            f"{what}: the address has a user name or password in it, and the bundle would hold it.",
-            "Download the file yourself and name it with `path:`.",
-        )
-    asset = LockedAsset(
-        name=name,
-        kind="dataset" if request.convert else "files",
-        request=as_lock_request(request),
-        source=Source("url", request.url),
-        files=(),
-    )
-    check_path(f"{asset.folder}/{file_name(request.url, what)}", what, way_without(asset.request))
-    unknown = Ingredient(request.url, None, request.sha256)
-    size, _ = downloader.probe(download_of(name, unknown, None, what))
-    return replace(asset, made_from=(replace(unknown, size=size),))
+    def _check_name(self, asset: LockedAsset, name: str, what: str) -> None:
+        check_path(f"{asset.folder}/{name}", what, way_without(asset.request))
+
+    def check_unchanged(self, asset: LockedAsset) -> None:
+        for ingredient in asset.made_from or [Ingredient("nothing", None, None)]:
+            self.check_pin("url", self.request.url, ingredient.origin)
+            self.check_pin("sha256", self.request.sha256 or ingredient.sha256, ingredient.sha256)
+
+    def fetch(
+        self,
+        asset: LockedAsset,
+        file: LockedFile | Ingredient,
+        target: Path,
+        progress: Progress,
+    ) -> FileDigests:
+        download = download_of(self.name, file, self.run.downloader)
+        return self.run.downloader.fetch(download, target, progress)
+
+    def fetch_input(
+        self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
+    ) -> tuple[Path, FileDigests]:
+        """As in the base class. A file whose digest nobody knows is taken over from an earlier run
+        if the server says that its version is the same."""
+        if ingredient.sha256 is not None:
+            return super().fetch_input(asset, ingredient, folder, progress)
+        download = download_of(self.name, ingredient, self.run.downloader)
+        name = f"{download.identity.value[:12]}-{self.input_name(ingredient.origin)}"
+        if download.version and (folder / name).is_file():
+            return folder / name, hash_file(folder / name, progress=progress)
+        return folder / name, self.run.downloader.fetch(download, folder / name, progress)
+
+    def input_name(self, origin: str) -> str:
+        return file_name(origin, self.what)
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        request, how = self.request, "download"
+        files = {file_name(origin, self.what): path for origin, path in inputs.items()}
+        for name in files:
+            self._check_name(asset, name, self.what)
+        if request.unpack:
+            (archive,), how = files.values(), "unpack"
+            files = {name: out / name for name in unpack(archive, out, self.what)}
+        if request.convert:
+            parquet = out.with_name("parquet")
+            return converted(self, asset, request.convert, files, parquet)
+        return asset, [
+            (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path)
+            for name, path in files.items()
+        ]
 
 
 def file_name(url: str, what: str) -> str:
@@ -71,7 +113,10 @@ def file_name(url: str, what: str) -> str:
 
 
 def download_of(
-    name: str, ingredient: Ingredient, downloader: Downloader | None, what: str | None = None
+    name: str,
+    file: LockedFile | Ingredient,
+    downloader: Downloader | None,
+    what: str | None = None,
 ) -> Download:
     """The download of the file at an address.
 
@@ -81,18 +126,19 @@ def download_of(
             all parts are of one version; None: the server is not asked.
         what: names the asset in errors.
     """
-    what = what or f"{name}: {without_credentials(ingredient.origin)}"
+    url = file.origin
+    what = what or f"{name}: {without_credentials(url)}"
     download = Download(
         what=what,
-        url=ingredient.origin,
-        expected=ingredient.expected,
-        refused=lambda status, code: _refused(what, ingredient.origin, status),
+        url=url,
+        expected=file.expected,
+        refused=lambda status, code: _refused(what, url, status),
         redirects_expire=False,
         pin="The file at that address changed, or the sha256 is of another file: check both. "
         "To accept the new file, write its `sha256` into the manifest; if the manifest has none: "
         f"--update {name}",
     )
-    if downloader is not None and (ingredient.sha256 is None or ingredient.size is None):
+    if downloader is not None and (file.sha256 is None or file.size is None):
         size, version = downloader.probe(download)
         expected = replace(download.expected, size=size)
         download = replace(download, expected=expected, version=version)

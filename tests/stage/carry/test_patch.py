@@ -16,11 +16,11 @@ from stage.bundle import bundle as layout
 from stage.bundle.receipt import Receipt, find, state_folder
 from stage.bundle.report import read_report
 from stage.bundle.verify import verify
-from stage.bundle.working_folder import alone_in
 from stage.carry.apply_patch import apply
 from stage.carry.make_patch import patch_damage
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, IncompleteError, UsageError
+from stage.staging.working_folder import alone_in
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 

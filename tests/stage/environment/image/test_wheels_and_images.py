@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from scripts.lib.conda import channel as conda_channel
-from stage.bundle.working_folder import WORKSHOP, WorkFolder
 from stage.environment.image import image
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.advice import Target
@@ -23,6 +22,7 @@ from stage.environment.solve.sdists import build_wheel
 from stage.environment.spec.packages import Package, read_packages
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
+from stage.staging.working_folder import WORKSHOP, WorkFolder
 from tests.support.environment.laptop import (
     EnvironmentLaptop,
     bootstrap,

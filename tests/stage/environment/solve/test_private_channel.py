@@ -77,7 +77,8 @@ def test_passwords_are_asked_with_and_never_kept(
     from stage.lock.manifest import Manifest
     from stage.lock.read import read_lock
     from stage.progress import Reporter
-    from stage.staging.sources.source import Sources
+    from stage.staging.options import FetchOptions
+    from stage.staging.sources.source import Run, connect, open_sources
 
     desk.index.password = "member:w%20rd-s3cret"
     secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
@@ -106,10 +107,9 @@ def test_passwords_are_asked_with_and_never_kept(
     )
     asset = locked.assets["small-env"]
     with Reporter(quiet=True) as reporter:
-        sources = Sources(None, reporter)
+        run = Run(manifest, FetchOptions(), reporter, *connect(None, reporter))
+        source = open_sources(run)["small-env"]
         for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
             (file,) = [file for file in asset.files if file.path.endswith(ending)]
             target = desk.folder / file.path
-            assert (
-                sources.bring(asset, file, manifest, target, lambda _: None).sha256 == file.sha256
-            )
+            assert source.fetch(asset, file, target, lambda _: None).sha256 == file.sha256

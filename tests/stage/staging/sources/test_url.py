@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -179,11 +180,27 @@ def test_the_next_run_goes_on_where_the_last_one_was(
     left.mkdir(parents=True)
     etag = f'"{sha256(DATA)[:16]}"'
     name = sha256(f"{web.url('/f')}\n{len(DATA)}\n{etag}".encode())[:12]
-    (left / f"f.{name}.partial").write_bytes(DATA[:2_000_000])
+    (left / f"{name}-f.{name}.partial").write_bytes(DATA[:2_000_000])
     Path("b/fetch.partial").write_text("")
     stage("fetch", "m.yaml", "-o", "b")
     assert ("/f", "bytes=2000000-") in web.requests
     assert Path("b/data/files/x/f").read_bytes() == DATA and not Path("b/workshop.partial").exists()
+
+
+def test_a_whole_file_that_an_earlier_run_left_is_taken_if_the_server_says_so(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """No digest is known before the bundle is finished, and the lock is not written in between."""
+    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
+    manifest(url=web.url("/t.csv"), convert="csv")
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert json.loads(Path("m.lock").read_text())["assets"]["x"]["made_from"][0]["sha256"] is None
+    web.probes, web.requests = 0, []
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert len(web.requests) == 1, "only asked for its version"
+    web.validator = False
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert len(web.requests) == 3
 
 
 def test_a_file_that_changes_between_two_answers_is_not_a_mixture(

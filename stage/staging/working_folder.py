@@ -126,10 +126,6 @@ class WorkFolder:
             "folder)",
         )
 
-    def size_of(self, path: str) -> int | None:
-        """Bytes of a file that is here; None if it is not."""
-        return self.sizes.get(path)
-
     @property
     def partial_size(self) -> int:
         """Bytes that interrupted downloads left."""
@@ -155,7 +151,7 @@ class WorkFolder:
             )
         return stale
 
-    def given_up(self, wanted: set[str]) -> list[LockedFile]:
+    def unwanted(self, wanted: set[str]) -> list[LockedFile]:
         """Files of the earlier bundle here, as its lock has them, that `wanted` does not name."""
         files = self.lock.files if self.lock else ()
         return [

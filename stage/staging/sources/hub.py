@@ -1,0 +1,177 @@
+"""Repositories of a Hub: models, datasets and metrics."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stage.convert.convert import convert_splits
+from stage.digests import FileDigests, is_hex
+from stage.errors import IncompleteError, PolicyError, UsageError
+from stage.files import human_size
+from stage.hub.datasets import resolve_dataset
+from stage.hub.models import resolve_model
+from stage.hub.parquet_layout import info_of, natural
+from stage.hub.remote_code import made_local
+from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
+from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without
+from stage.lock.yaml_lines import MAX_SIZE, split_card
+from stage.paths import check_path
+from stage.staging.sources.parquet import in_config
+from stage.staging.sources.source import AssetSource, Made, Progress, R
+
+
+class HubSource(AssetSource[R]):
+    """A repository at a commit. Each file has the digest that the Hub publishes."""
+
+    repository_kind = "model"
+
+    def resolve(self) -> LockedAsset:
+        try:
+            return self._resolve()
+        except (UsageError, IncompleteError) as error:
+            id = self.request.repository
+            if not (self.run.manifest.path.parent / id).is_dir():
+                raise
+            hint = f"A folder {id} lies beside the manifest: if that is meant, write `path: {id}`."
+            raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
+
+    @abstractmethod
+    def _resolve(self) -> LockedAsset: ...
+
+    def check_unchanged(self, asset: LockedAsset) -> None:
+        if is_hex(self.request.revision, 40):
+            self.check_pin("revision", self.request.revision, asset.source.commit)
+
+    def fetch(
+        self,
+        asset: LockedAsset,
+        file: LockedFile | Ingredient,
+        target: Path,
+        progress: Progress,
+    ) -> FileDigests:
+        source, path = asset.source, getattr(file, "path", None)
+        id, commit = source.repository, source.commit or ""
+        if source.parquet_commit and file.origin.endswith(".parquet"):
+            commit = source.parquet_commit
+        for code in asset.code:
+            if path in code.files:
+                id, commit = code.repository, code.commit
+        what = f"{asset.name}: {file.origin}"
+        download = self.run.hub.download(what, self.repository_kind, id, commit, file.expected)
+        return self.run.downloader.fetch(download, target, progress)
+
+
+class ModelSource(HubSource[ModelRequest]):
+    """A model or a tokenizer."""
+
+    def _resolve(self) -> LockedAsset:
+        run = self.run
+        return resolve_model(
+            self.name,
+            self.request,
+            run.hub,
+            run.reporter,
+            self.what,
+            allow_pickle=run.options.allow_pickle,
+        )
+
+    def check_may_make(self, asset: LockedAsset) -> None:
+        pickles = [i.origin for i in asset.made_from if not i.origin.endswith(".json")]
+        if pickles and not self.run.options.allow_pickle:
+            raise PolicyError(
+                f"{self.what}: its weights are made of pickles "
+                f"({pickles[0]}), which have to be fetched again.",
+                "Run with --allow-pickle: they are read with torch.load(weights_only=True) and "
+                "converted to safetensors.",
+            )
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        """Converts pickles to safetensors, and makes configs refer to code beside them."""
+        from stage.convert.pickled_weights import convert_pickles
+
+        configs = [origin for origin in inputs if origin.endswith(".json")]
+        pickles = {origin: path for origin, path in inputs.items() if origin not in configs}
+        weights = convert_pickles(pickles, out, self.what) if pickles else {}
+        made = [
+            (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
+            for name, origin in weights.items()
+        ]
+        for origin in configs:
+            path, target = f"{asset.folder}/{origin}", out / origin
+            check_path(path, self.what, way_without(asset.request))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
+            made.append((LockedFile(path, 0, None, None, origin, "auto_map"), target))
+        return asset, made
+
+
+class DatasetSource(HubSource[DatasetRequest]):
+    """A dataset: its files as published, or one config by splits."""
+
+    repository_kind = "dataset"
+
+    def _resolve(self) -> LockedAsset:
+        run = self.run
+        return resolve_dataset(self.name, self.request, run.hub, run.reporter, self.what)
+
+    def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        """Converts files whose splits are known since the dataset was resolved.
+
+        Facts about columns come from the card in the bundle: the same lock gives the same bytes.
+        """
+        config = next(iter(asset.configs))
+        splits: dict[str, list[str]] = {}
+        how = None
+        for ingredient in sorted(asset.made_from, key=lambda i: natural(i.origin)):
+            if (part := ingredient.part) is None:
+                continue
+            path = f"{asset.folder}/{config}/{part.split}.parquet"
+            check_path(path, self.what, way_without(asset.request))
+            splits.setdefault(part.split, []).append(ingredient.origin)
+            how = how or part
+        assert how is not None
+
+        def note(said: str) -> None:
+            self.run.reporter.note(f"{asset.name}: {config}: {said}")
+
+        made = convert_splits(
+            how.convert,
+            inputs,
+            splits,
+            out,
+            self.what,
+            how.separator,
+            features=_features(root, asset, config, note),
+            note=note,
+        )
+        return in_config(asset, config, how.convert, made)
+
+
+class MetricSource(HubSource[MetricRequest]):
+    """A metric of `evaluate`."""
+
+    repository_kind = "space"
+
+    def _resolve(self) -> LockedAsset:
+        from stage.hub.metrics import resolve_metric
+
+        run = self.run
+        return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
+
+
+def _features(root: Path, asset: LockedAsset, config: str, note: Callable[[str], None]) -> Any:
+    """The columns as the dataset's card describes them."""
+    card = next((file for file in asset.files if file.path == f"{asset.folder}/{CARD}"), None)
+    if card is None:
+        return None
+    if card.size > MAX_SIZE:
+        note(
+            f"its card has {human_size(card.size)}: class names are read from cards "
+            f"of up to {human_size(MAX_SIZE)}"
+        )
+        return None
+    metadata, _ = split_card((root / card.path).read_text(encoding="utf-8", errors="replace"))
+    return info_of(metadata.get("dataset_info"), config).get("features")
