@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stage.convert.convert import convert_splits
 from stage.digests import FileDigests, is_hex
@@ -20,10 +20,12 @@ from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way
 from stage.lock.yaml_lines import MAX_SIZE, split_card
 from stage.paths import check_path
 from stage.staging.sources.parquet import in_config
-from stage.staging.sources.source import AssetSource, Made, Progress, R
+from stage.staging.sources.source import AssetSource, Made, Progress
+
+H = TypeVar("H", bound=ModelRequest | DatasetRequest | MetricRequest)
 
 
-class HubSource(AssetSource[R]):
+class HubSource(AssetSource[H]):
     """A repository at a commit. Each file has the digest that the Hub publishes."""
 
     repository_kind = "model"

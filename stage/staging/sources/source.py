@@ -28,6 +28,7 @@ from stage.lock.requests import (
     MetricRequest,
     ModelRequest,
     PathRequest,
+    Request,
     UrlRequest,
     as_lock_request,
 )
@@ -37,15 +38,7 @@ from stage.staging.options import FetchOptions
 Progress = Callable[[int], None]
 Made = tuple[LockedAsset, list[tuple[LockedFile, Path]]]
 """An asset with files that were made, and where each of them is now; their digests are unknown."""
-R = TypeVar(
-    "R",
-    bound=ModelRequest
-    | DatasetRequest
-    | MetricRequest
-    | PathRequest
-    | UrlRequest
-    | EnvironmentRequest,
-)
+R = TypeVar("R", bound=Request)
 
 
 def connect(endpoint: str | None, reporter: Reporter, at_once: int = 4) -> tuple[Hub, Downloader]:
