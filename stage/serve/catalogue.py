@@ -25,7 +25,7 @@ import yaml
 
 from stage.bundle.bundle import Bundle
 from stage.files import open_inside
-from stage.hub.parquet_layout import CONVERSION_BRANCH
+from stage.hub.layout import CONVERSION_BRANCH
 from stage.lock.model import LeftOut, LockedAsset, LockedFile
 from stage.lock.yaml_lines import split_card
 from stage.serve.answers import MAIN

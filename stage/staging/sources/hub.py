@@ -12,8 +12,8 @@ from stage.digests import FileDigests, is_hex
 from stage.errors import IncompleteError, PolicyError, UsageError
 from stage.files import human_size
 from stage.hub.datasets import resolve_dataset
+from stage.hub.layout import info_of, natural
 from stage.hub.models import resolve_model
-from stage.hub.parquet_layout import info_of, natural
 from stage.hub.remote_code import made_local
 from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
 from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stage.convert.convert import CONFIG, Split, convert
-from stage.hub.parquet_layout import splits_of_names
+from stage.hub.layout import splits_of_names
 from stage.lock.model import LockedAsset, LockedFile, LockedSplit
 from stage.lock.requests import PathRequest, UrlRequest
 from stage.staging.sources.source import AssetSource, Made

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
-from stage.hub.parquet_layout import splits_of_names
+from stage.hub.layout import splits_of_names
 
 
 @pytest.fixture

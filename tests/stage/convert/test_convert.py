@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from stage.convert.convert import convert
 from stage.convert.plain_pickle import Array, read_pickle
 from stage.errors import DamageError, PolicyError, StageError, UsageError
-from stage.hub.parquet_layout import splits_of_names
+from stage.hub.layout import splits_of_names
 
 
 def test_a_csv_with_user_and_prompt(converted: Callable[..., dict[str, pa.Table]]) -> None:

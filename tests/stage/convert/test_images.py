@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
-from stage.hub.parquet_layout import splits_of_names
+from stage.hub.layout import splits_of_names
 
 
 def test_a_folder_of_images_becomes_images_with_labels(

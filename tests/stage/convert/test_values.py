@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from stage.convert.convert import convert
 from stage.errors import UsageError
-from stage.hub.parquet_layout import splits_of_names
+from stage.hub.layout import splits_of_names
 
 Convert = Callable[..., pa.Table]
 NO_VALUE = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A"]

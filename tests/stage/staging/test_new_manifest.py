@@ -42,12 +42,14 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
 
 def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:
     files = dataset_files()
+    configs = "".join(f"- config_name: {c}\n  data_files: {c}/*\n" for c in ("a-raw", "b-raw"))
     laptop.hub.commit(
         "datasets",
         "acme/several",
         {
-            f"{config}/train.parquet": files["plain/train-00000-of-00002.parquet"]
-            for config in ("b-raw", "a-raw")
+            "README.md": f"---\nconfigs:\n{configs}---\n".encode(),
+            "a-raw/train.parquet": files["plain/train-00000-of-00002.parquet"],
+            "b-raw/train.parquet": files["plain/train-00000-of-00002.parquet"],
         },
     )
     laptop.hub.commit(

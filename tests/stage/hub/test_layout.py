@@ -12,15 +12,15 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from stage.errors import UsageError
-from stage.hub.parquet_layout import (
-    Layout,
+from stage.hub.layout import (
     check_shards_are_whole,
+    converted,
     declared_rows,
     default_config,
-    from_card,
-    from_conversion,
-    from_names,
+    published,
 )
+
+Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths
 
 # Salesforce/wikitext
 WIKITEXT = [
@@ -43,6 +43,16 @@ WIKITEXT_CARD = [
     }
     for version in ("103-raw-v1", "103-v1", "2-raw-v1", "2-v1")
 ]
+
+
+def from_card(configs: Any, paths: list[str]) -> Layout:
+    """The layout of the configs that are published as parquet."""
+    found = published(configs, paths)
+    return {name: c.splits for name, c in found.items() if c.is_published_parquet}
+
+
+def from_names(paths: list[str]) -> Layout:
+    return from_card(None, paths)
 
 
 def library(folder: Path, paths: list[str], configs: Any = None) -> Layout:
@@ -215,20 +225,11 @@ def test_any_names_mean_what_they_mean_to_the_library(
     assert unordered(from_names(paths)) == unordered(expected)
 
 
-def test_folders_of_parquet_without_a_card_are_configs() -> None:
-    layout = from_names([*WIKITEXT, "README.md", "x.csv"])
-    assert list(layout) == [
-        "wikitext-103-raw-v1",
-        "wikitext-103-v1",
-        "wikitext-2-raw-v1",
-        "wikitext-2-v1",
-    ]
-    assert layout["wikitext-2-v1"]["validation"] == [
-        "wikitext-2-v1/validation-00000-of-00001.parquet"
-    ]
-    assert from_names(["en/unlabelled-00000-of-00001.parquet"]) == {
-        "en": {"unlabelled": ["en/unlabelled-00000-of-00001.parquet"]}
-    }
+def test_folders_of_parquet_without_a_card_are_one_config_as_to_the_library(
+    tmp_path: Path,
+) -> None:
+    assert unordered(from_names(WIKITEXT)) == unordered(library(tmp_path, WIKITEXT))
+    assert list(from_names(WIKITEXT)) == ["default"]
 
 
 def test_shards_are_in_the_order_of_their_numbers() -> None:
@@ -266,7 +267,8 @@ def test_a_config_of_other_files_is_not_taken_for_parquet() -> None:
         {"config_name": "raw", "data_files": "*.jsonl"},
         {"config_name": "mixed", "data_files": "*"},
     ]
-    assert from_card(card, ["a.jsonl", "b.parquet"]) == {}
+    # The library reads b.parquet too, and fails at a.jsonl.
+    assert from_card(card, ["a.jsonl", "b.parquet"]) == {"mixed": {"train": ["b.parquet"]}}
 
 
 @pytest.mark.parametrize(
@@ -294,9 +296,8 @@ def test_the_hubs_own_conversion_is_read() -> None:
         "plain/train/0001.parquet",
         "plain/test/0000.parquet",
     ]
-    assert from_conversion(
-        [*paths, "other/train/0010.parquet", "other/train/0009.parquet"], "w", None
-    ) == {
+    found = converted([*paths, "other/train/0010.parquet", "other/train/0009.parquet"])
+    assert {name: config.splits for name, config in found.items()} == {
         "plain": {
             "test": ["plain/test/0000.parquet"],
             "train": ["plain/train/0000.parquet", "plain/train/0001.parquet"],
@@ -306,11 +307,17 @@ def test_the_hubs_own_conversion_is_read() -> None:
 
 
 def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
-    paths = ["big/partial-train/0000.parquet", "small/train/0000.parquet"]
-    for asked in ("big", None):
-        with pytest.raises(UsageError, match=r"the Hub converted only a part"):
-            from_conversion(paths, "w", asked)
-    assert list(from_conversion(paths, "w", "small")) == ["small"]
+    paths = [
+        "big/partial-train/0000.parquet",
+        "big/test/0000.parquet",
+        "small/train/0000.parquet",
+        "tail/a/0000.parquet",
+        "tail/partial-b/0000.parquet",
+    ]
+    found = converted(paths)
+    for name in ("big", "tail"):
+        assert "the Hub converted only a part" in str(found[name].problem)
+    assert found["small"].problem is None
 
 
 @pytest.mark.parametrize(
