@@ -1,6 +1,6 @@
 """One frozen request per manifest entry, one class per kind of asset, and its form in the lock.
 
-`stage.lock.manifest` reads them and `stage.staging.sources.source` resolves them. The lock stores
+`stage.lock.manifest` reads them and `stage.staging.sources` resolves them. The lock stores
 them, to find out whether it still answers the manifest.
 """
 

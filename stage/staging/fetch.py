@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import parquet_footer
@@ -49,7 +49,6 @@ from stage.staging.working_folder import WorkFolder, alone_in
 from stage.threads import together
 from stage.version import __version__
 
-T = TypeVar("T")
 Pair = tuple[LockedAsset, LockedFile]
 
 
@@ -164,90 +163,85 @@ class _Fetch:
         self.network, self.sources, self.lock = run, sources, lock
         self.root, self.folder, self.sharing = folder.root, folder, sharing
         self.digests: dict[str, FileDigests] = {}
+        self.shared: dict[str, int] = {}  # path -> bytes of files that were on this machine already
+        self.to_make: set[str] = set()  # names of assets
 
     def run(self, plan: Plan) -> FetchOutcome:
-        """Checks the files that are here, fetches the others, and finishes the bundle."""
+        """Checks the files that are here, brings the others, and finishes the bundle."""
         stale = self.folder.stale({file.path for file in self.lock.files})
         check_space(self.root, plan.space)
         absent = self._absent()
-        shared = self._take_shared([pair for pair in absent if self.sharing.has(pair[1])])
-        absent = [(asset, file) for asset, file in absent if file.path not in shared]
-        to_make = self._to_make([asset.name for asset, file in absent if file.made_by])
-        if not absent and not to_make and not stale and self._is_finished():
+        self._find_what_to_make(absent)
+        if not absent and not self.to_make and not stale and self._is_finished():
             self.reporter.note(f"{self.root}: complete already; nothing to do")
         else:
             sealed = _sealed(self.root)
             self.folder.mark_unfinished({file.path for file in self.lock.files})
-            to_fetch = [(asset, file) for asset, file in absent if not file.made_by]
-            self._each("fetch", to_fetch, self._fetch)
-            self._make(to_make)
+            remade = {
+                f.path for name in self.to_make for f in self.lock.assets[name].files if f.made_by
+            }
+            self._each(
+                "fetch", [pair for pair in absent if pair[1].path not in remade], self._bring
+            )
+            self.sharing.report_taken()
+            self._make()
             self._finish(stale, sealed)
         write_lock(self.lock, self.manifest.lock_path)
         self.sharing.keep(self.digests)
-        return self._outcome(absent, to_make, shared)
+        return self._outcome(absent)
 
     def _absent(self) -> list[Pair]:
         """Files that are missing or damaged. Hashes all files that are here."""
-        here: list[Pair] = []
-        absent: list[Pair] = []
-        for asset in self.lock.assets.values():
-            for file in asset.files:
-                is_here = self.folder.sizes.get(file.path) == file.size
-                (here if is_here else absent).append((asset, file))
+        pairs = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
+        here = [pair for pair in pairs if self.folder.sizes.get(pair[1].path) == pair[1].size]
         if here:
             size = human_size(sum(file.size for _, file in here))
             self.reporter.note(f"checking {human_count(len(here), 'file')} ({size}) already here")
-            is_sound = self._each("check", here, self._check)
-            absent += [pair for pair, sound in zip(here, is_sound, strict=True) if not sound]
-        return absent
+            self._each("check", here, self._check)
+        return [pair for pair in pairs if pair[1].path not in self.digests]
 
-    def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
-        """Hashes a file that is here; False if it is damaged."""
+    def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
+        """Hashes a file that is here."""
         expected = file.expected
         digests = hash_file(self.root / file.path, git=expected.needs_git, progress=progress)
-        if expected.mismatch(digests) is not None:
+        if expected.mismatch(digests) is None:
+            self.digests[file.path] = digests
+        else:
             self.reporter.warn(f"{file.path}: here, but not as locked; fetching it again")
-            return False
-        self.digests[file.path] = digests
-        return True
 
-    def _take_shared(self, pairs: Sequence[Pair]) -> dict[str, int]:
-        """Takes files that are on this machine; returns the path and size of each."""
-        if not pairs:
-            return {}
-        self.folder.mark_unfinished({file.path for file in self.lock.files})
-        taken = self._each("store", pairs, self._take)
-        self.sharing.report_taken()
-        return {f.path: f.size for (_, f), is_here in zip(pairs, taken, strict=True) if is_here}
+    def _find_what_to_make(self, absent: Sequence[Pair]) -> None:
+        """Finds the assets whose converted files are missing, or were never made."""
+        for asset, file in absent:
+            if file.made_by and not self.sharing.has(file):
+                self.to_make.add(asset.name)
+        self.to_make |= {
+            a.name for a in self.lock.assets.values() if a.made_from and not was_made(a)
+        }
+        for name in sorted(self.to_make):
+            self.sources[name].check_may_make(self.lock.assets[name])
 
-    def _take(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> bool:
+    def _bring(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
+        """Takes a file that is on this machine already, else fetches it."""
         digests = self.sharing.take(file, progress)
         if digests is not None:
-            self.digests[file.path] = digests
-        return digests is not None
+            self.shared[file.path] = file.size
+        elif file.made_by:  # what the store had was damaged
+            self.to_make.add(asset.name)
+            return
+        else:
+            target = self.root / file.path
+            target.unlink(missing_ok=True)
+            digests = self.sources[asset.name].fetch(asset, file, target, progress)
+        self.digests[file.path] = digests
 
-    def _to_make(self, incomplete: Sequence[str]) -> list[str]:
-        """Names of assets whose converted files are missing, or were never made."""
-        new = [a.name for a in self.lock.assets.values() if a.made_from and not was_made(a)]
-        names = sorted({*incomplete, *new})
-        for name in names:
-            self.sources[name].check_may_make(self.lock.assets[name])
-        return names
-
-    def _fetch(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
-        target = self.root / file.path
-        target.unlink(missing_ok=True)
-        source = self.sources[asset.name]
-        self.digests[file.path] = source.fetch(asset, file, target, progress)
-
-    def _make(self, names: Sequence[str]) -> None:
+    def _make(self) -> None:
         """Makes files that are not as published. One asset's mistake does not hide another's."""
         mistakes = Mistakes()
-        for name in names:
+        for name in sorted(self.to_make):
+            asset, source = self.lock.assets[name], self.sources[name]
             with mistakes:
-                asset, digests = build_asset(
-                    self.lock.assets[name], self.sources[name], self.folder, self.sharing
-                )
+                source.check_may_make(asset)
+                asset, digests = build_asset(asset, source, self.folder, self.sharing)
                 self.digests.update(digests)
                 self.lock = self.lock.with_asset(asset)
                 check_names(self.lock, self.manifest)
@@ -296,14 +290,10 @@ class _Fetch:
             return False
         return (self.root / layout.REQUEST).read_bytes() == self.manifest.text
 
-    def _outcome(
-        self, absent: Sequence[Pair], to_make: Sequence[str], shared: Mapping[str, int]
-    ) -> FetchOutcome:
+    def _outcome(self, absent: Sequence[Pair]) -> FetchOutcome:
         """The result, printed as well."""
-        fetched = [file for _, file in absent if not file.made_by]
-        fetched += [
-            file for name in to_make for file in self.lock.assets[name].files if file.made_by
-        ]
+        made = [f for name in self.to_make for f in self.lock.assets[name].files if f.made_by]
+        fetched = [f for _, f in absent if not f.made_by and f.path not in self.shared] + made
         size = max(0, sum(f.size for f in fetched) - self.network.downloader.taken_over)
         count = len(self.lock.files)
         self.reporter.note(
@@ -318,8 +308,8 @@ class _Fetch:
             self.lock.size,
             len(fetched),
             size,
-            len(shared),
-            sum(shared.values()),
+            len(self.shared),
+            sum(self.shared.values()),
             False,
         )
 
@@ -327,21 +317,16 @@ class _Fetch:
         self,
         what: str,
         pairs: Sequence[Pair],
-        work: Callable[[LockedAsset, LockedFile, Progress], T],
-    ) -> list[T]:
+        work: Callable[[LockedAsset, LockedFile, Progress], None],
+    ) -> None:
         """Runs `work` on every file, several at once, the largest first.
 
         The first failure ends the others soon, and is the one that is raised.
-
-        Returns:
-            The results in the order of `pairs`.
         """
-        order = sorted(range(len(pairs)), key=lambda i: -pairs[i][1].size)
+        largest_first = sorted(pairs, key=lambda pair: -pair[1].size)
         stop = self.network.downloader.stop.set
         with self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as progress:
-            done = together(lambda i: work(*pairs[i], progress), order, self.options.jobs, stop)
-        results = dict(zip(order, done, strict=True))
-        return [results[i] for i in range(len(pairs))]
+            together(lambda pair: work(*pair, progress), largest_first, self.options.jobs, stop)
 
 
 def _sealed(root: Path) -> tuple[bytes, bytes] | None:

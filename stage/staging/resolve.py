@@ -214,35 +214,14 @@ def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:
     """An asset that is resolved again to the same files keeps its completed entry."""
     for name, asset in lock.assets.items():
         old = previous.assets.get(name)
-        if old is not None and old is not asset and _same_but_for_digests(asset, old):
+        if old is not None and asset.source.type == "hub" and _pins(asset) == _pins(old):
             lock = lock.with_asset(old)
     return lock
 
 
-def _same_but_for_digests(new: LockedAsset, old: LockedAsset) -> bool:
-    if (new.source, dict(new.request), new.licence, new.left_out) != (
-        old.source,
-        dict(old.request),
-        old.licence,
-        old.left_out,
-    ):
-        return False
-    return new.source.type == "hub" and _as_published(new) == _as_published(old)
-
-
-def _as_published(asset: LockedAsset) -> tuple[object, ...]:
-    """What resolving alone shows: no digests of small files, no files that are made of others."""
-    splits = {
-        (c, s, split.declared_rows)
-        for c, splits in asset.configs.items()
-        for s, split in splits.items()
-    }
-    return (
-        sorted((f.path, f.size, str(f.upstream), f.origin) for f in asset.files if not f.made_by),
-        sorted((i.origin, i.size or 0, str(i.upstream), str(i.part)) for i in asset.made_from),
-        sorted(splits, key=str),
-        (asset.aliases, asset.base, asset.code),
-    )
+def _pins(asset: LockedAsset) -> LockedAsset:
+    """What decides all files of an asset of a Hub: the same commit, chosen from in the same way."""
+    return replace(asset, request=dict(asset.request), files=(), made_from=(), configs={})
 
 
 def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:

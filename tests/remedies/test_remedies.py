@@ -103,7 +103,7 @@ MANIFESTS = (
     Case("stage/staging/prechecks.py", "Choose a folder outside", {"path": "t"}, {"t/a.txt": "x"},
          "fetch m.yaml -o t/deep/bundle"),
     Case("stage/files.py", "mkdir -p", {}, {"a.csv": ROWS}, "init a.csv -o new/m.yaml"),
-    Case("stage/staging/sources/source.py", "To take the files of", {"path": "a.txt"},
+    Case("stage/staging/sources/files.py", "To take the files of", {"path": "a.txt"},
          {"a.txt": "x"}, later={"a.txt": "y"}),
     Case(SIGNATURE, "Make one: ssh-keygen", {"path": "a.txt"}, {"a.txt": "x"},
          "sign bundle --key KEY", before=(FETCH,)),

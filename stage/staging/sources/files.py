@@ -14,7 +14,6 @@ from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
 from stage.staging.sources.listing import Listing, check_csv_headers, list_path, local_base
-from stage.staging.sources.parquet import converted
 from stage.staging.sources.source import AssetSource, Made, Progress
 
 
@@ -112,7 +111,8 @@ class PathSource(AssetSource[PathRequest]):
         return path, _as_locked(path, digests, ingredient, self._remedy)
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
-        return converted(self, asset, self.request.convert or "", inputs, out)
+        request = self.request
+        return self.converted(asset, request.convert or "", request.separator, inputs, out)
 
     def _local(self, origin: str) -> Path:
         check_path(origin, f"{self.run.manifest.lock_path}: `{self.name}`")

@@ -19,8 +19,7 @@ from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
 from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.yaml_lines import MAX_SIZE, split_card
 from stage.paths import check_path
-from stage.staging.sources.parquet import in_config
-from stage.staging.sources.source import AssetSource, Made, Progress
+from stage.staging.sources.source import AssetSource, Made, Progress, in_config
 
 H = TypeVar("H", bound=ModelRequest | DatasetRequest | MetricRequest)
 

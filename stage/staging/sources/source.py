@@ -10,18 +10,20 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from stage.convert.convert import CONFIG, Split, convert
 from stage.digests import FileDigests, hash_file, sha256_of_bytes
 from stage.download.downloader import Downloader
 from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
 from stage.errors import Mistakes, UsageError
 from stage.hub.client import Hub
+from stage.hub.layout import splits_of_names
 from stage.lock.manifest import Manifest
-from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
+from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.requests import (
     DatasetRequest,
     EnvironmentRequest,
@@ -172,6 +174,26 @@ class AssetSource(ABC, Generic[R]):
         """
         return asset, []
 
+    def converted(
+        self,
+        asset: LockedAsset,
+        how: str,
+        separator: str | None,
+        inputs: Mapping[str, Path],
+        out: Path,
+    ) -> Made:
+        """The asset with files converted to parquet, whose names say which split they are of.
+
+        Raises:
+            StageError: as for `convert`.
+        """
+
+        def note(said: str) -> None:
+            self.run.reporter.note(f"{self.name}: {said}")
+
+        splits = convert(how, inputs, splits_of_names, out, self.what, separator, note)
+        return in_config(asset, CONFIG, how, splits)
+
     def new_asset(self, kind: str, source: Source) -> LockedAsset:
         """The asset, without its files."""
         request = as_lock_request(self.request)
@@ -189,27 +211,41 @@ class AssetSource(ABC, Generic[R]):
             )
 
 
+def in_config(asset: LockedAsset, config: str, how: str, splits: Mapping[str, Split]) -> Made:
+    """The asset with converted splits as one config of it."""
+    folder = f"{asset.folder}/{config}"
+    before = asset.configs.get(config, {})
+    locked = {
+        name: LockedSplit(
+            tuple(f"{folder}/{shard.name}" for shard in split.shards),
+            declared_rows=before[name].declared_rows if name in before else None,
+        )
+        for name, split in splits.items()
+    }
+    files = [
+        (LockedFile(f"{folder}/{shard.name}", 0, None, None, split.origin, how), shard)
+        for split in splits.values()
+        for shard in split.shards
+    ]
+    return replace(asset, configs={config: locked}), files
+
+
 def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
     """The source of each asset of the manifest, by its name."""
     from stage.staging.sources.files import PathSource
     from stage.staging.sources.hub import DatasetSource, MetricSource, ModelSource
     from stage.staging.sources.url import UrlSource
 
-    sources: dict[str, AssetSource[Any]] = {}
-    for name, request in run.manifest.requests.items():
-        match request:
-            case ModelRequest():
-                sources[name] = ModelSource(name, request, run)
-            case DatasetRequest():
-                sources[name] = DatasetSource(name, request, run)
-            case MetricRequest():
-                sources[name] = MetricSource(name, request, run)
-            case PathRequest():
-                sources[name] = PathSource(name, request, run)
-            case UrlRequest():
-                sources[name] = UrlSource(name, request, run)
-            case EnvironmentRequest():
-                from stage.staging.sources.environment import EnvironmentSource  # imports much
+    classes: dict[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
+        ModelRequest: ModelSource,
+        DatasetRequest: DatasetSource,
+        MetricRequest: MetricSource,
+        PathRequest: PathSource,
+        UrlRequest: UrlSource,
+    }
+    requests = run.manifest.requests
+    if any(isinstance(request, EnvironmentRequest) for request in requests.values()):
+        from stage.staging.sources.environment import EnvironmentSource  # imports much
 
-                sources[name] = EnvironmentSource(name, request, run)
-    return sources
+        classes[EnvironmentRequest] = EnvironmentSource
+    return {name: classes[type(request)](name, request, run) for name, request in requests.items()}

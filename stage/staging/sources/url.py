@@ -20,7 +20,6 @@ from stage.errors import IncompleteError, StageError, UsageError
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
-from stage.staging.sources.parquet import converted
 from stage.staging.sources.source import AssetSource, Made, Progress
 
 
@@ -87,7 +86,7 @@ class UrlSource(AssetSource[UrlRequest]):
             files = {name: out / name for name in unpack(archive, out, self.what)}
         if request.convert:
             parquet = out.with_name("parquet")
-            return converted(self, asset, request.convert, files, parquet)
+            return self.converted(asset, request.convert, request.separator, files, parquet)
         return asset, [
             (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path)
             for name, path in files.items()
