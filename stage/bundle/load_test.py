@@ -7,7 +7,6 @@ footers against the lock. It runs no code of the payload. A hostile file can har
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -28,7 +27,7 @@ from stage.bundle.inspect import (
     safetensors_header,
 )
 from stage.bundle.report import Finding, VerificationReport
-from stage.errors import DamageError, UsageError, shortage
+from stage.errors import DamageError, shortage
 from stage.files import human_count
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.model import LockedAsset
@@ -61,16 +60,10 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     """Tries to load everything in a bundle, without network, in a process of its own.
 
     Raises:
-        UsageError: pyarrow is not installed here.
         IncompleteError: there was not enough memory to find out.
     """
     if not any(_is_loaded(asset) for asset in lock.assets.values()):
         return LoadReport((), ())
-    if importlib.util.find_spec("pyarrow") is None:
-        raise UsageError(
-            "To load what is in a bundle needs pyarrow, which this Python has not.",
-            "pip install pyarrow   (without it: the same command without --deep)",
-        )
     command, environment = child("stage.bundle.load_test")
     try:
         done = subprocess.run(

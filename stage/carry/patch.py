@@ -1,210 +1,205 @@
-"""The format of a patch, written and read.
+"""Makes patches from a sound bundle: a folder with the files that another copy needs, whole.
 
-A patch is a folder and a BagIt bag (`sha256sum -c` and bagit validate it). It has `patch.json`, the
-plan, and, under `data/`, whole files named by their sha256. A content is in the patch once, even if
-several files need it. `stage.carry.make_patch` writes patches, and `stage.carry.apply_patch`
-applies them.
+Either a verification report names the damage of the copy (`--report`), or the copy is an older
+bundle (`--since OLD.lock`). Below `data/` a patch has payload files (a content once) and all files
+beside the payload, each at its path in the bundle; `patch.json` has the id of the bundle that it is
+for. It is a BagIt bag: `sha256sum -c` and bagit validate it. Bytes are copied only after they are
+compared with the lock. `stage.carry.apply` applies it.
 """
 
 from __future__ import annotations
 
 import json
-import stat
-from collections.abc import Callable, Mapping
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from stage.bundle.bundle import (
-    BAG_INFO,
-    BAGIT,
-    BAGIT_TEXT,
-    MANIFEST,
-    PATCH_PLAN,
-    TAG_MANIFEST,
-    manifest_text,
-    parse_manifest,
+from stage.bundle import bundle as layout
+from stage.bundle.bundle import Bundle
+from stage.bundle.report import VerificationReport
+from stage.digests import sha256_of_bytes
+from stage.download.partial_file import copy_hashed
+from stage.errors import DamageError, UsageError, suggest_path
+from stage.files import (
+    check_folder_of,
+    check_space,
+    check_writable,
+    read_file,
+    sync_disk,
+    write_atomically,
 )
-from stage.digests import is_hex, sha256_of_bytes
-from stage.errors import DamageError, PolicyError, UsageError, suggest_path
-from stage.files import read_file, sync_disk, write_atomically
-from stage.lock.fields import Fields, read_document
-from stage.paths import printable, problem_with_path
+from stage.lock.model import LockedFile
+from stage.lock.read import read_lock
+from stage.paths import printable
+from stage.progress import Reporter
 
 FORMAT = 1
-PLAN = PATCH_PLAN
-KINDS = ("repair", "update")
-_REMEDY = "Give the folder that `stage patch -o` wrote."
+TAGS = (*layout.TAG_FILES, *layout.SEAL)
 
 
 @dataclass(frozen=True)
-class PatchPlan:
-    """What a patch does.
+class PatchOutcome:
+    """A patch that was written.
 
     Attributes:
-        kind: `repair` a bundle's damage, or `update` it to another.
-        base, target: bundle ids before and after; equal for a repair.
-        contents: sha256 of each file that is carried -> its bytes.
-        repair: payload paths to repair.
-        tags: path -> sha256 of the files beside the payload that are carried.
+        files, size: payload files in it, and their bytes.
+        left: paths of the findings that no patch repairs.
     """
 
-    kind: str
-    base: str
-    target: str
-    contents: Mapping[str, int]
-    repair: tuple[str, ...]
-    tags: Mapping[str, str]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all contents."""
-        return sum(self.contents.values())
-
-    @property
-    def id(self) -> str:
-        """A digest of the plan: no other patch has it."""
-        return sha256_of_bytes(self.to_json())
-
-    def to_json(self) -> bytes:
-        """`patch.json`."""
-        document = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "base": self.base,
-            "target": self.target,
-            "contents": dict(self.contents),
-            "repair": list(self.repair),
-            "tags": dict(self.tags),
-        }
-        return (json.dumps(document, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    files: int
+    size: int
+    left: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Patch:
-    """A patch on disk."""
+def patch_damage(
+    root: Path, report: VerificationReport, output: Path, reporter: Reporter
+) -> PatchOutcome:
+    """Writes a patch that repairs the damage in a report.
 
-    root: Path
-    plan: PatchPlan
+    Raises:
+        UsageError: the report is of another bundle, or names no damage that a patch can repair.
+        DamageError: this bundle is damaged in the same files.
+    """
+    bundle = Bundle.open(root)
+    if report.bundle_id not in (None, bundle.id):
+        raise _of_another_state(bundle, report, output)
+    for finding in report.findings:
+        if finding.problem == "unloadable":
+            raise UsageError(
+                f"{finding.path}: every byte is as it was fetched, and it does not load: a patch "
+                "repairs nothing there.",
+                "Fetch another revision, then: stage patch --since OLD.lock.",
+            )
+    paths = {finding.path for finding in report.findings}
+    known = {*TAGS, *(file.path for file in bundle.lock.files)}
+    left = tuple(finding.path for finding in report.findings if finding.path not in known)
+    if not paths & known:
+        what = f": {left[0]} is not of the bundle" if left else ""
+        raise UsageError(
+            f"The report names nothing that a patch can repair{what}.",
+            "Move what is extra out of the bundle." if left else "There is nothing to do.",
+        )
+    files = [file for file in bundle.lock.files if file.path in paths]
+    return _write(bundle, bundle.id, files, left, output, reporter)
 
-    def path_of(self, digest: str) -> Path:
-        """Where the content of that sha256 lies."""
-        return self.root / "data" / digest
+
+def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
+    """The error for a report of another bundle: a file of the same name may have other bytes."""
+    root = shlex.quote(str(bundle.root))
+    lock = shlex.quote(str(report.root / layout.LOCK))
+    since = f"stage patch {root} --since {lock} -o {shlex.quote(str(output))}"
+    return UsageError(
+        "The report is of another bundle, or of this one as it was before: the copy at "
+        f"{printable(str(report.root))} has the id {report.bundle_id}, "
+        f"{bundle.root} has {bundle.id} now.",
+        f"If this one was fetched again since: stage push {root} HOST:DIR updates and repairs the "
+        f"copy. To carry the new files by hand, with the copy's lock: {since}   (after "
+        "`stage apply` there, a report of the remaining damage still makes a patch). If it is "
+        "another: give the bundle that the copy was made from.",
+    )
 
 
-def write_patch(root: Path, plan: PatchPlan, bring: Callable[[str, Path], None]) -> None:
-    """Writes a patch into a new folder, its tag manifest last.
+def patch_since(root: Path, old_lock: Path, output: Path, reporter: Reporter) -> PatchOutcome:
+    """Writes a patch from the bundle of an older lock to this one: contents that are new in it.
+
+    Raises:
+        UsageError: the lock cannot be read, is incomplete, or is this bundle's own.
+        DamageError: this bundle is damaged where it has to be copied.
+    """
+    bundle = Bundle.open(root)
+    try:
+        data = read_file(old_lock)
+    except OSError as error:
+        raise UsageError(
+            f"{old_lock}: {error.strerror}.",
+            suggest_path(old_lock, "Give the lock of the bundle to be updated: its stage.lock."),
+        ) from None
+    old = read_lock(data, str(old_lock))
+    if not old.is_complete:
+        raise UsageError(
+            f"{old_lock}: incomplete: no bundle was ever finished with it.", "Give its stage.lock."
+        )
+    base = sha256_of_bytes(data)
+    if base == bundle.id:
+        raise UsageError(
+            f"{old_lock}: this is the lock of the same bundle: there is nothing to carry.",
+            "Give the lock of the version that is on the other side.",
+        )
+    had = {file.sha256 for file in old.files}
+    files = [file for file in bundle.lock.files if file.sha256 not in had]
+    return _write(bundle, base, files, (), output, reporter)
+
+
+def _write(
+    bundle: Bundle,
+    base: str,
+    wanted: Iterable[LockedFile],
+    left: tuple[str, ...],
+    output: Path,
+    reporter: Reporter,
+) -> PatchOutcome:
+    """Writes the patch, whole or not at all.
 
     Args:
-        bring: writes the content of that sha256 to that path.
+        base: the id of the bundle that it is for.
+        wanted: payload files; of several with the same content, it has one.
+        left: for the outcome.
     """
-    data = root / "data"
-    data.mkdir(parents=True)
-    patch = Patch(root, plan)
-    for digest in plan.contents:
-        bring(digest, patch.path_of(digest))
-    sync_disk(data)
-    texts = {
-        BAGIT: BAGIT_TEXT,
-        BAG_INFO: f"Payload-Oxum: {plan.size}.{len(plan.contents)}\n".encode(),
-        MANIFEST: manifest_text({f"data/{digest}": digest for digest in plan.contents}),
-        PLAN: plan.to_json(),
+    files = {file.sha256: file for file in wanted}.values()
+    if os.path.lexists(output):
+        raise UsageError(
+            f"{output}: is there already; nothing was changed.", "Choose another -o, or remove it."
+        )
+    check_folder_of(output)
+    if bundle.root.resolve() in output.resolve().parents:
+        raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
+    check_writable(output.absolute().parent)
+    tags = {
+        name: layout.read_tag(bundle.root, name) for name in TAGS if (bundle.root / name).is_file()
     }
-    for name, text in texts.items():
-        write_atomically(root / name, text)
-    write_atomically(
-        root / TAG_MANIFEST,
-        manifest_text({name: sha256_of_bytes(text) for name, text in texts.items()}),
-    )
-
-
-def open_patch(root: Path) -> Patch:
-    """Opens a patch. Checks the plan, not yet the contents.
-
-    Raises:
-        UsageError: no patch there.
-        DamageError: the plan is not as it was written.
-        PolicyError: a path in the plan that may not be in a bundle.
-    """
-    if not (root / PLAN).exists():
-        raise UsageError(f"{root}: no patch: there is no {PLAN}.", suggest_path(root, _REMEDY))
+    recorded = layout.parse_manifest(tags[layout.TAG_MANIFEST])
+    digests = {f"data/{name}": sha256_of_bytes(text) for name, text in tags.items()}
+    for name in layout.TAG_FILES:
+        if recorded.get(name) != digests.get(f"data/{name}"):
+            raise _damaged_here(bundle.root / name)
+    size = sum(file.size for file in files)
+    check_space(output.parent, size)
+    work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     try:
-        data, sealed = read_file(root / PLAN), read_file(root / TAG_MANIFEST)
-    except OSError as error:
-        raise _damaged(Path(error.filename or root), error.strerror or "cannot be read") from None
-    if parse_manifest(sealed).get(PLAN) != sha256_of_bytes(data):
-        raise _damaged(root / PLAN, f"not the sha256 that {TAG_MANIFEST} has")
-    file = str(root / PLAN)
-    document = read_document(data, file, "a patch", (FORMAT,), _REMEDY)
-    return Patch(root, _plan(Fields(document.data, f"{file}: not a patch", _REMEDY), file))
+        patch = work / "patch"
+        with reporter.bytes_bar("patch", size) as progress:
+            for file in files:
+                source, target = bundle.root / file.path, patch / "data" / file.path
+                digests[f"data/{file.path}"] = str(file.sha256)
+                if copy_hashed(source, target, file.size, progress).sha256 != file.sha256:
+                    raise _damaged_here(source)
+        (patch / "data").mkdir(parents=True, exist_ok=True)
+        for name, text in tags.items():
+            (patch / "data" / name).write_bytes(text)
+        oxum = f"{size + sum(map(len, tags.values()))}.{len(digests)}"
+        texts = {
+            layout.BAGIT: layout.BAGIT_TEXT,
+            layout.BAG_INFO: f"Payload-Oxum: {oxum}\n".encode(),
+            layout.MANIFEST: layout.manifest_text(digests),
+            layout.PATCH_PLAN: json.dumps({"format": FORMAT, "base": base}).encode() + b"\n",
+        }
+        for name, text in texts.items():
+            (patch / name).write_bytes(text)
+        seal = {name: sha256_of_bytes(text) for name, text in texts.items()}
+        write_atomically(patch / layout.TAG_MANIFEST, layout.manifest_text(seal))
+        sync_disk(patch)
+        patch.rename(output)
+    finally:
+        shutil.rmtree(work)
+    return PatchOutcome(len(files), size, left)
 
 
-def check_contents(patch: Patch, progress: Callable[[int], None]) -> None:
-    """Reads every content of a patch.
-
-    Raises:
-        DamageError: one is missing or not as it was written.
-    """
-    for expected, size in patch.plan.contents.items():
-        digest, path = sha256(), patch.path_of(expected)
-        try:
-            status = path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-                raise _damaged(path, f"not a file of {size} bytes")
-            with open(path, "rb", buffering=0) as source:
-                while data := source.read(2**20):
-                    digest.update(data)
-                    progress(len(data))
-        except OSError as error:
-            raise _damaged(path, error.strerror or "cannot be read") from None
-        if digest.hexdigest() != expected:
-            raise _damaged(path, f"sha256 {digest.hexdigest()}")
-
-
-def _damaged(path: Path, found: str) -> DamageError:
+def _damaged_here(path: Path) -> DamageError:
     return DamageError(
-        f"{path}: the patch is damaged here ({found}). The bundle was not touched.",
-        "Copy the patch again: rsync -c.",
+        f"{path}: damaged here too: a patch needs a sound bundle.",
+        "Run `stage fetch` again into it, then this again.",
     )
-
-
-def _plan(fields: Fields, file: str) -> PatchPlan:
-    """The plan that `patch.json` describes.
-
-    Raises:
-        UsageError: a field is wrong, or two contradict each other.
-        PolicyError: a path that may not be in a bundle.
-    """
-    fields.take("repair", list)
-    repair, tags, contents = (
-        fields.texts("repair"),
-        fields.inside("tags"),
-        fields.inside("contents"),
-    )
-    for path in [*tags.data, *repair]:
-        if problem := problem_with_path(path):
-            raise PolicyError(
-                f"{file}: {printable(path)} may not be in a bundle: {problem}.",
-                "Do not use this patch: ask who made it.",
-            )
-    for key in contents.data:
-        if not is_hex(key, 64):
-            contents.fail("should have a sha256 for a name", key)
-    plan = PatchPlan(
-        kind=fields.choice("kind", KINDS) or fields.missing("kind"),
-        base=fields.hex("base"),
-        target=fields.hex("target"),
-        contents={digest: contents.take(digest, int) for digest in contents.data},
-        repair=repair,
-        tags={path: tags.hex(path) for path in tags.data},
-    )
-    if len(set(repair)) != len(repair):
-        fields.fail("names a file twice", "repair")
-    if any(not path.startswith("data/") for path in repair):
-        fields.fail("names a file outside `data/`", "repair")
-    if any(path.startswith("data/") for path in tags.data):
-        fields.fail("names a file of `data/`", "tags")
-    for path, digest in plan.tags.items():
-        if digest not in plan.contents:
-            tags.fail("has no content", path)
-    return plan

@@ -43,8 +43,7 @@ def patch(
     """Write what another copy of BUNDLE needs to a small folder.
 
     `stage apply` puts it in place. The patch has whole files: those that are damaged, missing or
-    new. A content is in it once, even if several files have it, and not at all if the older bundle
-    has it under another name.
+    new. What the older bundle has under another name is not in it.
 
     \b
     Examples:
@@ -52,7 +51,7 @@ def patch(
       stage patch bundle --since old.lock -o patch
     """
     from stage.bundle.report import read_report
-    from stage.carry.make_patch import patch_damage, patch_since
+    from stage.carry.patch import patch_damage, patch_since
     from stage.files import human_count, human_size
     from stage.progress import Reporter
 
@@ -66,8 +65,8 @@ def patch(
     for path in outcome.left:
         say(f"not repaired: {path} is not of the bundle: move it out of the copy", err=True)
     if not quiet:
-        plan = outcome.plan
-        say(f"{output}: {human_count(len(plan.contents), 'file')}, {human_size(plan.size)}")
+        files = f"{human_count(outcome.files, 'file')}, {human_size(outcome.size)}"
+        say(f"{output}: {files}, and the files beside the payload")
         say(
             f"next: carry {output} to the other bundle, then there: "
             f"stage apply BUNDLE {output.name}"
@@ -88,7 +87,7 @@ def apply(bundle: Path, patch_folder: Path, quiet: bool) -> None:
     Example:
       stage apply bundle patch
     """
-    from stage.carry.apply_patch import apply as apply_patch
+    from stage.carry.apply import apply as apply_patch
     from stage.files import human_count
     from stage.progress import Reporter
 

@@ -20,7 +20,6 @@ from stage.bundle.inspect import safetensors_header
 from stage.bundle.report import read_report
 from stage.bundle.signature import signed_by
 from stage.bundle.verify import verify
-from stage.carry.patch import open_patch
 from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
 from stage.lock.manifest import Manifest
@@ -28,7 +27,6 @@ from stage.lock.read import read_lock
 from stage.lock.requests import as_lock_request
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
-from tests.stage.patches import sealed
 
 CORPUS = Path(__file__).parent / "corpus"
 # The first byte selects the file that is replaced; its parity decides whether a seal covers it.
@@ -55,12 +53,6 @@ def manifest(data: bytes, folder: Path) -> None:
     parsed = Manifest.load(path)
     for request in parsed.requests.values():
         json.dumps(as_lock_request(request), ensure_ascii=False).encode()
-
-
-def patch(data: bytes, folder: Path) -> None:
-    """A sealed plan. A value that is read is written back unchanged."""
-    plan = open_patch(sealed(folder, data)).plan
-    assert open_patch(sealed(folder, plan.to_json())).plan == plan
 
 
 def report(data: bytes, folder: Path) -> None:
@@ -125,7 +117,6 @@ PARSERS: Mapping[str, Callable[[bytes, Path], None]] = {
     "bag": bag,
     "lock": lock,
     "manifest": manifest,
-    "patch": patch,
     "report": report,
     "safetensors": safetensors,
 }

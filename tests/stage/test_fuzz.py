@@ -18,9 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stage.carry.patch import PLAN, PatchPlan, open_patch
 from tests.stage.fuzzing import CORPUS, PARSERS, survives
-from tests.stage.patches import plans, sealed
 
 SEEDS = {
     target: [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
@@ -130,12 +128,3 @@ def search(target: str, folder: Path, how: settings) -> None:
         survives(target, data, folder)
 
     check()
-
-
-@given(plans())
-def test_a_plan_that_is_written_reads_back(
-    tmp_path_factory: pytest.TempPathFactory, plan: PatchPlan
-) -> None:
-    root = sealed(tmp_path_factory.mktemp("plan"), plan.to_json())
-    read = open_patch(root).plan
-    assert read == plan and read.to_json() == (root / PLAN).read_bytes()

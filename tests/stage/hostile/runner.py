@@ -32,7 +32,7 @@ MAY_WRITE: Mapping[str, set[str]] = {
     "fetch": {"bundle", "m.lock"},
     "lock": {"m.lock"},
     "patch": {"patch"},
-    "apply": {"bundle", "bundle.apply.partial"},
+    "apply": {"bundle"},
     "verify": set(),
     "show": set(),
     "sign": set(),

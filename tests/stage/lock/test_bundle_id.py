@@ -20,7 +20,7 @@ from stage.bundle.bundle import manifest_text, parse_manifest
 from stage.bundle.receipt import Receipt, find
 from stage.bundle.report import BY_ID, VerificationReport, read_report
 from stage.bundle.verify import verify
-from stage.carry.make_patch import patch_damage
+from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError
 from stage.progress import Reporter
