@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stage.carry.push import PushOutcome
     from stage.hub.lookup import RepositoryLookup
-    from stage.staging.sources.entry import LocalEntry
+    from stage.staging.new_manifest import LocalEntry
 
 
 @click.command()
@@ -70,8 +70,7 @@ def init(
     check_libraries("stage init", *TO_FETCH)
     from stage.files import check_new, write_new
     from stage.lock.entry import is_local
-    from stage.staging.new_manifest import manifest_text, place_for_bundle
-    from stage.staging.sources.entry import LocalEntry, look_at
+    from stage.staging.new_manifest import LocalEntry, look_at, manifest_text, place_for_bundle
 
     check_new(manifest)
     here = {

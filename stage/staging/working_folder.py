@@ -49,27 +49,22 @@ def alone_in(root: Path) -> Iterator[None]:
     make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        _lock(descriptor, root)
-        try:
-            yield
-        finally:
-            if not was_there:
-                with suppress(OSError):  # most often: it is not empty
-                    root.rmdir()
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, root: Path) -> None:
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(descriptor)
         raise IncompleteError(
             f"{root}: another `stage fetch` or `stage apply` is running in this folder.",
             "Wait until it has ended, then run again.",
         ) from None
-    except OSError:
+    except OSError:  # no locks there
         pass
+    try:
+        yield
+    finally:
+        if not was_there:
+            with suppress(OSError):  # most often: it is not empty
+                root.rmdir()
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ class PathSource(AssetSource[PathRequest]):
             return {}
         with mistakes:
             listing = self._listing
-            if listing.notes:
+            if listing.left:
                 place = self.run.manifest.place(self.name, "path")
                 self.run.reporter.note(
-                    f"{place}: `{self.name}`: left out: {'; '.join(listing.notes)} "
+                    f"{place}: `{self.name}`: left out: {listing.left} "
                     "(name them in `include` to take them)"
                 )
             if self.request.convert is None:

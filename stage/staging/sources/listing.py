@@ -58,13 +58,13 @@ class Listing:
         base: the file or folder that the entry names.
         sizes: path relative to `base` (its name, if that is a file) -> size in bytes.
         left_out: files that the patterns or the conversion omit.
-        notes: describe what else is omitted.
+        left: names what else is omitted: files of programs.
     """
 
     base: Path
     sizes: dict[str, int]
     left_out: tuple[LeftOut, ...]
-    notes: tuple[str, ...]
+    left: str
 
     def file(self, path: str) -> Path:
         """The path on this machine of a file in `sizes`."""
@@ -135,8 +135,6 @@ def _unreadable(what: str, where: str) -> UsageError:
 
 def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
     base = check_path(request.path, manifest.path, place)
-    if not base.exists():
-        raise UsageError(f"{place}: {base} is a link to nothing.", "Name the file itself.")
     if not (base.is_file() or base.is_dir()):
         raise UsageError(
             f"{place}: {base} is neither a file nor a folder.", "Name a file or a folder."
@@ -165,7 +163,7 @@ def _selected(
         if reason
     ]
     taken = {path: walk.sizes[path] for path in sorted(reasons) if reasons[path] is None}
-    return Listing(base, taken, tuple(left), walk.notes())
+    return Listing(base, taken, tuple(left), walk.left)
 
 
 def _is_named(name: str, include: Sequence[str], *, whole: bool) -> bool:
@@ -251,9 +249,7 @@ class Walk:
         self._base, self._include = base, include
         self.sizes: dict[str, int] = {}
         self.others: list[str] = []
-        self._by_programs: Counter[str] = Counter()
-        self._bundles: list[str] = []
-        self._environments: list[str] = []
+        self._left: Counter[str] = Counter()
 
     def run(self) -> None:
         """Lists the folder.
@@ -269,42 +265,36 @@ class Walk:
             for entry in entries:
                 path = f"{prefix}{entry.name}"
                 named = _is_named(entry.name, self._include, whole=entry.name in _LEFT_BY_PROGRAMS)
-                if not named and self._is_left(entry, path):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
+                if not named and (what := _left_there(entry, path)):
+                    self._left[what] += 1
+                elif entry.is_dir(follow_symlinks=False):
                     folders.append(f"{path}/")
                 elif entry.is_file(follow_symlinks=False):
                     self.sizes[path] = entry.stat(follow_symlinks=False).st_size
                 else:
                     self.others.append(path)
 
-    def _is_left(self, entry: os.DirEntry[str], path: str) -> bool:
-        if entry.name in _LEFT_BY_PROGRAMS:
-            self._by_programs[entry.name] += 1
-        elif entry.name.startswith(_OF_MACOS):
-            self._by_programs[f"{_OF_MACOS}*"] += 1
-        elif path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
-            self._by_programs[".cache/huggingface"] += 1
-        elif not entry.is_dir(follow_symlinks=False):
-            return False
-        elif _is_bundle(Path(entry.path)):
-            self._bundles.append(path)
-        elif Path(entry.path, "pyvenv.cfg").is_file():
-            self._environments.append(path)
-        else:
-            return False
-        return True
+    @property
+    def left(self) -> str:
+        """Names what was skipped."""
+        counted = sorted(self._left.items())
+        return ", ".join(what if count == 1 else f"{count} {what}" for what, count in counted)
 
-    def notes(self) -> tuple[str, ...]:
-        """Describes what was skipped."""
-        programs = [
-            name if count == 1 else f"{count} {name}"
-            for name, count in sorted(self._by_programs.items())
-        ]
-        notes = [f"files of programs: {', '.join(programs)}"] if programs else []
-        notes += [f"another bundle: {printable(path)}" for path in self._bundles]
-        notes += [f"a virtual environment: {printable(path)}" for path in self._environments]
-        return tuple(notes)
+
+def _left_there(entry: os.DirEntry[str], path: str) -> str | None:
+    """What a program left there; None for a user's own file or folder."""
+    if entry.name in _LEFT_BY_PROGRAMS:
+        return entry.name
+    if entry.name.startswith(_OF_MACOS):
+        return f"{_OF_MACOS}*"
+    if path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
+        return ".cache/huggingface"
+    if entry.is_dir(follow_symlinks=False):
+        if _is_bundle(Path(entry.path)):
+            return f"another bundle: {printable(path)}"
+        if Path(entry.path, "pyvenv.cfg").is_file():
+            return f"a virtual environment: {printable(path)}"
+    return None
 
 
 def _is_bundle(folder: Path) -> bool:
