@@ -162,15 +162,11 @@ def feed(
     digester: Digester,
     read: Callable[[int], bytes | None],
     *,
-    limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Passes bytes from `read` to `digester` until the end or `limit` bytes; returns how many."""
+    """Passes bytes from `read` to `digester` until the end; returns how many."""
     total = 0
-    while limit is None or total < limit:
-        piece = read(PIECE if limit is None else min(PIECE, limit - total))
-        if not piece:
-            break
+    while piece := read(PIECE):
         digester.update(piece)
         total += len(piece)
         if progress:

@@ -11,13 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from stage import terminal
 from stage.errors import as_shown
-from stage.files import human_size
+from stage.files import format_age, human_size
 
 LOG_EVERY_S = 30.0  # seconds between two lines in a log
 NARROW = 60  # columns: in fewer, a bar leaves no space for rate and time
@@ -40,18 +39,13 @@ class Reporter:
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self._quiet = quiet
         self._verbose = verbose
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._bar: Any = None
 
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
@@ -62,8 +56,8 @@ class Reporter:
 
     def detail(self, text: str) -> None:
         """Prints a detail, with -v only."""
-        if self._verbose and not self._quiet:
-            self._write(text)
+        if self._verbose:
+            self.note(text)
 
     def warn(self, text: str) -> None:
         """Prints a warning, also when quiet."""
@@ -84,13 +78,24 @@ class Reporter:
         Args:
             total: bytes in all; 0 if unknown.
         """
-        if self._quiet:
-            yield lambda count: None
-        elif _is_terminal():
-            with self._line(what, total, None) as bar:
-                yield bar
-        else:
-            yield _LogBar(what, total, self._write).add
+        if _is_terminal() and not self._quiet:
+            line = _WIDE_LINE if (terminal.width_of(sys.stderr) or 80) >= NARROW else _NARROW_LINE
+            with self._line(what, total, line if total else _ENDLESS_LINE) as add:
+                yield add
+            return
+        done, began = 0, time.monotonic()
+        written = began
+
+        def count(size: int) -> None:
+            nonlocal done, written
+            with self._lock:
+                done += size
+                now = time.monotonic()
+                if not self._quiet and now - written >= LOG_EVERY_S:
+                    written = now
+                    self._write(log_line(what, done, total, now - began))
+
+        yield count
 
     @contextmanager
     def at_work(self, what: str) -> Iterator[None]:
@@ -98,41 +103,34 @@ class Reporter:
         if self._quiet:
             yield
             return
-        done = threading.Event()
-        if _is_terminal():
-            with self._line(what, 0, _CLOCK_LINE), _ticking(done, 1.0, self._refresh):
+        done, began = threading.Event(), time.monotonic()
+        is_terminal = _is_terminal()
+
+        def tick() -> None:
+            while not done.wait(1.0 if is_terminal else LOG_EVERY_S):
+                with self._lock:
+                    if self._bar is not None:
+                        self._bar.refresh()
+                    else:
+                        self._write(f"{what}: {format_age(time.monotonic() - began)} so far")
+
+        thread = threading.Thread(target=tick, daemon=True)
+        with self._line(what, 0, _CLOCK_LINE) if is_terminal else nullcontext():
+            thread.start()
+            try:
                 yield
-        else:
-            began = time.monotonic()
-
-            def write() -> None:
-                self._write(f"{what}: {human_time(time.monotonic() - began)} so far")
-
-            with _ticking(done, LOG_EVERY_S, write):
-                yield
-
-    def _refresh(self) -> None:
-        with self._lock:
-            if self._bar is not None:
-                self._bar.refresh()
+            finally:
+                done.set()
+                thread.join()
 
     @contextmanager
-    def _line(self, what: str, total: int, line: str | None) -> Iterator[Callable[[int], None]]:
+    def _line(self, what: str, total: int, line: str) -> Iterator[Callable[[int], None]]:
         from tqdm import tqdm
 
-        class Line(tqdm):  # type: ignore[misc]
-            """Fits its width, which is read each time because windows are resized."""
-
-            @property
-            def format_dict(self) -> dict[str, Any]:
-                facts: dict[str, Any] = super().format_dict
-                narrow = (facts["ncols"] or 80) < NARROW
-                chosen = _NARROW_LINE if narrow else _WIDE_LINE
-                return facts | {"bar_format": line or (chosen if facts["total"] else _ENDLESS_LINE)}
-
-        with Line(
+        with tqdm(
             total=total or None,
             desc=as_shown(what),
+            bar_format=line,
             unit="B",
             unit_scale=True,
             file=sys.stderr,
@@ -140,12 +138,11 @@ class Reporter:
             dynamic_ncols=True,
             ascii=" =",  # blocks are unreadable on a terminal that is not UTF-8
             smoothing=0.1,
-        ) as bar:
-            self._bar = bar
+        ) as self._bar:
 
             def add(count: int) -> None:
                 with self._lock:
-                    bar.update(count)
+                    self._bar.update(count)
 
             try:
                 yield add
@@ -158,52 +155,9 @@ def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-@contextmanager
-def _ticking(done: threading.Event, every_s: float, tick: Callable[[], None]) -> Iterator[None]:
-    def run() -> None:
-        while not done.wait(every_s):
-            tick()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-class _LogBar:
-    """A line every `LOG_EVERY_S` seconds, for a log."""
-
-    def __init__(self, what: str, total: int, write: Callable[[str], None]) -> None:
-        self._what, self._total, self._write = what, total, write
-        self._lock = threading.Lock()
-        self._done = 0
-        self._began = self._written = time.monotonic()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            now = time.monotonic()
-            if now - self._written < LOG_EVERY_S:
-                return
-            self._written = now
-            text = log_line(self._what, self._done, self._total, now - self._began)
-        self._write(text)
-
-
 def log_line(what: str, done: int, total: int, took_s: float) -> str:
     """A line of a log: bytes done of all (0: unknown), rate since the beginning, time left."""
     rate = done / took_s
     of = f" of {human_size(total)}" if total else ""
-    left = f", {human_time((total - done) / rate)} left" if total > done and rate > 0 else ""
+    left = f", {format_age((total - done) / rate)} left" if total > done and rate > 0 else ""
     return f"{what}: {human_size(done)}{of}, {human_size(rate)}/s{left}"
-
-
-def human_time(seconds: float) -> str:
-    """A duration: `40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

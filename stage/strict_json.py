@@ -15,16 +15,23 @@ def loads(data: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        Ambiguous: a key that is twice in one mapping, NaN, Infinity, or a number that is too large.
+        Ambiguous: a key that is twice in one mapping, NaN, Infinity, a number that is too large, or
+            a lone surrogate, which no file can hold.
         ValueError: not UTF-8, or not JSON.
         RecursionError: nested too deeply.
     """
-    return json.loads(
+    value = json.loads(
         data.decode(),
         object_pairs_hook=_each_key_once,
         parse_constant=_refuse_constant,
         parse_float=_finite,
     )
+    try:
+        if b"\\u" in data:  # only an escape can be one; the search in a long text is slow
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Ambiguous("a text in it has a lone surrogate") from None
+    return value
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TextIO
 
 from stage.errors import as_shown
 
@@ -47,26 +47,16 @@ _WORDS = (
 _PREFIX = re.compile(r"\s*(?:error: |warning: |-> |\d+\. )?")
 
 
-class Stream(Protocol):
-    """A stream of text, such as sys.stderr."""
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-
-    def fileno(self) -> int:
-        """Its file descriptor."""
-
-
-def shown(text: str, stream: Stream, environ: Mapping[str, str] = os.environ) -> str:
+def shown(text: str, stream: TextIO, environ: Mapping[str, str] = os.environ) -> str:
     """Text as a stream should get it."""
     text = as_shown(text)
-    width = _width(stream)
+    width = width_of(stream)
     if width is not None and width >= _NARROWEST:
         text = wrapped(text, width)
     return coloured(text) if has_colour(stream, environ) else text
 
 
-def has_colour(stream: Stream, environ: Mapping[str, str] = os.environ) -> bool:
+def has_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether a stream gets colours (no-color.org, force-color.org)."""
     if environ.get("NO_COLOR"):
         return False
@@ -138,14 +128,12 @@ def _columns(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text)
 
 
-def _width(stream: Stream) -> int | None:
+def width_of(stream: TextIO) -> int | None:
     """The columns of a terminal; None: it is none, or its width is unknown."""
     if not stream.isatty():
         return None
     asked = os.environ.get("COLUMNS", "")
-    if asked.isascii() and asked.isdigit():
-        return int(asked)
     try:
-        return os.get_terminal_size(stream.fileno()).columns or None
+        return int(asked) if asked else os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):
         return None

@@ -39,10 +39,10 @@ from stage.carry.remote_bundle import (
 from stage.carry.rsync import Transfer, check_rsync
 from stage.digests import hash_file
 from stage.errors import DamageError, UsageError
-from stage.files import human_count, human_size, join_limited
+from stage.files import format_age, human_count, human_size, join_limited
 from stage.lock.model import LockedFile
 from stage.paths import printable
-from stage.progress import Reporter, human_time
+from stage.progress import Reporter
 from stage.threads import together
 
 _READERS = 4  # files read at a time; more do not make one disk faster
@@ -217,7 +217,7 @@ def _check_sound_here(
         raise _damaged_here(bundle, damaged, done)
     if not were_sent:
         which = f"{human_count(len(files), 'file')} ({human_size(size)})"
-        took = human_time(time.monotonic() - began)
+        took = format_age(time.monotonic() - began)
         reporter.note(
             f"{bundle.root}: read {which} in {took} that will replace files there: sound here"
         )

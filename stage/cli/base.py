@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
@@ -67,15 +67,14 @@ class Group(click.Group):
         width = max(map(len, names), default=0)
         with formatter.section("Commands"):
             for heading, members in parts.items():
-                rows = []
-                for name in members:
-                    if name in names and (command := self.get_command(ctx, name)) is not None:
-                        rows.append((name.ljust(width), command.get_short_help_str(_WHOLE)))
-                if rows and self._sections:
+                commands = {name: self.get_command(ctx, name) for name in members}
+                if rows := [
+                    (name.ljust(width), command.get_short_help_str(_WHOLE))
+                    for name, command in commands.items()
+                    if command is not None
+                ]:
                     with formatter.section(heading):
                         formatter.write_dl(rows)
-                elif rows:
-                    formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._elsewhere and cmd_name not in self.commands:
@@ -103,18 +102,6 @@ class Group(click.Group):
         command = words[0] if words and words[0] in self.list_commands(click.Context(self)) else ""
         return f"{self.program} {command}".strip()
 
-    def _wants_json(self, words: Sequence[str]) -> bool:
-        """Whether a command line has the option --json of its command."""
-        command: click.Command = self
-        for word in words:
-            if word == "--":
-                return False
-            if word == "--json":
-                return any(word in parameter.opts for parameter in command.params)
-            if isinstance(command, click.Group):
-                command = command.get_command(click.Context(command), word) or command
-        return False
-
     def remedy_of(self, error: click.ClickException, command: str) -> str:
         """What to do after a wrong option or argument of a command."""
         return f"{command} --help"
@@ -125,10 +112,11 @@ class Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         given = args[0] if args else kwargs.get("args")
-        words = _with_home(list(sys.argv[1:] if given is None else given))
+        words = list(sys.argv[1:] if given is None else given)
+        ours = _own_words(words)
+        words[:ours] = map(_with_home, words[:ours])
         args, kwargs = args[1:], {**kwargs, "args": words}
-        _Document.is_printed = False
-        _Document.is_due = lambda: self._wants_json(words)
+        _Document.is_due = "--json" in words[:ours]
         _check_utf8_names()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -176,21 +164,22 @@ class Group(click.Group):
         sys.exit(0)
 
 
-def _with_home(words: list[str]) -> list[str]:
-    """The words of a command line with the home folder in place of the `~` of `--output=~/x`.
+def _own_words(words: list[str]) -> int:
+    """How many words of a command line are not of a user's own command (`exec`, `trace`)."""
+    if "--" in words:
+        return words.index("--")
+    return 0 if words[:1] in (["exec"], ["trace"]) else len(words)
 
-    Shells replace it only at the beginning of a word. Without this a folder `~` would be made. The
-    words of a user's own command (`runner exec`, `stage trace`) stay as they are.
+
+def _with_home(word: str) -> str:
+    """A word with the home folder in place of the `~` of `--output=~/x`.
+
+    Shells replace it only at the beginning of a word. Without this a folder `~` would be made.
     """
-    runs_theirs = words[:1] in (["exec"], ["trace"])
-    ours = words.index("--") if "--" in words else len(words) * (not runs_theirs)
-    found = [
-        f"{word[:at]}{os.path.expanduser(word[at:])}"  # noqa: PTH111 - `Path` drops a last slash
-        if word.startswith("-") and (at := word.find("=~/") + 1)
-        else word
-        for word in words[:ours]
-    ]
-    return [*found, *words[ours:]]
+    option, is_home, path = word.partition("=~/")
+    if not (word.startswith("-") and is_home):
+        return word
+    return f"{option}={os.path.expanduser('~/')}{path}"  # noqa: PTH111 - `Path` drops a last slash
 
 
 def _check_utf8_names() -> None:
@@ -235,10 +224,7 @@ def fail(error: StageError) -> NoReturn:
 
 def _print_error(error: StageError) -> None:
     """Prints an error on stderr; with --json also as a document, if none is there yet."""
-    is_due = False
-    with suppress(MemoryError, ImportError, OSError):  # a command that could not be imported
-        is_due = _Document.is_due()
-    if not _Document.is_printed and is_due:
+    if _Document.is_due:
         found = {"message": error.message, "remedy": error.remedy}
         print_json({"format": 1, "exit_code": error.exit_code, "error": found})
     say(f"error: {error}", err=True)
@@ -251,13 +237,12 @@ def _print_error(error: StageError) -> None:
 class _Document:
     """The one JSON document that a command with --json prints."""
 
-    is_printed = False
-    is_due: Callable[[], bool] = staticmethod(lambda: False)
+    is_due = False  # it was asked for, and is not printed yet
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints the document of --json."""
-    _Document.is_printed = True
+    _Document.is_due = False
     click.echo(json.dumps(document, indent=1))
 
 

@@ -69,7 +69,7 @@ def init(
 
     check_libraries("stage init", *TO_FETCH)
     from stage.files import check_new, write_new
-    from stage.lock.entry import is_local
+    from stage.lock.manifest import is_local
     from stage.staging.new_manifest import LocalEntry, look_at, manifest_text, place_for_bundle
 
     check_new(manifest)

@@ -7,7 +7,7 @@ them, to find out whether it still answers the manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar")
@@ -103,19 +103,14 @@ Request: TypeAlias = (
 )
 
 
-_OPTIONAL = (
-    "config",
-    "splits",
-    "include",
-    "exclude",
-    "convert",
-    "separator",
-    "sha256",
-    "unpack",
-    "allow_code",
-    "profile",
-    "licence",
-)
+_KINDS: Mapping[type, str] = {
+    ModelRequest: "model",
+    DatasetRequest: "dataset",
+    MetricRequest: "metric",
+    PathRequest: "path",
+    UrlRequest: "url",
+    EnvironmentRequest: "environment",
+}
 
 
 _WITHOUT_A_FILE = {
@@ -147,23 +142,13 @@ def as_lock_request(request: Request) -> dict[str, Any]:
 
     The revision is always recorded.
     """
-    match request:
-        case ModelRequest():
-            kind = "tokenizer" if request.tokenizer_only else "model"
-            document: dict[str, Any] = {kind: request.repository, "revision": request.revision}
-        case DatasetRequest():
-            document = {"dataset": request.repository, "revision": request.revision}
-        case MetricRequest():
-            document = {"metric": request.repository, "revision": request.revision}
-        case PathRequest():
-            document = {"path": request.path}
-        case UrlRequest():
-            document = {"url": request.url}
-        case EnvironmentRequest():
-            document = {"environment": request.environment}
-    for key in _OPTIONAL:
-        if value := getattr(request, key, None):
-            document[key] = list(value) if isinstance(value, tuple) else value
-    if isinstance(request, ModelRequest) and not request.base:
-        document["base"] = False
+    location, *others = fields(request)
+    is_tokenizer = isinstance(request, ModelRequest) and request.tokenizer_only
+    kind = "tokenizer" if is_tokenizer else _KINDS[type(request)]
+    document = {kind: getattr(request, location.name)}
+    for field in others:
+        value = getattr(request, field.name)
+        is_told = value != field.default or field.name == "revision"
+        if is_told and field.name != "tokenizer_only":
+            document[field.name] = list(value) if isinstance(value, tuple) else value
     return document

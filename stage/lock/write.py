@@ -63,10 +63,6 @@ class Lockfile:
 
     def to_json(self) -> bytes:
         """The canonical text (UTF-8, keys sorted, newline at the end)."""
-        return self._text
-
-    @cached_property
-    def _text(self) -> bytes:
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
@@ -80,76 +76,59 @@ class Lockfile:
         yield b"\n"
 
 
-def _file_to_json(file: LockedFile) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "path": file.path,
-        "size": file.size,
-        "sha256": file.sha256,
-        "origin": file.origin,
-    }
-    if file.made_by is not None:
-        document["made_by"] = file.made_by
-    if file.upstream is not None:
-        document["upstream"] = {file.upstream.algorithm: file.upstream.value}
-    return document
-
-
 def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
-    source = {"type": asset.source.type, LOCATION_KEYS[asset.source.type]: asset.source.location}
-    for key in ("requested_revision", "commit", "parquet_commit"):
-        if (value := getattr(asset.source, key)) is not None:
-            source[key] = value
+    source = asset.source
+    pins = ("requested_revision", "commit", "parquet_commit")
+    optional = {
+        "made_from": [
+            _ingredient_to_json(i) for i in sorted(asset.made_from, key=_made_from_order)
+        ],
+        "aliases": sorted(asset.aliases),
+        "base": asdict(asset.base) if asset.base else None,
+        "code": [
+            {**asdict(code), "files": sorted(code.files)}
+            for code in sorted(asset.code, key=attrgetter("repository"))
+        ],
+        "environment": asdict(asset.environment) if asset.environment else None,
+    }
     document: dict[str, Any] = {
         "kind": asset.kind,
         "request": dict(asset.request),
-        "source": source,
+        "source": {
+            "type": source.type,
+            LOCATION_KEYS[source.type]: source.location,
+            **{key: value for key in pins if (value := getattr(source, key)) is not None},
+        },
         "licence": asset.licence,
         "files": [_file_to_json(file) for file in sorted(asset.files, key=_PATH)],
-        "left_out": [
-            {"path": o.path, "size": o.size, "reason": o.reason}
-            for o in sorted(asset.left_out, key=lambda o: o.path)
-        ],
+        "left_out": [asdict(left) for left in sorted(asset.left_out, key=_PATH)],
+        **{key: value for key, value in optional.items() if value},
     }
-    if asset.made_from:
-        document["made_from"] = [
-            _ingredient_to_json(i) for i in sorted(asset.made_from, key=_made_from_order)
-        ]
-    if asset.aliases:
-        document["aliases"] = sorted(asset.aliases)
-    if asset.base:
-        document["base"] = {"repository": asset.base.repository, "revision": asset.base.revision}
-    if asset.code:
-        document["code"] = [
-            {
-                "repository": c.repository,
-                "commit": c.commit,
-                "licence": c.licence,
-                "files": sorted(c.files),
-            }
-            for c in sorted(asset.code, key=lambda c: c.repository)
-        ]
     if asset.kind == "dataset":
         document["configs"] = {
             config: {name: _split_to_json(split) for name, split in splits.items()}
             for config, splits in asset.configs.items()
         }
-    if asset.environment is not None:
-        document["environment"] = asdict(asset.environment)
+    return document
+
+
+def _file_to_json(file: LockedFile) -> dict[str, Any]:
+    document = {"path": file.path, **_origin_to_json(file)}
+    if file.made_by is not None:
+        document["made_by"] = file.made_by
     return document
 
 
 def _ingredient_to_json(ingredient: Ingredient) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "origin": ingredient.origin,
-        "size": ingredient.size,
-        "sha256": ingredient.sha256,
-    }
-    if ingredient.upstream is not None:
-        document["upstream"] = {ingredient.upstream.algorithm: ingredient.upstream.value}
-    if (part := ingredient.part) is not None:
-        document |= {"split": part.split, "convert": part.convert}
-        if part.separator is not None:
-            document["separator"] = part.separator
+    part = asdict(ingredient.part) if ingredient.part else {}
+    known = {key: value for key, value in part.items() if value is not None}
+    return {**_origin_to_json(ingredient), **known}
+
+
+def _origin_to_json(file: LockedFile | Ingredient) -> dict[str, Any]:
+    document: dict[str, Any] = {"origin": file.origin, "size": file.size, "sha256": file.sha256}
+    if file.upstream is not None:
+        document["upstream"] = {file.upstream.algorithm: file.upstream.value}
     return document
 
 
@@ -158,12 +137,7 @@ def _made_from_order(ingredient: Ingredient) -> tuple[str, str]:
 
 
 def _split_to_json(split: LockedSplit) -> dict[str, Any]:
-    schema = (
-        None if split.schema is None else [{"name": c.name, "type": c.type} for c in split.schema]
-    )
-    document = {"rows": split.rows, "schema": schema, "shards": list(split.shards)}
-    return (
-        document
-        if split.declared_rows is None
-        else {**document, "declared_rows": split.declared_rows}
-    )
+    document = {**asdict(split), "shards": list(split.shards)}
+    if split.declared_rows is None:
+        del document["declared_rows"]
+    return document

@@ -268,10 +268,10 @@ def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result],
 
 
 REFUSED = {
-    "ftp://me:secret@host/f.tar": (2, "name the file: path: f.tar"),
+    "ftp://me:secret@host/f.tar": (2, "name the file: path: FILE"),
     "ftp://me:secret@host": (2, "name the file: path: FILE"),
     "FTP://host/pub/": (2, "name the file: path: FILE"),
-    "ftps://host/f.tar": (2, "ftp addresses are not fetched"),
+    "ftps://host/f.tar": (2, "should begin with https:// or http://"),
     "gopher://host/f": (2, "should begin with https:// or http://"),
     "https://me:secret@host/f": (2, "password"),
     "https://host/folder/": (2, "ends in `/`"),
