@@ -14,13 +14,14 @@ from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import is_document, locked_file
 from stage.hub.remote_code import Reference, find_code
 from stage.lock.model import Code, LeftOut, LockedAsset, Source
-from stage.lock.requests import MetricRequest, ModelRequest, as_lock_request, way_without
+from stage.lock.requests import MetricRequest, as_lock_request, way_without
 from stage.paths import check_path
 from stage.progress import Reporter
 
 OWNERS = ("evaluate-metric", "evaluate-comparison", "evaluate-measurement")
 """The owners of the Spaces that `evaluate` asks for a name without an owner, in its order."""
 REQUIREMENTS = "requirements.txt"
+_GIVE_THE_NAME = "Give the name that your script gives to evaluate.load(...)."
 _FROM_ELSEWHERE = re.compile(
     r"^(?:import|from)\s+\.[^#\r\n]*#\s+From:\s+(\S+)", re.MULTILINE | re.ASCII
 )
@@ -45,7 +46,7 @@ def resolve_metric(
     if main not in listing:
         raise UsageError(
             f"{what}: the Space {space.id} has no {main}, so it is no metric of `evaluate`.",
-            "Give the name that your script gives to evaluate.load(...).",
+            _GIVE_THE_NAME,
         )
     if not request.allow_code:
         raise PolicyError(
@@ -53,17 +54,25 @@ def resolve_metric(
             f"Read that code ({DEFAULT_ENDPOINT}/spaces/{space.id}/tree/{space.commit}); if it may "
             "run on your cluster: `allow_code: true`.",
         )
-    _check_offline(hub.read(space, listing[main], what).decode("utf-8", "replace"), space, what)
-    as_model = ModelRequest(repository=space.id, allow_code=True, tokenizer_only=True)
+    text = hub.read(space, listing[main], what).decode("utf-8", "replace")
+    if match := _FROM_ELSEWHERE.search(text):
+        raise UsageError(
+            f"{what}: {space.id} downloads {match[1]} each time it is loaded, so it never loads "
+            "without a network.",
+            "Take another metric: sacrebleu for bleu, for example.",
+        )
     loaded = Reference(main, "evaluate.load", None, main, space.id)
-    modules = find_code([loaded], space, listing, hub, as_model, what)
+    modules = find_code([loaded], space, listing, hub, what, tokenizer_only=True)
     code = {module.target for module in modules}
     folder = f"data/metrics/{name}"
     taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
     for file in taken:
         check_path(f"{folder}/{file.path}", what, way_without(as_lock_request(request)))
-    if REQUIREMENTS in listing:
-        _print_packages(name, hub.read(space, listing[REQUIREMENTS], what), reporter)
+    if REQUIREMENTS in listing:  # the environment must have them
+        lines = hub.read(space, listing[REQUIREMENTS], what).decode("utf-8", "replace").split("\n")
+        packages = [line.strip() for line in lines if not line.strip().startswith("#")]
+        if others := ", ".join(p for p in packages if p and "evaluate" not in p):
+            reporter.note(f"{name}: its {REQUIREMENTS} asks for: {others}")
     own = tuple(f"{folder}/{path}" for path in sorted(code))
     return LockedAsset(
         name=name,
@@ -89,38 +98,15 @@ def _space(request: MetricRequest, hub: Hub, what: str) -> Repository:
     """
     if "/" in request.repository:
         return hub.repository(what, "space", request.repository, request.revision)
+    tried = [f"{owner}/{request.repository}" for owner in OWNERS]
     refusals = []
-    for owner in OWNERS:
+    for id in tried:
         try:
-            return hub.repository(what, "space", f"{owner}/{request.repository}", request.revision)
+            return hub.repository(what, "space", id, request.revision)
         except UsageError as refusal:
             refusals.append(refusal)
-    tried = ", ".join(f"{owner}/{request.repository}" for owner in OWNERS)
     raise UsageError(
-        f"{what}: `{request.repository}` is no metric of `evaluate` (looked for {tried}): "
-        f"{refusals[0].message}",
-        "Give the name that your script gives to evaluate.load(...); one of another owner is "
-        "`metric: owner/name`.",
+        f"{what}: `{request.repository}` is no metric of `evaluate` (looked for "
+        f"{', '.join(tried)}): {refusals[0].message}",
+        f"{_GIVE_THE_NAME[:-1]}; one of another owner is `metric: owner/name`.",
     )
-
-
-def _check_offline(code: str, space: Repository, what: str) -> None:
-    """Checks that `evaluate` needs no other host when it loads a metric.
-
-    Raises:
-        UsageError: it downloads a module from an address in a comment `# From:`.
-    """
-    if match := _FROM_ELSEWHERE.search(code):
-        raise UsageError(
-            f"{what}: {space.id} downloads {match[1]} each time it is loaded, so it never loads "
-            "without a network.",
-            "Take another metric: sacrebleu for bleu, for example.",
-        )
-
-
-def _print_packages(name: str, text: bytes, reporter: Reporter) -> None:
-    """Prints the packages that a metric asks for; the environment must have them."""
-    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
-    packages = [line for line in lines if line and not line.startswith("#")]
-    if others := [line for line in packages if "evaluate" not in line]:
-        reporter.note(f"{name}: its {REQUIREMENTS} asks for: {', '.join(others)}")

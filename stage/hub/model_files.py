@@ -44,6 +44,7 @@ CODE = "code of the repository"
 _SHOWN = 8
 _OTHER_FRAMEWORK = "weights of another framework"
 _FOREIGN_REASONS = frozenset({*_OTHER_WEIGHTS.values(), _OTHER_FRAMEWORK})
+_PICKLE = "a pickle"
 _INDEX_ALONE = "an index of shards not taken"
 _TEXT_SUFFIXES = (
     ".json",
@@ -62,14 +63,15 @@ _TOKENIZER_FILES = re.compile(
     r"config\.json|tokenizer.*|vocab.*|merges\.txt|special_tokens_map\.json|added_tokens\.json|"
     r"chat_template.*|.*\.(model|spm|tiktoken|bpe|jinja)|sentencepiece.*|spiece.*|bpe\.codes"
 )
-_WEIGHT_NAMES = r"(model|adapter_model|diffusion_pytorch_model)"
-_SINGLE = re.compile(_WEIGHT_NAMES + r"\.safetensors")
-_SHARD = re.compile(_WEIGHT_NAMES + r"-(\d{5})-of-(\d{5})\.safetensors")
 _MODULE_FOLDER = re.compile(r"(\w+_)?\d+_\w+")
+_CHAT_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")
+_STEMS = ("model", "adapter_model", "diffusion_pytorch_model")
+_SHARD = re.compile(rf"({'|'.join(_STEMS)})-(\d{{5}})-of-(\d{{5}})\.safetensors")
+_INDEX = re.compile(rf"({'|'.join(_STEMS)})\.safetensors\.index\.json")
 _PICKLED = re.compile(
     r"(pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.bin"
 )
-_INDEX = re.compile(_WEIGHT_NAMES + r"\.safetensors\.index\.json")
+_UPLOAD_IS_INCOMPLETE = "The upload is incomplete: try another revision, or ask its owner."
 
 
 def select_by_patterns(
@@ -95,84 +97,82 @@ def select_by_patterns(
         reason = why_left(file.path, () if is_document(file.path) else include, exclude)
         if reason is not None:
             left_out.append(LeftOut(file.path, file.size, reason))
-        else:
-            _check_code_and_pickles(file.path, what, allow_code=allow_code)
-            taken.append(file)
+            continue
+        taken.append(file)
+        asked = f"{what}: `include` asks for {printable(file.path)}"
+        if file.path.lower().endswith(PICKLE_SUFFIXES):
+            raise PolicyError(
+                f"{asked}, a pickle, which can run code when loaded.",
+                "Ask for the safetensors instead, or add it to `exclude`.",
+            )
+        if file.path.lower().endswith(".py") and not allow_code:
+            raise PolicyError(
+                f"{asked}: code of the repository would run on the cluster.",
+                "Remove it from `include`; or read it, then write `allow_code: true`.",
+            )
     return taken, left_out
 
 
-def select_model(
-    files: Sequence[RemoteFile],
-    exclude: Sequence[str],
-    what: str,
-    *,
-    tokenizer_only: bool = False,
-    allow_pickle: bool = False,
+def select_tokenizer(
+    files: Sequence[RemoteFile], exclude: Sequence[str]
 ) -> tuple[list[RemoteFile], list[LeftOut]]:
+    """The files of a tokenizer, and the others with the reason."""
+    reasons = {file.path: _why_no_tokenizer(file.path, exclude) for file in files}
+    return _parted(files, reasons)
+
+
+def select_model(
+    files: Sequence[RemoteFile], exclude: Sequence[str], what: str, *, allow_pickle: bool = False
+) -> tuple[list[RemoteFile], list[LeftOut], list[str]]:
     """The files that `from_pretrained` needs, and the others with the reason.
 
     Args:
-        tokenizer_only: only the files of the tokenizer.
-        allow_pickle: a part may have only pickles, if `pickled_weights` finds them.
+        allow_pickle: a part may have only pickles: its weights are the third result.
 
     Raises:
         PolicyError: the only weights are pickles.
         UsageError: shards are missing, or the only weights are another framework's.
     """
-    kept, left_out = [], []
-    for file in files:
-        if any(matches(file.path, pattern) for pattern in exclude):
-            left_out.append(LeftOut(file.path, file.size, EXCLUDED))
-        else:
-            kept.append(file)
-    paths = {file.path for file in kept}
-    parts = set() if tokenizer_only else _folders_with_parts(paths)
-    excluded = {left.path for left in left_out}
-    weights = {folder: _weights(paths, folder, what, excluded) for folder in parts}
-    if "model_index.json" in paths:
+    paths = [file.path for file in files]
+    kept = [path for path in paths if why_left(path, (), exclude) is None]
+    folders = _folders_with_parts(kept)
+    weights = {folder: _weights(folder, kept, paths, what) for folder in folders}
+    if "model_index.json" in kept:
         # A diffusers pipeline loads its folders; weights beside them are for other tools.
-        weights[""] = frozenset()
-        parts -= {""}
-    taken = []
-    for file in kept:
-        against = _reason_against_tokenizer if tokenizer_only else _reason_against
-        reason = against(file.path, weights)
-        if reason:
-            left_out.append(LeftOut(file.path, file.size, reason))
-        else:
-            taken.append(file)
-    for folder in sorted(parts):
-        if not (allow_pickle and pickled_weights(taken, left_out, folder)):
-            _check_weights(folder, taken, left_out, what)
+        weights[""] = set()
+        folders.remove("")
+    reasons = {path: _reason_against(path, weights) for path in kept}
+    pickles = []
+    for folder in sorted(folders):
+        inside = {path: reasons[path] for path in kept if _folder(path) == folder}
+        if not weights[folder]:
+            found = _pickled_weights(inside)
+            if not (allow_pickle and found):
+                _check_weights(inside, bool(found), what, is_top=not folder)
+            pickles += found
+    return *_parted(files, {path: reasons.get(path, EXCLUDED) for path in paths}), pickles
+
+
+def _parted(
+    files: Iterable[RemoteFile], reasons: Mapping[str, str | None]
+) -> tuple[list[RemoteFile], list[LeftOut]]:
+    taken = [file for file in files if reasons[file.path] is None]
+    left_out = [LeftOut(f.path, f.size, reason) for f in files if (reason := reasons[f.path])]
     return taken, left_out
 
 
-def pickled_weights(
-    taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], folder: str
-) -> list[str]:
-    """The pickles that are the weights of a part: one file, or the shards.
-
-    Empty where the part has safetensors, or where `from_pretrained` does not read its pickles.
-
-    Args:
-        folder: of the part; empty for the top.
-    """
-    if any(f.path.endswith(".safetensors") and f.path.rpartition("/")[0] == folder for f in taken):
-        return []
-    found = [
-        o.path for o in left_out if o.reason == "a pickle" and o.path.rpartition("/")[0] == folder
-    ]
-    weights = {
-        path: match for path in found if (match := _PICKLED.fullmatch(path.rpartition("/")[2]))
-    }
-    single = [path for path, match in weights.items() if match[2] is None]
-    return sorted(single or weights)
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
-def _folders_with_parts(paths: set[str]) -> set[str]:
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _folders_with_parts(paths: Collection[str]) -> set[str]:
     """The folders that contain parts of the model: the top, and those of a pipeline's index."""
     folders = {
-        path.split("/")[0]
+        _folder(path)
         for path in paths
         if path.count("/") == 1 and path.endswith(("/config.json", "_config.json"))
     }
@@ -183,45 +183,34 @@ def _folders_with_parts(paths: set[str]) -> set[str]:
     return {""}
 
 
-def _weights(
-    paths: Iterable[str], folder: str, what: str, excluded: Iterable[str]
-) -> frozenset[str]:
+def _weights(folder: str, kept: Iterable[str], paths: Iterable[str], what: str) -> set[str]:
     """The safetensors that from_pretrained reads from a folder: it tries a single file first.
 
     Args:
-        paths: of the files that `exclude` leaves.
-        folder: the folder; empty for the top.
+        kept: the paths that `exclude` leaves, of `paths`.
         what: the asset's name in messages.
-        excluded: paths that `exclude` leaves out.
     """
-    inside = {
-        path
-        for path in paths
-        if path.rpartition("/")[0] == folder and path.endswith(".safetensors")
-    }
-    names = {path: PurePosixPath(path).name for path in inside}
+    inside = {p for p in kept if _folder(p) == folder and p.endswith(".safetensors")}
     chosen: set[str] = set()
-    for stem in ("model", "adapter_model", "diffusion_pytorch_model"):
-        single = {p for p in inside if (m := _SINGLE.fullmatch(names[p])) and m[1] == stem}
-        shards = {p for p in inside if (m := _SHARD.fullmatch(names[p])) and m[1] == stem}
-        if not single and shards:
-            mine = [path for path in excluded if path.rpartition("/")[0] == folder]
-            _check_no_missing_shards([names[p] for p in shards], what, stem, mine)
-        chosen |= single or shards
-    return frozenset(chosen or inside)
+    for stem in _STEMS:
+        single = f"{folder}/{stem}.safetensors".removeprefix("/")
+        shards = {
+            path: match
+            for path in paths
+            if _folder(path) == folder and (match := _SHARD.fullmatch(_name(path)))
+            if match[1] == stem
+        }
+        if single in inside:
+            chosen.add(single)
+        elif there := inside & set(shards):
+            total = max(int(shards[path][3]) for path in there)
+            missing = set(range(1, total + 1)) - {int(shards[path][2]) for path in there}
+            _check_shards(total, missing, sorted(set(shards) - there), what)
+            chosen |= there
+    return chosen or inside
 
 
-def _check_no_missing_shards(
-    names: Iterable[str], what: str, stem: str, excluded: Iterable[str]
-) -> None:
-    matches = [m for m in map(_SHARD.fullmatch, names) if m]
-    total = max(int(m[3]) for m in matches)
-    missing = sorted(set(range(1, total + 1)) - {int(m[2]) for m in matches})
-    dropped = sorted(
-        path
-        for path in excluded
-        if (match := _SHARD.fullmatch(PurePosixPath(path).name)) and match[1] == stem
-    )
+def _check_shards(total: int, missing: set[int], dropped: Sequence[str], what: str) -> None:
     if missing and dropped:
         raise UsageError(
             f"{what}: `exclude` drops {len(dropped)} of {total} weight files "
@@ -232,32 +221,30 @@ def _check_no_missing_shards(
     if missing:
         raise UsageError(
             f"{what}: the repository lacks {len(missing)} of {total} weight files, "
-            f"number {missing[0]} first.",
-            "The upload is incomplete: try another revision, or ask its owner.",
+            f"number {min(missing)} first.",
+            _UPLOAD_IS_INCOMPLETE,
         )
 
 
-def _reason_against(path: str, by_folder: Mapping[str, frozenset[str]]) -> str | None:
+def _reason_against(path: str, by_folder: Mapping[str, set[str]]) -> str | None:
     """Why a file is left out; None if it is chosen.
 
     Args:
         by_folder: folder that from_pretrained reads -> paths of its weights.
     """
-    folder, _, name = path.rpartition("/")
-    if folder not in by_folder and not _is_chat_template(folder, name):
-        return "in a folder that from_pretrained does not read"
-    weights = by_folder.get(folder, frozenset())
+    folder, name = _folder(path), _name(path)
     suffix = PurePosixPath(name).suffix.lower()
-    if path in weights:
+    weights = by_folder.get(folder, set())
+    if path in weights or _CHAT_TEMPLATE.fullmatch(path):
         return None
+    if folder not in by_folder:
+        return "in a folder that from_pretrained does not read"
     if suffix == ".safetensors":
         return "another copy of the weights"
     if _INDEX.fullmatch(name):
-        return (
-            None if any(_SHARD.fullmatch(w.rpartition("/")[2]) for w in weights) else _INDEX_ALONE
-        )
+        return None if any(_SHARD.fullmatch(_name(w)) for w in weights) else _INDEX_ALONE
     if suffix in PICKLE_SUFFIXES or name.startswith("pytorch_model.bin"):
-        return "a pickle"
+        return _PICKLE
     if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
         return _OTHER_WEIGHTS.get(suffix, _OTHER_FRAMEWORK)
     if suffix == ".py":
@@ -269,67 +256,62 @@ def _reason_against(path: str, by_folder: Mapping[str, frozenset[str]]) -> str |
     return "not needed by from_pretrained"
 
 
-def _is_chat_template(folder: str, name: str) -> bool:
-    return folder == "additional_chat_templates" and name.endswith(".jinja")
-
-
-def _reason_against_tokenizer(path: str, by_folder: Mapping[str, frozenset[str]]) -> str | None:
-    folder, _, name = path.rpartition("/")
-    if _is_chat_template(folder, name):
+def _why_no_tokenizer(path: str, exclude: Sequence[str]) -> str | None:
+    if reason := why_left(path, (), exclude):
+        return reason
+    if _CHAT_TEMPLATE.fullmatch(path):
         return None
-    if folder or not (_TOKENIZER_FILES.fullmatch(name) or _DOCUMENTS.fullmatch(name)):
+    if "/" in path or not (_TOKENIZER_FILES.fullmatch(path) or _DOCUMENTS.fullmatch(path)):
         return "not part of the tokenizer"
-    return "a pickle" if name.lower().endswith(PICKLE_SUFFIXES) else None
+    return _PICKLE if path.lower().endswith(PICKLE_SUFFIXES) else None
+
+
+def _pickled_weights(reasons: Mapping[str, str | None]) -> list[str]:
+    """The pickles that `from_pretrained` reads as weights of a part: one file, or the shards.
+
+    Args:
+        reasons: path -> why it is left out, of all files of the part.
+    """
+    found = {p: _PICKLED.fullmatch(_name(p)) for p in reasons if reasons[p] == _PICKLE}
+    weights = {path: match for path, match in found.items() if match}
+    return sorted([path for path, match in weights.items() if not match[2]] or weights)
 
 
 def _check_weights(
-    folder: str, taken: Sequence[RemoteFile], left_out: Sequence[LeftOut], what: str
+    reasons: Mapping[str, str | None], convertible: bool, what: str, *, is_top: bool
 ) -> None:
-    """Checks that a part with weights in the repository has weights in the bundle.
+    """Checks that a part without safetensors has no weights in the repository either.
 
     Raises:
         PolicyError: its only weights are pickles.
         UsageError: they are another framework's, or only their index exists.
     """
-
-    def is_inside(path: str) -> bool:
-        return path.rpartition("/")[0] == folder
-
-    if any(file.path.endswith(".safetensors") for file in taken if is_inside(file.path)):
-        return
-    pickles = [o.path for o in left_out if o.reason == "a pickle" and is_inside(o.path)]
+    pickles = [path for path, reason in reasons.items() if reason == _PICKLE]
     if pickles:
-        convertible = bool(pickled_weights(taken, left_out, folder))
-        allow = (
-            "run with --allow-pickle to convert them to safetensors here; or "
-            if convertible
-            else ""
-        )
+        allow = "run with --allow-pickle to convert them to safetensors here; or "
         raise PolicyError(
             f"{what}: its weights are pickles ({printable(pickles[0])}), "
             "which can run code when loaded, and there are no safetensors of them.",
             "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's "
-            f"discussions); or {allow}to train from scratch, exclude the weights: "
-            '`exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
+            f"discussions); or {allow if convertible else ''}to train from scratch, exclude the "
+            'weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
         )
     # Only at the top: a pipeline may have folders for another framework (SDXL's `vae_decoder`).
-    others = [
-        o for o in left_out if not folder and o.reason in _FOREIGN_REASONS and is_inside(o.path)
-    ]
+    others = [path for path in reasons if is_top and reasons[path] in _FOREIGN_REASONS]
     if others:
-        suffixes = sorted({PurePosixPath(o.path).suffix for o in others})
+        suffixes = sorted({PurePosixPath(path).suffix for path in others})
         named = ", ".join(f'"*{suffix}"' for suffix in suffixes)
         raise UsageError(
-            f"{what}: it has no safetensors; its weights are {others[0].reason} "
-            f"({printable(others[0].path)}).",
+            f"{what}: it has no safetensors; its weights are {reasons[others[0]]} "
+            f"({printable(others[0])}).",
             "Take a repository or revision with safetensors. If you want these weights, name all "
             "files you need with `include`; to train from scratch, exclude the weights: "
             f"`exclude: [{named}]`.",
         )
-    if any(o.reason == _INDEX_ALONE and is_inside(o.path) for o in left_out):
+    if _INDEX_ALONE in reasons.values():
         raise UsageError(
             f"{what}: the repository has an index of weight files, and none of the files.",
-            "The upload is incomplete: try another revision, or ask its owner.",
+            _UPLOAD_IS_INCOMPLETE,
         )
 
 
@@ -338,21 +320,6 @@ def is_document(path: str) -> bool:
     return _DOCUMENTS.fullmatch(path) is not None and not path.lower().endswith(
         (*PICKLE_SUFFIXES, ".py")
     )
-
-
-def _check_code_and_pickles(path: str, what: str, *, allow_code: bool) -> None:
-    if path.lower().endswith(PICKLE_SUFFIXES):
-        raise PolicyError(
-            f"{what}: `include` asks for {printable(path)}, a pickle, "
-            "which can run code when loaded.",
-            "Ask for the safetensors instead, or add it to `exclude`.",
-        )
-    if path.lower().endswith(".py") and not allow_code:
-        raise PolicyError(
-            f"{what}: `include` asks for {printable(path)}: "
-            "code of the repository would run on the cluster.",
-            "Remove it from `include`; or read it, then write `allow_code: true`.",
-        )
 
 
 def locked_file(file: RemoteFile, path: str) -> LockedFile:

@@ -9,44 +9,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stage.errors import UsageError
-from stage.hub.client import Hub, Repository
+from stage.hub.client import Hub
 from stage.hub.model_files import (
-    RemoteFile,
     ingredient_of,
     locked_file,
-    pickled_weights,
     select_by_patterns,
     select_model,
+    select_tokenizer,
 )
 from stage.hub.remote_code import (
-    CodeFile,
     find_code,
     made_local,
     may_name_code,
     needed_references,
     references,
 )
-from stage.lock.model import Base, Code, LeftOut, LockedAsset, LockedFile, Source
+from stage.lock.model import Base, Code, LockedAsset, Source
 from stage.lock.requests import ModelRequest, as_lock_request, way_without
 from stage.paths import check_path
 from stage.progress import Reporter
 
 ADAPTER_CONFIG = "adapter_config.json"
-
-
-@dataclass(frozen=True)
-class _Selected:
-    """The files of a repository that are chosen by name, before configs are read."""
-
-    repository: Repository
-    listing: Mapping[str, RemoteFile]
-    taken: list[RemoteFile]
-    left_out: list[LeftOut]
-    pickles: frozenset[str]
 
 
 def resolve_model(
@@ -70,55 +55,18 @@ def resolve_model(
         PolicyError: there are only pickles, code that is not allowed, or a path that a bundle does
             not allow.
     """
-    selected = _select(request, hub, what, allow_pickle=allow_pickle)
-    repository, folder = selected.repository, f"data/models/{name}"
-    code, rewritten = _code(request, selected, hub, reporter, what)
-    files = {
-        f"{folder}/{file.path}": locked_file(file, f"{folder}/{file.path}")
-        for file in selected.taken
-        if file.path not in rewritten
-    }
-    files |= {f"{folder}/{c.target}": locked_file(c.file, f"{folder}/{c.target}") for c in code}
-    for path in files:
-        check_path(path, what, way_without(as_lock_request(request)))
-    sources = selected.pickles | rewritten
-    made_from = [file for path, file in selected.listing.items() if path in sources]
-    fetched = {*files, *(f"{folder}/{file.path}" for file in made_from)}
-    return LockedAsset(
-        name=name,
-        kind="tokenizer" if request.tokenizer_only else "model",
-        request=as_lock_request(request),
-        source=Source("hub", repository.id, request.revision, repository.commit),
-        files=tuple(files.values()),
-        left_out=tuple(o for o in selected.left_out if f"{folder}/{o.path}" not in fetched),
-        aliases=() if repository.id == request.repository else (request.repository,),
-        licence=repository.licence,
-        made_from=tuple(ingredient_of(file) for file in made_from),
-        base=_base(request, selected, hub, reporter, what),
-        code=_as_locked(code, files, repository, folder),
-    )
-
-
-def _select(request: ModelRequest, hub: Hub, what: str, *, allow_pickle: bool) -> _Selected:
     repository = hub.repository(what, "model", request.repository, request.revision)
     listing = hub.files(what, repository)
-    files = list(listing.values())
+    every, exclude, folder = list(listing.values()), request.exclude, f"data/models/{name}"
+    pickles: list[str] = []
     if request.include:
         taken, left_out = select_by_patterns(
-            files, request.include, request.exclude, what, allow_code=request.allow_code
+            every, request.include, exclude, what, allow_code=request.allow_code
         )
+    elif request.tokenizer_only:
+        taken, left_out = select_tokenizer(every, exclude)
     else:
-        taken, left_out = select_model(
-            files,
-            request.exclude,
-            what,
-            tokenizer_only=request.tokenizer_only,
-            allow_pickle=allow_pickle,
-        )
-    pickles: set[str] = set()
-    if allow_pickle and not request.tokenizer_only and not request.include:
-        folders = {""} | {file.path.rpartition("/")[0] for file in taken}
-        pickles = {path for folder in folders for path in pickled_weights(taken, left_out, folder)}
+        taken, left_out, pickles = select_model(every, exclude, what, allow_pickle=allow_pickle)
     if not taken:
         raise UsageError(
             f"{what}: no file of {repository.id} is left to take.",
@@ -127,61 +75,50 @@ def _select(request: ModelRequest, hub: Hub, what: str, *, allow_pickle: bool) -
             if request.tokenizer_only
             else "Check `include` and `exclude`; or is it the wrong repository?",
         )
-    return _Selected(repository, listing, taken, left_out, frozenset(pickles))
-
-
-def _code(
-    request: ModelRequest,
-    selected: _Selected,
-    hub: Hub,
-    reporter: Reporter,
-    what: str,
-) -> tuple[list[CodeFile], set[str]]:
-    """The code that the chosen configs need, and the paths of configs that must be made local."""
-    repository, listing = selected.repository, selected.listing
     texts = {
         file.path: hub.read(repository, file, what)
-        for file in selected.taken
+        for file in taken
         if may_name_code(file.path)
+        or (file.path == ADAPTER_CONFIG and request.base and not request.tokenizer_only)
     }
-    found = [reference for path, text in texts.items() for reference in references(path, text)]
+    found = [r for path in texts if may_name_code(path) for r in references(path, texts[path])]
     needed = needed_references(request, repository, listing, found, reporter, what)
+    code = find_code(needed, repository, listing, hub, what, request.tokenizer_only)
     foreign = {reference.config for reference in needed if reference.repository}
     rewritten = {path for path in foreign if made_local(path, texts[path]) != texts[path]}
-    return find_code(needed, repository, listing, hub, request, what), rewritten
-
-
-def _base(
-    request: ModelRequest, selected: _Selected, hub: Hub, reporter: Reporter, what: str
-) -> Base | None:
-    """The base model that an adapter needs, unless the manifest says that it does not."""
-    file = next((file for file in selected.taken if file.path == ADAPTER_CONFIG), None)
-    if file is None or request.tokenizer_only or not request.base:
-        return None
-    base, elsewhere = base_of(hub.read(selected.repository, file, what))
+    files = {f.path: locked_file(f, f"{folder}/{f.path}") for f in taken if f.path not in rewritten}
+    files |= {c.target: locked_file(c.file, f"{folder}/{c.target}") for c in code}
+    for file in files.values():
+        check_path(file.path, what, way_without(as_lock_request(request)))
+    made_from = [file for file in every if file.path in rewritten or file.path in pickles]
+    base, elsewhere = base_of(texts[ADAPTER_CONFIG]) if ADAPTER_CONFIG in texts else (None, None)
     if elsewhere:
         reporter.warn(
             f"{what}: this adapter names its base model by a path on its author's machine "
             f"({elsewhere}): add that model to the manifest"
         )
-    return base
-
-
-def _as_locked(
-    code: Sequence[CodeFile], files: Mapping[str, LockedFile], own: Repository, folder: str
-) -> tuple[Code, ...]:
-    """All Python among the files, by the repository it comes from."""
-    sources = {f"{folder}/{c.target}": c.repository for c in code}
-    repositories: dict[str, Repository] = {}
-    paths: dict[str, list[str]] = {}
-    for path in files:
-        if path.endswith(".py"):
-            repository = sources.get(path, own)
-            repositories[repository.id] = repository
-            paths.setdefault(repository.id, []).append(path)
-    return tuple(
-        Code(id, repositories[id].commit, repositories[id].licence, tuple(paths[id]))
-        for id in paths
+    owners = {path: repository for path in files if path.endswith(".py")}
+    owners |= {c.target: c.repository for c in code}
+    return LockedAsset(
+        name=name,
+        kind="tokenizer" if request.tokenizer_only else "model",
+        request=as_lock_request(request),
+        source=Source("hub", repository.id, request.revision, repository.commit),
+        files=tuple(files.values()),
+        left_out=tuple(o for o in left_out if o.path not in files and o.path not in pickles),
+        aliases=() if repository.id == request.repository else (request.repository,),
+        licence=repository.licence,
+        made_from=tuple(ingredient_of(file) for file in made_from),
+        base=base,
+        code=tuple(
+            Code(
+                owner.id,
+                owner.commit,
+                owner.licence,
+                tuple(f"{folder}/{path}" for path in owners if owners[path].id == owner.id),
+            )
+            for owner in {owner.id: owner for owner in owners.values()}.values()
+        ),
     )
 
 

@@ -80,40 +80,33 @@ def references(path: str, text: bytes) -> list[Reference]:
     except (ValueError, RecursionError):
         return []
     found = []
-    for role, value in _named(document, path.rpartition("/")[2]):
-        match = _REFERENCE.fullmatch(value)
+    for role, value in _named(document):
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if match and not value.startswith("sentence_transformers."):
-            module = f"{match['module']}.py"
             folder = "" if match["repository"] else posixpath.dirname(path)
-            found.append(
-                Reference(
-                    path, role, match["repository"], posixpath.join(folder, module), match["name"]
-                )
-            )
+            module = posixpath.join(folder, f"{match['module']}.py")
+            found.append(Reference(path, role, match["repository"], module, match["name"]))
     return found
 
 
-def _named(document: Any, name: str) -> Iterator[tuple[str, str]]:
+def _named(document: Any) -> Iterator[tuple[str, Any]]:
     """(role, class reference) of every class that a config names."""
-    if name == "modules.json":
-        for module in document if isinstance(document, list) else []:
-            if isinstance(module, dict) and isinstance(module.get("type"), str):
-                yield "a module of sentence-transformers", module["type"]
+    if isinstance(document, list):  # modules.json
+        for module in document:
+            if isinstance(module, dict):
+                yield "a module of sentence-transformers", module.get("type")
         return
     for key, value in document.items() if isinstance(document, dict) else ():
         if key == "auto_map":
             # Older tokenizers have the classes without a role.
-            entries = value if isinstance(value, dict) else {"AutoTokenizer": value}
-            for role, classes in entries.items():
+            roles = value if isinstance(value, dict) else {"AutoTokenizer": value}
+            for role, classes in roles.items():
                 for item in classes if isinstance(classes, list) else [classes]:
-                    if isinstance(item, str):
-                        yield role, item
-        elif key == "custom_pipelines" and isinstance(value, dict):
-            for task, pipeline in value.items():
-                if isinstance(pipeline, dict) and isinstance(pipeline.get("impl"), str):
-                    yield f"the pipeline {task}", pipeline["impl"]
+                    yield role, item
+        elif key == "impl":  # below `custom_pipelines`
+            yield "a pipeline", value
         elif isinstance(value, dict):
-            yield from _named(value, name)
+            yield from _named(value)
 
 
 def relative_imports(source: bytes) -> set[str]:
@@ -194,7 +187,21 @@ def needed_references(
         else:
             needed.append(reference)
     if needed and not request.allow_code:
-        raise _code_error(needed, repository, request, what)
+        first = needed[0]
+        id = first.repository or repository.id
+        revision = "main" if first.repository else repository.commit
+        source = f"of {id}" if id == repository.id else f"of another repository, {id}"
+        more = f" (and {len(needed) - 1} more such classes)" if len(needed) > 1 else ""
+        without = (
+            " If transformers has this kind of model built in, exclude the code: "
+            '`exclude: ["*.py"]`.'
+        )
+        raise PolicyError(
+            f"{what}: loading it runs Python code {source}: "
+            f"{first.config} names the class {first} ({first.role}){more}.",
+            f"Read that code ({DEFAULT_ENDPOINT}/{id}/tree/{revision}); if it may run on your "
+            f"cluster: `allow_code: true`.{'' if request.tokenizer_only else without}",
+        )
     return needed
 
 
@@ -203,17 +210,21 @@ def find_code(
     repository: Repository,
     listing: Mapping[str, RemoteFile],
     hub: Hub,
-    request: ModelRequest,
     what: str,
+    tokenizer_only: bool,
 ) -> list[CodeFile]:
     """The modules of these classes and all modules that they import from their folders.
 
     Each repository is pinned to its current commit.
 
+    Args:
+        tokenizer_only: the entry has no `exclude`, so no message advises it.
+
     Raises:
         UsageError: a repository or module does not exist or is not Python, or two different
             modules have the same path in the bundle.
     """
+    without = "" if tokenizer_only else '; or exclude the code: `exclude: ["*.py"]`'
     listings = {repository.id: (repository, listing)}
     found: dict[str, CodeFile] = {}
     for reference in references:
@@ -229,74 +240,30 @@ def find_code(
                 raise UsageError(
                     f"{what}: {reference.config} names {reference} of {id}, "
                     f"which has no {printable(path)}.",
-                    f"Try another revision{_or_without(request)}.",
+                    f"Try another revision{without}.",
                 )
-            new = CodeFile(source, files[path], target)
-            if (there := found.setdefault(target, new)) is not new:
-                _check_same(there, new, request, what)
+            if same := found.get(target):
+                if same.file.upstream != files[path].upstream:
+                    raise UsageError(
+                        f"{what}: {printable(target)} of {same.repository.id} and "
+                        f"{printable(path)} of {id} are different files, and both need the same "
+                        "path in the bundle.",
+                        f"Ask its author to use one of them{without}.",
+                    )
                 continue
+            found[target] = CodeFile(source, files[path], target)
             text = hub.read(source, files[path], what)
-            waiting += _imported(text, path, target, files, f"{what}: {printable(path)} of {id}")
+            folder, beside = posixpath.dirname(path), posixpath.dirname(target)
+            for module in _imported(text, f"{what}: {printable(path)} of {id}"):
+                if posixpath.join(folder, module) in files:
+                    waiting.append((posixpath.join(folder, module), posixpath.join(beside, module)))
     return list(found.values())
 
 
-def _imported(
-    text: bytes, path: str, target: str, files: Mapping[str, RemoteFile], where: str
-) -> list[tuple[str, str]]:
-    """What a module imports from its folder: (path in the repository, path below the asset)."""
+def _imported(text: bytes, where: str) -> list[str]:
+    """The files beside a module that it may import."""
     try:
-        names = relative_imports(text)
+        names = sorted(relative_imports(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{where}: not Python: {error}.", "Try another revision.") from None
-    return [
-        (
-            posixpath.join(posixpath.dirname(path), module),
-            posixpath.join(posixpath.dirname(target), module),
-        )
-        for name in sorted(names)
-        for module in (f"{name}.py", f"{name}/__init__.py")
-        if posixpath.join(posixpath.dirname(path), module) in files
-    ]
-
-
-def _check_same(one: CodeFile, other: CodeFile, request: ModelRequest, what: str) -> None:
-    if one.file.upstream != other.file.upstream:
-        raise UsageError(
-            f"{what}: {printable(one.target)} of {one.repository.id} and "
-            f"{printable(other.file.path)} of {other.repository.id} are different files, "
-            "and both need the same path in the bundle.",
-            f"Ask its author to use one of them{_or_without(request)}.",
-        )
-
-
-def _or_without(request: ModelRequest) -> str:
-    """The advice to exclude code; empty for a tokenizer, whose entry has no `exclude`."""
-    return "" if request.tokenizer_only else '; or exclude the code: `exclude: ["*.py"]`'
-
-
-def _code_error(
-    needed: Sequence[Reference], own: Repository, request: ModelRequest, what: str
-) -> PolicyError:
-    first = needed[0]
-    id = first.repository or own.id
-    source = (
-        f"of another repository, {id}"
-        if first.repository and first.repository != own.id
-        else f"of {id}"
-    )
-    more = f" (and {len(needed) - 1} more such classes)" if len(needed) > 1 else ""
-    revision = "main" if first.repository else own.commit
-    without = (
-        ""
-        if request.tokenizer_only
-        else (
-            " If transformers has this kind of model built in, exclude the code: "
-            '`exclude: ["*.py"]`.'
-        )
-    )
-    return PolicyError(
-        f"{what}: loading it runs Python code {source}: "
-        f"{first.config} names the class {first} ({first.role}){more}.",
-        f"Read that code ({DEFAULT_ENDPOINT}/{id}/tree/{revision}); if it may run on your cluster: "
-        f"`allow_code: true`.{without}",
-    )
+    return [file for name in names for file in (f"{name}.py", f"{name}/__init__.py")]

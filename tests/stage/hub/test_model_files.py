@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from stage.digests import Digest
 from stage.errors import PolicyError, UsageError
-from stage.hub.model_files import RemoteFile, locked_file, matches, select_by_patterns, select_model
+from stage.hub.model_files import (
+    RemoteFile,
+    locked_file,
+    matches,
+    select_by_patterns,
+    select_model,
+    select_tokenizer,
+)
 
 GIT, SHA = Digest("git-sha1", "a" * 40), Digest("lfs-sha256", "b" * 64)
 WHAT = "x.yaml:4: `bert`"
@@ -22,7 +29,10 @@ def selected(
     paths: str, *exclude: str, tokenizer_only: bool = False
 ) -> tuple[set[str], dict[str, str]]:
     """The chosen paths, and path -> reason of the others; together they are the listing."""
-    taken, left_out = select_model(listing(paths), exclude, WHAT, tokenizer_only=tokenizer_only)
+    if tokenizer_only:
+        taken, left_out = select_tokenizer(listing(paths), exclude)
+    else:
+        taken, left_out, _ = select_model(listing(paths), exclude, WHAT)
     assert sorted([f.path for f in taken] + [o.path for o in left_out]) == sorted(paths.split())
     return {file.path for file in taken}, {o.path: o.reason for o in left_out}
 
