@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TextIO
 
 from stage.errors import as_shown
@@ -44,6 +45,9 @@ _WORDS = (
     (re.compile(r"(?<=: )(?:sound|finished)\b(?! already)"), _GREEN),
     (re.compile(r"^nothing found that would fail"), _GREEN),
 )
+# In place of spaces that are not broken, and beside a wide character. Here no text has control
+# characters: `as_shown` has escaped them.
+_GLUE, _FILL = "\x1f", "\x1e"
 _PREFIX = re.compile(r"\s*(?:error: |warning: |-> |\d+\. )?")
 
 
@@ -70,7 +74,7 @@ def coloured(text: str) -> str:
     marks = [
         (match.span(), colour) for pattern, colour in _WORDS for match in pattern.finditer(text)
     ]
-    marks += [(span, _CYAN) for span in _commands(text)]
+    marks += [(match.span(match.lastgroup or 0), _CYAN) for match in _COMMAND.finditer(text)]
     marks += [(match.span(), _BOLD) for match in _PATH.finditer(text)]
     result, end = [], 0
     for (start, stop), colour in sorted(marks, key=lambda mark: mark[0][0]):
@@ -83,49 +87,36 @@ def coloured(text: str) -> str:
 def wrapped(text: str, width: int) -> str:
     """Text in lines of at most `width` columns, broken at spaces only. Pure.
 
-    What is longer than a line, such as a path or a command, stays whole.
+    What is longer than a line, such as a path or a command, stays whole. Characters of Chinese take
+    two columns.
     """
-    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+    lines: list[str] = []
+    for line in text.split("\n"):
+        glued = _COMMAND.sub(_glued, line)
+        filled = "".join(c + _FILL * (unicodedata.east_asian_width(c) in "WF") for c in glued)
+        if len(filled) <= width:
+            lines.append(line)
+            continue
+        match = _PREFIX.match(filled)
+        start = match[0] if match else ""
+        is_mark = start.strip() in ("->", "")
+        indent = len(start) if is_mark else len(start) - len(start.lstrip()) + 2
+        lines += textwrap.wrap(
+            filled.removeprefix(start),
+            width,
+            initial_indent=start,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+    return "\n".join(lines).replace(_GLUE, " ").replace(_FILL, "")
 
 
-def _wrapped_line(line: str, width: int) -> Iterator[str]:
-    if _columns(line) <= width:
-        yield line
-        return
-    prefix = _PREFIX.match(line)
-    start = prefix[0] if prefix else ""
-    indent = " " * (
-        len(start) if start.strip() in ("->", "") else len(start) - len(start.lstrip()) + 2
-    )
-    current, gap = start, ""
-    for word, space in _units(line[len(start) :]):
-        if current.strip() and current != start and _columns(current + gap + word) > width:
-            yield current
-            current, gap = indent, ""
-        current, gap = current + gap + word, space
-    yield current
-
-
-def _units(text: str) -> Iterator[tuple[str, str]]:
-    """Words and commands, each with the spaces after it."""
-    at = 0
-    commands = list(_commands(text))
-    for gap in re.finditer(r" +", text):
-        if not any(start < gap.start() < stop for start, stop in commands):
-            yield text[at : gap.start()], gap[0]
-            at = gap.end()
-    yield text[at:], ""
-
-
-def _commands(text: str) -> Iterator[tuple[int, int]]:
-    """Where the commands of a text begin and end."""
-    for match in _COMMAND.finditer(text):
-        yield match.span(match.lastgroup or 0)
-
-
-def _columns(text: str) -> int:
-    """The columns that a text takes: characters of Chinese take two."""
-    return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text)
+def _glued(match: re.Match[str]) -> str:
+    """A command without spaces, so that it is not broken."""
+    command = match[match.lastgroup or 0]
+    return match[0].removesuffix(command) + command.replace(" ", _GLUE)
 
 
 def width_of(stream: TextIO) -> int | None:
