@@ -63,7 +63,8 @@ def splits(
             "with `unpack: true`.",
         )
     names = _names(files[by_name[meta]], columns, f"{what}: {meta}")
-    schema = image_schema(names)
+    columns_ = [pa.field("image", IMAGE), *(pa.field(name, pa.int64()) for name in names)]
+    schema = image_schema(columns_, names)
     paths = {split: [by_name[name] for name in parts] for split, parts in wanted.items()}
     return {
         split: (schema, _rows(schema, columns, names, paths[split], files, what), paths[split])

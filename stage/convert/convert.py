@@ -1,18 +1,17 @@
 """Converts other formats to parquet on the laptop, so that the cluster reads a single format.
 
 Memory is bounded: batches stream from reader to writer, whatever the sizes of the files. The output
-is deterministic: the same files and the same pyarrow give the same bytes (another pyarrow may give
-other bytes for the same rows, because its encoders change). No code in the input is run, not even
-in a pickle.
+is deterministic: the same files, pyarrow and Python give the same bytes (`made_with`; encoders
+change). No code in the input is run, not even in a pickle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from stage.convert.formats import METADATA_FILES, conversion_of, is_hidden, is_image, is_model
 from stage.errors import UsageError
@@ -63,20 +62,16 @@ def convert(
         target: a new folder.
         what: names the asset in messages.
         separator: between the cells of a CSV; None: as the suffixes of the files say.
-        note: called with a line for each column of a CSV that begins with numbers and is text.
+        note: called with a line for each column that `load_dataset` would read otherwise, and for
+            each of a CSV that begins with numbers and is text.
 
     Raises:
         UsageError: no file of that format, or rows that do not fit together.
         DamageError: a file that is not of that format.
         PolicyError: a pickle that would build more than plain data.
     """
-    if how == "cifar":
-        from stage.convert import cifar
-
-        return _write(how, cifar.splits(files, what), target)
-    return convert_splits(
-        how, files, splits_of(chosen(how, files, what)), target, what, separator, note=note
-    )
+    splits = {} if how == "cifar" else splits_of(chosen(how, files, what))
+    return convert_splits(how, files, splits, target, what, separator, note)
 
 
 def convert_splits(
@@ -86,50 +81,33 @@ def convert_splits(
     target: Path,
     what: str,
     separator: str | None = None,
-    features: Any = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Split]:
     """Converts files of a known format, split by split.
 
     Args:
-        how, files, target, what, separator: as for `convert`.
-        splits: split -> paths, in order.
-        features: the columns as a dataset card describes them (`class_labels.declared`).
-        note: called with lines about the class names of the card, and as for `convert`.
+        how, files, target, what, separator, note: as for `convert`.
+        splits: split -> paths, in order; not used for `cifar`.
 
     Raises:
         StageError: as for `convert`.
     """
-    from stage.convert import class_labels, images, readers
+    from stage.convert import cifar, images, readers
 
-    classes = class_labels.declared(features, note)
-    if how == "imagefolder":
-        pictures = images.parts(files, splits, what)
-        class_labels.note_image_classes(next(iter(pictures.values()))[0], classes, note)
-        return _write(how, pictures, target)
-    groups = {split: [(path, files[path]) for path in paths] for split, paths in splits.items()}
-    schema = readers.common_schema(
-        how, [pair for group in groups.values() for pair in group], what, separator, note
-    )
-    if how == "parquet":
-        schema = readers.with_classes_of(next(iter(files.values())), schema)
-
-    def rows(group: list[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
-        return readers.rows_of(how, group, schema, what, separator)
-
-    fitting = class_labels.fitting(
-        schema, classes, lambda: chain.from_iterable(map(rows, groups.values())), note
-    )
-    final = class_labels.labelled_schema(schema, fitting) if fitting else schema
-    parts = {
-        split: (
-            final,
-            class_labels.labelled(rows(group), final, fitting) if fitting else rows(group),
-            [name for name, _ in group],
-        )
-        for split, group in groups.items()
-    }
-    return _write(how, parts, target)
+    target.mkdir(parents=True)
+    if how == "cifar":
+        return _write(how, cifar.splits(files, what), target)
+    with TemporaryDirectory(dir=target, prefix="cells-") as scratch:
+        if how == "imagefolder":
+            return _write(how, images.parts(files, splits, what, Path(scratch)), target)
+        groups = {split: [(path, files[path]) for path in paths] for split, paths in splits.items()}
+        every = [pair for group in groups.values() for pair in group]
+        table = readers.Table(how, every, what, Path(scratch), separator, note)
+        parts = {
+            split: (table.schema, table.rows(group), splits[split])
+            for split, group in groups.items()
+        }
+        return _write(how, parts, target)
 
 
 def _write(
@@ -139,11 +117,10 @@ def _write(
 ) -> dict[str, Split]:
     from stage.convert.parquet_writer import write_split
 
-    target.mkdir(parents=True)
     made = {}
     for split, (schema, rows, paths) in parts.items():
-        shards = write_split(schema, rows, target, split)
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        shards = write_split(schema, rows, target, split)
         made[split] = Split(tuple(shards), f"{how}: {paths[0]}{more}")
     return made
 
@@ -164,20 +141,16 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
             f"{what}: `convert: {how}`: this is a model's folder, not rows of data.",
             "Remove `convert`: a model is taken as it is.",
         )
+    visible = [path for path in sorted(files) if not is_hidden(path)]
     if how == "cifar":  # `cifar.splits` finds its files by their names
         return sorted(files)
     if how == "imagefolder":
-        visible = [path for path in sorted(files) if not is_hidden(path)]
         return [
             path for path in visible if is_image(path) or path.rpartition("/")[2] in METADATA_FILES
         ] or visible
     if len(files) == 1:
         return list(files)
-    found = [
-        path
-        for path in sorted(files)
-        if _bare(path).endswith(_SUFFIXES[how]) and not is_hidden(path)
-    ]
+    found = [path for path in visible if _without_compression(path).endswith(_SUFFIXES[how])]
     if not found:
         other = conversion_of(files)
         raise UsageError(
@@ -188,7 +161,7 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
     return found
 
 
-def _bare(path: str) -> str:
+def _without_compression(path: str) -> str:
     path = path.lower()
     return next(
         (path.removesuffix(suffix) for suffix in _COMPRESSED if path.endswith(suffix)), path

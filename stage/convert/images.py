@@ -1,9 +1,8 @@
 """Converts a folder of images to splits with an `image` column, as `datasets`' imagefolder does.
 
 With metadata files (`metadata.csv`, `.jsonl` or `.parquet`) beside the images, their rows are the
-rows, as in `datasets`' folder_based_builder: `file_name` becomes `image`, `x_file_name` becomes
-`x`, `file_names` a list. Paths are relative to the metadata file and stay below it. Images that no
-row names are not in the dataset.
+rows, as in `datasets`' folder_based_builder: `file_name` becomes `image`. Paths are relative to the
+metadata file and stay below it. Images that no row names are not in the dataset.
 
 Without them the folders are the labels, if there are several and all images are equally deep; else
 `image` is the only column. The metadata of the schema makes `datasets` decode the images; their
@@ -12,6 +11,7 @@ bytes do not change.
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,37 +19,94 @@ from typing import Any
 
 import pyarrow as pa
 
-from stage.convert import readers
-from stage.convert.class_labels import class_label_features, is_text, with_features
 from stage.convert.formats import METADATA_FILES, is_image
+from stage.convert.readers import HUGGINGFACE, Table
 from stage.errors import UsageError
 from stage.files import human_size
 
 MAX_IMAGE = 256 * 2**20  # bytes
-BATCH_BYTES = 16 * 2**20
+_BATCH_BYTES = 16 * 2**20
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
-_FEATURE: Mapping[str, Any] = {"_type": "Image"}
+_NAME = "file_name"  # the column of metadata that names an image
 
 # split -> its schema, its rows, the paths that they are made from
 Parts = dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]
 
 
-def image_schema(labels: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """A schema of `image` and label columns, with their meaning for `datasets`.
+def image_schema(columns: Sequence[pa.Field], labels: Mapping[str, Sequence[str]]) -> pa.Schema:
+    """A schema with the column `image`, and with the meaning of columns for `datasets`.
 
     Args:
+        columns: `image` among them.
         labels: label column -> the names of its classes.
     """
-    columns = [pa.field("image", IMAGE), *(pa.field(column, pa.int64()) for column in labels)]
-    return with_features(pa.schema(columns), {"image": _FEATURE, **class_label_features(labels)})
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    for column, names in labels.items():
+        features[column] = {"names": list(names), "_type": "ClassLabel"}
+    return pa.schema(columns, {HUGGINGFACE: json.dumps({"info": {"features": features}})})
 
 
-def read_image(path: str, file: Path, what: str) -> dict[str, bytes | str]:
-    """A value of an image column.
+def parts(
+    files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], what: str, scratch: Path
+) -> Parts:
+    """The splits of a folder of images.
 
     Args:
-        path: of the image in the dataset; its last part is stored.
-        file: the file to read.
+        files: relative POSIX path -> the file.
+        splits: split -> paths of its images and metadata files.
+        what: names the asset in messages.
+        scratch: a folder for temporary files.
+
+    Raises:
+        UsageError: no images, or metadata that does not fit them.
+    """
+    images = {split: [path for path in paths if is_image(path)] for split, paths in splits.items()}
+    every = [path for paths in images.values() for path in paths]
+    if not every:
+        raise UsageError(
+            f"{what}: `imagefolder`: no image in it.",
+            "Images end in .png, .jpg, .webp and the like.",
+        )
+    metadata = {
+        split: [path for path in paths if path.rpartition("/")[2] in METADATA_FILES]
+        for split, paths in splits.items()
+    }
+    if any(metadata.values()):
+        return _parts_of_metadata(files, images, metadata, what, scratch)
+    folders = sorted({posixpath.basename(posixpath.dirname(path)) for path in every})
+    has_labels = len(folders) > 1 and len({path.count("/") for path in every}) == 1
+    labels = {"label": folders} if has_labels else {}
+    columns = [pa.field("image", IMAGE), *(pa.field(name, pa.int64()) for name in labels)]
+    schema = image_schema(columns, labels)
+    return {
+        split: (schema, _rows_of_images(schema, folders, paths, files, what), paths)
+        for split, paths in images.items()
+        if paths
+    }
+
+
+def _rows_of_images(
+    schema: pa.Schema,
+    folders: Sequence[str],
+    paths: Sequence[str],
+    files: Mapping[str, Path],
+    what: str,
+) -> Iterator[pa.RecordBatch]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for path in paths:
+        image = _read(path, files[path], what)
+        label = folders.index(posixpath.basename(posixpath.dirname(path)))
+        rows.append({"image": image, "label": label})
+        size += len(image["bytes"])
+        if size >= _BATCH_BYTES:
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+            rows, size = [], 0
+    yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _read(path: str, file: Path, what: str) -> dict[str, Any]:
+    """A value of an image column.
 
     Raises:
         UsageError: it is larger than 256 MiB.
@@ -60,91 +117,17 @@ def read_image(path: str, file: Path, what: str) -> dict[str, bytes | str]:
             f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
             "Make the image smaller, or remove it from the folder.",
         )
-    return {"bytes": file.read_bytes(), "path": path.rpartition("/")[2]}
+    return {"bytes": file.read_bytes(), "path": posixpath.basename(path)}
 
 
-def parts(files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], what: str) -> Parts:
-    """The splits of a folder of images.
-
-    Args:
-        files: relative POSIX path -> the file.
-        splits: split -> paths of its images and metadata files.
-        what: names the asset in messages.
-
-    Raises:
-        UsageError: no images, or metadata that does not fit them.
-    """
-    images = {split: [path for path in paths if is_image(path)] for split, paths in splits.items()}
-    if not any(images.values()):
-        raise UsageError(
-            f"{what}: `imagefolder`: no image in it.",
-            "Images end in .png, .jpg, .webp and the like.",
-        )
-    if any(_is_metadata(path) for paths in splits.values() for path in paths):
-        metadata = {
-            split: [path for path in paths if _is_metadata(path)] for split, paths in splits.items()
-        }
-        return parts_of_metadata(files, images, metadata, what)
-    every = [path for paths in images.values() for path in paths]
-    folders = sorted({_folder(path) for path in every})
-    has_labels = len(folders) > 1 and len({path.count("/") for path in every}) == 1
-    schema = image_schema({"label": folders} if has_labels else {})
-    numbers = {folder: number for number, folder in enumerate(folders)} if has_labels else None
-    return {
-        split: (schema, _rows(schema, numbers, paths, files, what), paths)
-        for split, paths in images.items()
-        if paths
-    }
-
-
-def _is_metadata(path: str) -> bool:
-    return path.rpartition("/")[2] in METADATA_FILES
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0].rpartition("/")[2]
-
-
-def _rows(
-    schema: pa.Schema,
-    numbers: Mapping[str, int] | None,
-    paths: Sequence[str],
-    files: Mapping[str, Path],
-    what: str,
-) -> Iterator[pa.RecordBatch]:
-    images: list[dict[str, bytes | str]] = []
-    labels: list[int] = []
-    size = 0
-
-    def batch() -> pa.RecordBatch:
-        columns = [
-            pa.array(images, IMAGE),
-            *([] if numbers is None else [pa.array(labels, pa.int64())]),
-        ]
-        return pa.record_batch(columns, schema=schema)
-
-    for path in paths:
-        images.append(read_image(path, files[path], what))
-        labels += [] if numbers is None else [numbers[_folder(path)]]
-        size += len(images[-1]["bytes"])
-        if size >= BATCH_BYTES:
-            yield batch()
-            images, labels, size = [], [], 0
-    if images:
-        yield batch()
-
-
-def parts_of_metadata(
+def _parts_of_metadata(
     files: Mapping[str, Path],
     images: Mapping[str, Sequence[str]],
-    metadata: Mapping[str, Sequence[str]],
+    metadata: Mapping[str, list[str]],
     what: str,
+    scratch: Path,
 ) -> Parts:
     """The splits that metadata files describe.
-
-    Args:
-        images: split -> its images.
-        metadata: split -> its metadata files.
 
     Raises:
         UsageError: metadata files without `file_name`, of several formats, that name missing
@@ -164,15 +147,14 @@ def parts_of_metadata(
                 f"metadata.{kinds[0]}; other splits have one.",
                 "Give every split its own, beside its images.",
             )
-    schema = readers.common_schema(kinds[0], [(path, files[path]) for path in every], what)
-    named = _named_columns(schema, f"{what}: {every[0]}")
-    fields = [_field(field, named) for field in schema]
-    features = {name: _feature(field) for field in schema if (name := named.get(field.name))}
-    target = with_features(pa.schema(fields), features)
+    table = Table(kinds[0], [(path, files[path]) for path in every], what, scratch)
+    _check_columns(table.schema, f"{what}: {every[0]}")
+    columns = [pa.field("image", IMAGE) if field.name == _NAME else field for field in table.schema]
+    schema = image_schema(columns, {})
     return {
         split: (
-            target,
-            _metadata_rows(paths, kinds[0], schema, target, named, files, what),
+            schema,
+            _rows_of_metadata(table, schema, paths, files, what),
             [*paths, *images[split]],
         )
         for split, paths in metadata.items()
@@ -180,110 +162,59 @@ def parts_of_metadata(
     }
 
 
-def _named_columns(schema: pa.Schema, where: str) -> dict[str, str]:
-    """Column with the paths of images -> column of the images.
-
-    Raises:
-        UsageError: there is none, or two columns would have one name.
-    """
-    named = {}
-    for field in schema:
-        for ending, alone, fits in (
-            ("file_name", "image", is_text),
-            ("file_names", "images", _is_list_of_text),
-        ):
-            if fits(field.type) and (field.name == ending or field.name.endswith(f"_{ending}")):
-                named[field.name] = field.name.removesuffix(ending).removesuffix("_") or alone
-    if not named:
+def _check_columns(schema: pa.Schema, where: str) -> None:
+    others = [name for name in schema.names if name.endswith(("_file_name", "file_names"))]
+    if _NAME not in schema.names or others or "string" not in str(schema.field(_NAME).type):
         raise UsageError(
-            f"{where}: no column `file_name`, so it names no image.",
-            "Name the column with the images' paths `file_name`; or omit the file.",
+            f"{where}: it has no column `file_name` of texts"
+            + (f", or names more images a row, in `{others[0]}`." if others else "."),
+            "Name the column with the images' paths `file_name`, one image a row; or omit the "
+            "file.",
         )
-    columns = [named.get(name, name) for name in schema.names]
-    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+    if "image" in schema.names:
         raise UsageError(
-            f"{where}: there would be two columns `{twice[0]}`.",
-            "Rename the one without images.",
+            f"{where}: there would be two columns `image`.", "Rename the one without images."
         )
-    return named
 
 
-def _is_list_of_text(type_: pa.DataType) -> bool:
-    return isinstance(type_, pa.ListType | pa.LargeListType) and is_text(type_.value_type)
-
-
-def _field(field: pa.Field, named: Mapping[str, str]) -> pa.Field:
-    if field.name not in named:
-        return field
-    return pa.field(named[field.name], IMAGE if is_text(field.type) else pa.list_(IMAGE))
-
-
-def _feature(field: pa.Field) -> Mapping[str, Any]:
-    return _FEATURE if is_text(field.type) else {"feature": _FEATURE, "_type": "List"}
-
-
-def _metadata_rows(
-    paths: Sequence[str],
-    kind: str,
+def _rows_of_metadata(
+    table: Table,
     schema: pa.Schema,
-    target: pa.Schema,
-    named: Mapping[str, str],
+    paths: Sequence[str],
     files: Mapping[str, Path],
     what: str,
 ) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        folder = path.rpartition("/")[0]
-        for batch in readers.rows_of(kind, [(path, files[path])], schema, what):
-            start, size = 0, 0
-            images: dict[str, list[Any]] = {column: [] for column in named}
-            for row in range(batch.num_rows):
-                for column, values in images.items():
-                    value = batch.column(column)[row].as_py()
-                    values.append(
-                        _with_bytes(value, folder, files, f"{what}: {path}: row {row + 1}")
-                    )
-                    size += _size(values[-1])
-                if size >= BATCH_BYTES or row + 1 == batch.num_rows:
-                    yield _batch(batch.slice(start, row + 1 - start), images, target)
-                    start, size = row + 1, 0
-                    images = {column: [] for column in named}
+        number, base = 0, posixpath.dirname(path)
+        for batch in table.rows([(path, files[path])]):
+            start, size, images = 0, 0, list[Any]()
+            for index, name in enumerate(batch.column(_NAME).to_pylist()):
+                number += 1
+                images.append(_named(name, base, files, f"{what}: {path}: row {number}"))
+                size += len(images[-1]["bytes"]) if images[-1] else 0
+                if size >= _BATCH_BYTES or index + 1 == batch.num_rows:
+                    rows = batch.slice(start, len(images))
+                    pictures = pa.array(images, IMAGE)
+                    columns = [
+                        pictures if field.name == "image" else rows.column(field.name)
+                        for field in schema
+                    ]
+                    yield pa.record_batch(columns, schema=schema)
+                    start, size, images = index + 1, 0, []
 
 
-def _batch(
-    rows: pa.RecordBatch, images: Mapping[str, list[Any]], target: pa.Schema
-) -> pa.RecordBatch:
-    columns = [
-        pa.array(images[name], field.type) if name in images else rows.column(name)
-        for name, field in zip(rows.schema.names, target, strict=True)
-    ]
-    return pa.record_batch(columns, schema=target)
-
-
-def _with_bytes(value: Any, folder: str, files: Mapping[str, Path], where: str) -> Any:
-    """The image, or list of images, that a cell names; None for null.
+def _named(name: str | None, base: str, files: Mapping[str, Path], where: str) -> Any:
+    """The image that a cell names; None for null.
 
     Raises:
-        UsageError: an image that is missing, or not below the metadata file.
+        UsageError: an image that is missing, or not below the folder of the metadata file.
     """
-    if value is None:
+    if name is None:
         return None
-    if isinstance(value, list):
-        return [_with_bytes(item, folder, files, where) for item in value]
-    path = posixpath.normpath(posixpath.join(folder, value.replace("\\", "/")))
-    if (
-        not value
-        or path not in files
-        or posixpath.isabs(value)
-        or not f"{path}/".startswith(f"{folder}/".lstrip("/"))
-    ):
+    path = posixpath.normpath(posixpath.join(base, name.replace("\\", "/")))
+    if not name or path not in files or not f"{path}/".startswith(f"{base}/".lstrip("/")):
         raise UsageError(
-            f"{where}: it names the image {value!r}, which is not below the metadata file.",
+            f"{where}: it names the image {name!r}, which is not below the metadata file.",
             "Paths are relative to the folder of the metadata file.",
         )
-    return read_image(path, files[path], where)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    return len(value["bytes"]) if value else 0
+    return _read(path, files[path], where)

@@ -26,7 +26,7 @@ def write_split(
     """
     parts: list[Path] = []
     writer: pq.ParquetWriter | None = None
-    for table in _row_groups(schema, batches):
+    for table in joined(schema, batches, ROW_GROUP_ROWS, ROW_GROUP_BYTES):
         if writer is None:
             parts.append(folder / f"part-{len(parts)}")
             writer = _open(parts[-1], schema)
@@ -96,17 +96,17 @@ def _open(target: Path | io.BytesIO, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def joined(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], most_rows: int, most_bytes: int
+) -> Iterator[pa.Table]:
     """Joins small batches and cuts large ones, by rows and by bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        step = max(1, min(ROW_GROUP_ROWS, batch.num_rows * ROW_GROUP_BYTES // max(batch.nbytes, 1)))
+        step = max(1, min(most_rows, batch.num_rows * most_bytes // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
-            if waiting and (
-                rows + part.num_rows > ROW_GROUP_ROWS or size + part.nbytes > ROW_GROUP_BYTES
-            ):
+            if waiting and (rows + part.num_rows > most_rows or size + part.nbytes > most_bytes):
                 yield pa.Table.from_batches(waiting, schema)
                 waiting, rows, size = [], 0, 0
             waiting.append(part)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stage.convert.convert import convert_splits
 from stage.digests import FileDigests, is_hex
 from stage.errors import IncompleteError, PolicyError, UsageError
-from stage.files import human_size
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
 from stage.hub.models import resolve_model
@@ -119,10 +118,7 @@ class DatasetSource(HubSource[DatasetRequest]):
         return resolve_dataset(self.name, self.request, run.hub, run.reporter, self.what)
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
-        """Converts files whose splits are known since the dataset was resolved.
-
-        Facts about columns come from the card in the bundle: the same lock gives the same bytes.
-        """
+        """Converts files whose splits are known since the dataset was resolved."""
         config = next(iter(asset.configs))
         splits: dict[str, list[str]] = {}
         how = None
@@ -138,16 +134,12 @@ class DatasetSource(HubSource[DatasetRequest]):
         def note(said: str) -> None:
             self.run.reporter.note(f"{asset.name}: {config}: {said}")
 
-        made = convert_splits(
-            how.convert,
-            inputs,
-            splits,
-            out,
-            self.what,
-            how.separator,
-            features=_features(root, asset, config, note),
-            note=note,
-        )
+        for column in () if how.convert == "imagefolder" else _classes(root, asset, config):
+            note(
+                f"`{column}` is as in the files: class names of the card are not used; "
+                "`load_dataset` would read numbers with these names"
+            )
+        made = convert_splits(how.convert, inputs, splits, out, self.what, how.separator, note)
         return in_config(asset, config, how.convert, made)
 
 
@@ -163,16 +155,15 @@ class MetricSource(HubSource[MetricRequest]):
         return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
 
 
-def _features(root: Path, asset: LockedAsset, config: str, note: Callable[[str], None]) -> Any:
-    """The columns as the dataset's card describes them."""
+def _classes(root: Path, asset: LockedAsset, config: str) -> list[str]:
+    """The columns to which the card gives class names."""
     card = next((file for file in asset.files if file.path == f"{asset.folder}/{CARD}"), None)
-    if card is None:
-        return None
-    if card.size > MAX_SIZE:
-        note(
-            f"its card has {human_size(card.size)}: class names are read from cards "
-            f"of up to {human_size(MAX_SIZE)}"
-        )
-        return None
+    if card is None or card.size > MAX_SIZE:
+        return []
     metadata, _ = split_card((root / card.path).read_text(encoding="utf-8", errors="replace"))
-    return info_of(metadata.get("dataset_info"), config).get("features")
+    features = info_of(metadata.get("dataset_info"), config).get("features")
+    return [
+        str(feature.get("name"))
+        for feature in (features if isinstance(features, list) else [])
+        if isinstance(feature, dict) and "class_label" in (feature.get("dtype") or ())
+    ]

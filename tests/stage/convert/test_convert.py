@@ -227,10 +227,18 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     "latin-1 csv": ("csv", {"x.csv": "a\nü\n".encode("latin1")}, "UTF"),
     "latin-1 text": ("text", {"x.txt": "ü\n".encode("latin1")}, "UTF"),
     "latin-1 jsonl": ("jsonl", {"x.jsonl": '{"a": "ü"}'.encode("latin1")}, "UTF"),
-    "jsonl that is none": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a":\n'}, "line 2"),
+    "jsonl that is none": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a":\n'}, "line 2: not JSON"),
     "json that ends early": ("json", {"x.json": b'[{"a": 1}, {"a"'}, "not JSON"),
-    "json of numbers": ("json", {"x.json": b"[1, 2]"}, "row 1 is not an object"),
-    "json of mixed types": ("jsonl", {"x.jsonl": b'{"a": 1}\n{"a": "x"}\n'}, "one type"),
+    "json of numbers": (
+        "json",
+        {"x.json": b"[1, 2]"},
+        "line 1: a row is not an object but a whole number",
+    ),
+    "json of mixed types": (
+        "jsonl",
+        {"x.jsonl": b'{"a": 1}\n{"a": "x"}\n'},
+        r"`a` is a whole number in x.jsonl, line 1 \(1\) and text in x.jsonl, line 2 \(\"x\"\)",
+    ),
     "json without rows": ("json", {"x.json": b"[]"}, "no rows"),
     "json behind an array": (
         "json",
@@ -242,7 +250,7 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     "an array behind an object": (
         "json",
         {"x.json": b'{"a": 1}\n[{"a": 2}]'},
-        "row 2 is not an object",
+        "line 2: a row is not an object but a list",
     ),
     "a second array that ends early": ("json", {"x.json": b'[{"a": 1}]\n[{"a": 2}'}, "not JSON"),
     "empty objects": (

@@ -69,17 +69,6 @@ IMAGE_FOLDERS: dict[str, dict[str, bytes]] = {
         "test/metadata.jsonl": b'{"file_name": "3.png", "boxes": [[3, 4]]}\n',
         "test/3.png": picture(3),
     },
-    "two images a row": {
-        "metadata.csv": b"before_file_name,after_file_name\n1.png,2.png\n",
-        "1.png": picture(1),
-        "2.png": picture(2),
-    },
-    "a list of images": {
-        "metadata.jsonl": b'{"file_names": ["1.png", "2.png"], "t": "x"}\n'
-        b'{"file_names": ["2.png"], "t": "y"}\n',
-        "1.png": picture(1),
-        "2.png": picture(2),
-    },
 }
 
 
