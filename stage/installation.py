@@ -56,8 +56,8 @@ def install_command(extra: str = "") -> str:
     return _of_requirements(installed.requires or [], extra) if extra else "pip install WHEEL"
 
 
-def check_libraries(what: str, *names: str) -> None:
-    """Checks that libraries of the extra `laptop` are installed and new enough, before an import.
+def check_libraries(what: str, *names: str, extra: str = "laptop") -> None:
+    """Checks that libraries of an extra are installed and new enough, before an import.
 
     transformers 4, beside which Airlift may be installed, brings a huggingface_hub that is too old.
 
@@ -76,28 +76,27 @@ def check_libraries(what: str, *names: str) -> None:
         stated = []
     problems = []
     for name in names:
-        least = _bound(stated, name)
+        least = _bound(stated, name, extra)
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             problems.append(f"{name} (not installed)")
             continue
         if _numbers(installed) < _numbers(least):
-            problems.append(f"{name} {least} or newer (installed: {installed})")
+            problems.append(
+                f"{name} {least} or newer (installed: {installed}; where something else pins that, "
+                "use an environment of its own: python3 -m venv)"
+            )
     if problems:
-        raise UsageError(
-            f"{what} needs {', '.join(problems)}.",
-            f"{install_command('laptop')}   (beside other pins, in an environment of its own: "
-            "python3 -m venv)",
-        )
+        raise UsageError(f"{what} needs {', '.join(problems)}.", install_command(extra))
 
 
-def _bound(stated: list[str], name: str) -> str:
-    """The lowest version of a library that the extra `laptop` allows; empty: any. Pure."""
+def _bound(stated: list[str], name: str, extra: str) -> str:
+    """The lowest version of a library that an extra allows; empty: any. Pure."""
     for requirement in stated:
         text, _, marker = requirement.partition(";")
         found = re.match(rf"\s*{re.escape(name)}\b.*>=\s*([\d.]+)", text)
-        if found and "laptop" in marker:
+        if found and extra in marker:
             return found[1]
     return ""
 

@@ -248,13 +248,16 @@ def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
     if sbom:
         from stage.bundle.bundle import Bundle
         from stage.errors import UsageError
-        from stage.lock.bom import bom_text
+        from stage.installation import check_libraries
 
         if as_json or signers is not None:
             raise UsageError(
                 "--sbom is a document of its own, without --json and --signers.",
                 f"stage show {bundle} --sbom",
             )
+        check_libraries("--sbom", "cyclonedx-python-lib", extra="sbom")
+        from stage.lock.bom import bom_text
+
         click.echo(bom_text(Bundle.open(bundle).lock))
     elif as_json:
         print_json(describe_json(bundle, signers))

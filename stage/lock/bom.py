@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
-from stage.errors import UsageError
-from stage.installation import install_command
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType, Pedigree
+from cyclonedx.model.license import License
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
 from stage.lock.licences import identifiers
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, PackageEntry
 from stage.lock.write import Lockfile
-
-if TYPE_CHECKING:
-    from cyclonedx.model import HashType, Property
-    from cyclonedx.model.component import Component
-    from cyclonedx.model.license import License
-    from packageurl import PackageURL
 
 _WEIGHTS = (".safetensors",)
 _CONDA_ENDINGS = (".conda", ".tar.bz2")
@@ -32,21 +38,7 @@ _MANY = 100  # more ingredients are counted, not named: a folder of images has t
 
 
 def bom_text(lock: Lockfile) -> str:
-    """The text (JSON, keys sorted) for a complete lock.
-
-    Raises:
-        UsageError: the library that makes it is not installed.
-    """
-    try:
-        from cyclonedx.model.bom import Bom
-        from cyclonedx.model.component import Component, ComponentType
-        from cyclonedx.output.json import JsonV1Dot6
-    except ImportError:
-        raise UsageError(
-            "--sbom: cyclonedx-python-lib, which makes the document, is not installed here.",
-            install_command("sbom"),
-        ) from None
-
+    """The text (JSON, keys sorted) for a complete lock."""
     whole = Component(
         type=ComponentType.DATA,
         name=lock.name,
@@ -65,9 +57,6 @@ def bom_text(lock: Lockfile) -> str:
 
 
 def _component(asset: LockedAsset) -> Component:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-    from cyclonedx.model.component import Component, ComponentType, Pedigree
-
     cards = {f"{asset.folder}/{card}" for card in _CARDS}
     # A file may be in two splits.
     ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()
@@ -97,8 +86,6 @@ def _component(asset: LockedAsset) -> Component:
 
 
 def _purl(asset: LockedAsset) -> PackageURL | None:
-    from packageurl import PackageURL
-
     source = asset.source
     namespace, _, name = source.location.rpartition("/")
     if source.type != "hub" or not name.strip():
@@ -109,8 +96,6 @@ def _purl(asset: LockedAsset) -> PackageURL | None:
 
 
 def _properties(asset: LockedAsset, made_from: str | None) -> list[Property]:
-    from cyclonedx.model import Property
-
     source = asset.source
     facts = {
         "airlift:kind": asset.kind,
@@ -129,15 +114,10 @@ def _properties(asset: LockedAsset, made_from: str | None) -> list[Property]:
 
 
 def _licences(licence: str) -> list[License]:
-    # Reads all of SPDX's licences on import.
-    from cyclonedx.contrib.license.factories import LicenseFactory
-
     return [LicenseFactory().make_from_string(word) for word in identifiers(licence)]
 
 
 def _weights(file: LockedFile) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
     return Component(
         type=ComponentType.FILE,
         name=file.path,
@@ -158,9 +138,6 @@ def _packages(asset: LockedAsset) -> list[Component]:
 
 
 def _package(entry: PackageEntry, file: LockedFile) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
     purl = None
     match [entry.manager, *entry.path.split("/")]:
         case ["conda", "channel", channel, subdir, name] if entry.name.strip():
@@ -186,9 +163,6 @@ def _package(entry: PackageEntry, file: LockedFile) -> Component:
 
 
 def _ancestor(ingredient: Ingredient, asset: str) -> Component:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-    from cyclonedx.model.component import Component, ComponentType
-
     fetched = ingredient.origin.startswith(("http://", "https://", "ftp://"))
     return Component(
         type=ComponentType.FILE,
@@ -209,6 +183,4 @@ def _made_from(ingredients: Collection[Ingredient]) -> str | None:
 
 
 def _sha256(value: str) -> HashType:
-    from cyclonedx.model import HashAlgorithm, HashType
-
     return HashType(alg=HashAlgorithm.SHA_256, content=value)
