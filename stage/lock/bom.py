@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from urllib.parse import unquote, urlsplit
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import (
@@ -59,7 +60,7 @@ def bom_text(lock: Lockfile) -> str:
 def _component(asset: LockedAsset) -> Component:
     cards = {f"{asset.folder}/{card}" for card in _CARDS}
     # A file may be in two splits.
-    ancestors = {ingredient.origin: ingredient for ingredient in asset.made_from}.values()
+    ancestors = {i.origin: i for i in asset.made_from if asset.environment is None}.values()
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL
         if asset.kind in ("model", "tokenizer")
@@ -130,17 +131,14 @@ def _packages(asset: LockedAsset) -> list[Component]:
     """The packages of an environment, each with the sha256 of its published file."""
     if asset.environment is None:
         return []
-    files = {file.path: file for file in asset.files}
-    return [
-        _package(entry, files[f"{asset.folder}/{entry.path}"])
-        for entry in asset.environment.packages
-    ]
+    digests = {ingredient.origin: ingredient.sha256 for ingredient in asset.made_from}
+    return [_package(entry, digests[entry.url]) for entry in asset.environment.packages]
 
 
-def _package(entry: PackageEntry, file: LockedFile) -> Component:
+def _package(entry: PackageEntry, sha256: str | None) -> Component:
     purl = None
-    match [entry.manager, *entry.path.split("/")]:
-        case ["conda", "channel", channel, subdir, name] if entry.name.strip():
+    match [entry.manager, *unquote(urlsplit(entry.url).path).split("/")]:
+        case ["conda", *_, channel, subdir, name] if entry.name.strip():
             ending = next((ending for ending in _CONDA_ENDINGS if name.endswith(ending)), "")
             build = name.removesuffix(ending).rpartition("-")[2]
             facts = {
@@ -156,9 +154,9 @@ def _package(entry: PackageEntry, file: LockedFile) -> Component:
         type=ComponentType.LIBRARY,
         name=entry.name,
         version=entry.version,
-        bom_ref=f"package:{entry.manager}:{entry.name}:{file.path}",
+        bom_ref=f"package:{entry.manager}:{entry.name}:{entry.url}",
         purl=purl,
-        hashes=[_sha256(file.sha256)] if file.sha256 else None,
+        hashes=[_sha256(sha256)] if sha256 else None,
     )
 
 

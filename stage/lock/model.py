@@ -61,8 +61,8 @@ class LockedFile:
         upstream: the digest that the source published before the download; None for local files.
         origin: the file's path at its source; for a converted file, a description of its source.
         made_by: None for a file that is as published. Else how `fetch` made it from the asset's
-            `made_from`: `download`, `unpack`, `safetensors`, `wheel`, `environment`, or a
-            conversion (`csv`, ...).
+            `made_from`: `download`, `unpack`, `safetensors`, `environment`, or a conversion
+            (`csv`, ...).
     """
 
     path: str
@@ -94,7 +94,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A file from which files of the bundle were made: an archive, a CSV. It does not travel.
+    """A file from which files of the bundle were made (archive, CSV, wheel). It does not travel.
 
     Attributes:
         origin: its path at the source, or its address.
@@ -108,6 +108,10 @@ class Ingredient:
     sha256: str | None
     upstream: Digest | None = None
     part: Part | None = None
+
+    def at(self, path: str) -> LockedFile:
+        """The same file at a path of the bundle's folder."""
+        return LockedFile(path, self.size or 0, self.sha256, self.upstream, self.origin)
 
     @property
     def expected(self) -> Expected:
@@ -176,12 +180,12 @@ class LockedSplit:
 
 @dataclass(frozen=True)
 class PackageEntry:
-    """One package of an environment. `path` is its file in the asset's folder."""
+    """One package of an environment. Its file at `url` is one that the asset is made from."""
 
     name: str
     version: str
     manager: str
-    path: str
+    url: str
 
 
 @dataclass(frozen=True)

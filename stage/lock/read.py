@@ -158,7 +158,7 @@ def _environment(fields: Fields) -> LockedEnvironment:
         platform=fields.take("platform", str),
         virtual_packages={name: virtual.take(name, str) for name in virtual.data},
         packages=tuple(
-            PackageEntry(*(entry.take(key, str) for key in ("name", "version", "manager", "path")))
+            PackageEntry(*(entry.take(key, str) for key in ("name", "version", "manager", "url")))
             for entry in fields.each("packages")
         ),
         tree=fields.maybe_hex("tree"),
@@ -207,10 +207,11 @@ def _split(fields: Fields) -> LockedSplit:
 def _check_named_files(document: Fields, lock: Lockfile, paths: set[str]) -> None:
     """Each shard that a split names, and each package of an environment, must be in the lock."""
     for asset in lock.assets.values():
+        sources = {ingredient.origin for ingredient in asset.made_from}
         for package in asset.environment.packages if asset.environment else ():
-            if f"{asset.folder}/{package.path}" not in paths:
+            if package.url not in sources:
                 keys = ("assets", asset.name, "environment", "packages")
-                document.fail(f"names {package.path}, not a file here", *keys)
+                document.fail(f"names {package.url}, which is not in `made_from`", *keys)
         for config, splits in asset.configs.items():
             for split, locked in splits.items():
                 for shard in locked.shards:

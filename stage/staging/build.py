@@ -74,6 +74,11 @@ def _fetch_inputs(
     ) as progress:
 
         def fetch(ingredient: Ingredient) -> tuple[Path, FileDigests]:
+            target = folder / source.input_name(ingredient.origin)
+            if asset.environment is not None and not target.is_file():
+                taken = sharing.take(ingredient.at(_in_bundle(target)), progress)
+                if taken is not None:
+                    return target, taken
             return source.fetch_input(asset, ingredient, folder, progress)
 
         stop, jobs = run.downloader.stop.set, run.options.jobs
@@ -85,7 +90,14 @@ def _fetch_inputs(
     )
     count = human_count(len(fetched), "fetched or local file")
     run.reporter.detail(f"{asset.name}: made from {count}")
+    if asset.environment is not None:  # the next image of it needs most of them again
+        sharing.keep({_in_bundle(path): digests for path, digests in fetched.values()})
     return {origin: path for origin, (path, _) in fetched.items()}, known
+
+
+def _in_bundle(path: Path) -> str:
+    """The path in the bundle's folder of a file in `WORKSHOP/ASSET/originals`."""
+    return "/".join(path.parts[-4:])
 
 
 def _print_rows(

@@ -78,9 +78,12 @@ class Plan:
             for asset in built
             if asset.source.type != "path"  # these are read in place
             for i in asset.made_from
+            if asset.environment is None or not sharing.has(i.at(""))
         }
         downloads = [file for file in missing if not file.made_by]
-        environments = sum(asset.size for asset in built if asset.environment is not None)
+        environments = sum(
+            i.size or 0 for asset in built if asset.environment is not None for i in asset.made_from
+        )
         space = sum(file.size for file in missing) + sum(inputs.values())
         space += sum(file.size for file in shared if not sharing.is_free(file))
         space += SPACE_FOR_ENVIRONMENT * environments - folder.partial_size

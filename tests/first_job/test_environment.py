@@ -12,6 +12,7 @@ import pytest
 from runner.disks import CACHES, cache_variables, local_folder
 from stage.environment.check.check import verdicts
 from stage.environment.check.needs import Needs
+from stage.environment.spec.conda_lock import Package
 from tests.first_job.harness import (
     Found,
     assert_found,
@@ -21,7 +22,7 @@ from tests.first_job.harness import (
     torch_of,
     write_run,
 )
-from tests.stage.environment.check.test_check import Locked, conda, profile, torch
+from tests.stage.environment.check.test_check import conda, locked, profile, torch
 from tests.stage.environment.check.test_node import ROOMY
 from tests.stage.environment.check.test_node import check as env_check
 from tests.support.node import Node
@@ -30,11 +31,11 @@ from tests.support.node import Node
 
 NEWER = "https://example.org/pyarrow-26.0-cp310-cp310-manylinux_2_28_x86_64.whl"
 # entry -> packages, profile, cause, remedy
-LOCKED: dict[str, tuple[list[Locked], str, str, str]] = {
+LOCKED: dict[str, tuple[list[Package], str, str, str]] = {
     "E5": ([torch("2.7.1+cu118")], "v100-cuda11", "needs glibc 2.28; v100-cuda11 has 2.17", "2.6"),
-    "E6": ([Locked("pyarrow", "26.0", url=NEWER)], "v100-cuda11", "needs glibc 2.28", "older"),
+    "E6": ([locked("pyarrow", "26.0", url=NEWER)], "v100-cuda11", "needs glibc 2.28", "older"),
     "C1": (
-        [torch("2.13.0"), Locked("cuda-toolkit", "13.0.3")],
+        [torch("2.13.0"), locked("cuda-toolkit", "13.0.3")],
         "a800",
         "needs a driver with CUDA 13.0",
         "torch 2.10 from PyPI",

@@ -187,12 +187,10 @@ ingredients = st.builds(
 )
 
 
-def _environments(paths: list[str], folder: str) -> st.SearchStrategy[LockedEnvironment]:
-    """Environments whose packages are files of the asset."""
-    inside = (
-        st.sampled_from([path.removeprefix(folder) for path in paths]) if paths else st.nothing()
-    )
-    packages = st.lists(st.builds(PackageEntry, texts, texts, texts, inside), max_size=2).map(tuple)
+def _environments(origins: list[str]) -> st.SearchStrategy[LockedEnvironment]:
+    """Environments whose packages are what the asset is made from."""
+    urls = st.sampled_from(origins) if origins else st.nothing()
+    packages = st.lists(st.builds(PackageEntry, texts, texts, texts, urls), max_size=2).map(tuple)
     return st.builds(
         LockedEnvironment,
         texts,
@@ -234,6 +232,8 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
     columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
     shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
     splits = st.builds(LockedSplit, shards, st.none() | sizes, columns, st.none() | sizes)
+    made_from = tuple(draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin)))
+    origins = [made.origin for made in made_from]
     return LockedAsset(
         name=name,
         kind=kind,
@@ -253,13 +253,11 @@ def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
         ),
         aliases=tuple(draw(st.lists(texts, max_size=2))),
         licence=draw(st.none() | texts),
-        made_from=tuple(
-            draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin))
-        ),
+        made_from=made_from,
         configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
         if kind == "dataset"
         else {},
-        environment=draw(_environments(paths, folder)) if kind == "environment" else None,
+        environment=draw(_environments(origins)) if kind == "environment" else None,
         base=draw(st.none() | st.builds(Base, texts, texts)),
         code=tuple(
             draw(

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from stage.environment.check.torch_builds import architectures_of, is_without_cuda, numbers
+from stage.environment.check.wheel_tags import glibc_needed
+from stage.environment.spec.conda_lock import Package
 
-_LEGACY_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
-_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
 _LOCAL_CUDA = re.compile(r"\+cu(\d{2,3})(?:$|\.)")
 _CONDA_CUDA = re.compile(r"cuda(\d{2,3}|\d+\.\d+)(?=_|$|py)")
 _RUNTIMES = (
@@ -24,32 +22,6 @@ _RUNTIMES = (
     re.compile(r"cuda-toolkit"),
     re.compile(r"cuda-version|pytorch-cuda|cuda-cudart|cudatoolkit"),
 )
-
-
-class Package(Protocol):
-    """The fields of a locked package that are read here; `manager` is `conda` or `pip`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def manager(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class WheelTag:
-    """The platform in a wheel's name.
-
-    Attributes:
-        glibc: the oldest glibc; None: any, or not stated.
-        stated: whether the name states it.
-    """
-
-    glibc: str | None
-    stated: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +48,14 @@ class Needs:
     unstated: tuple[str, ...] = ()
 
     @staticmethod
-    def of(
-        packages: Iterable[Package], machine: str = "x86_64", conda_depends: Iterable[str] = ()
-    ) -> Needs:
+    def of(packages: Iterable[Package], machine: str = "x86_64") -> Needs:
         """Reads the needs from the packages of one platform.
 
         Args:
             machine: `uname -m` of the target.
-            conda_depends: known `depends` of conda packages, such as `__glibc >=2.17,<3.0.a0`.
         """
         packages = sorted(packages, key=lambda package: (package.name, package.version))
-        glibc, glibc_of, unstated = _glibc(packages, machine, conda_depends)
+        glibc, glibc_of, unstated = _glibc(packages, machine)
         names = {"pip": "torch", "conda": "pytorch"}
         torch = next((p for p in packages if p.name == names[p.manager]), None)
         cuda, cuda_of = _cuda(packages, torch, machine)
@@ -114,53 +83,20 @@ class Needs:
         }
 
 
-def wheel_tag(file_name: str, machine: str) -> WheelTag | None:
-    """The easiest of a wheel's platform tags for this machine, on Linux; None: it has none.
-
-    `a-1-py3-none-manylinux2014_x86_64.manylinux_2_28_x86_64.whl` runs where either tag does.
-    """
-    platforms = file_name.removesuffix(".whl").rpartition("-")[2].split(".")
-    tags = [tag for platform in platforms if (tag := _tag(platform, machine)) is not None]
-    if not tags:
-        return None
-    return min(tags, key=lambda tag: (not tag.stated, numbers(tag.glibc or "0.0")))
-
-
-def _tag(tag: str, machine: str) -> WheelTag | None:
-    if tag == "any":
-        return WheelTag(None)
-    if match := _MANYLINUX.fullmatch(tag):
-        return WheelTag(f"{match[1]}.{match[2]}") if match[3] == machine else None
-    name, _, rest = tag.partition("_")
-    if rest != machine:
-        return None
-    if name in _LEGACY_TAGS:
-        return WheelTag(_LEGACY_TAGS[name])
-    return WheelTag(None, stated=False) if name == "linux" else None
-
-
-def file_name(package: Package) -> str:
-    """The last part of a package's URL."""
-    return unquote(urlsplit(package.url).path).rpartition("/")[2]
-
-
-def _glibc(
-    packages: Sequence[Package], machine: str, conda_depends: Iterable[str]
-) -> tuple[str | None, str, tuple[str, ...]]:
+def _glibc(packages: Sequence[Package], machine: str) -> tuple[str | None, str, tuple[str, ...]]:
     """The newest glibc that a package needs, that package, and the wheels that do not state it."""
-    asked: list[tuple[str, str]] = []
+    needed: list[tuple[str, str]] = []
     unstated = []
     for package in packages:
-        name = file_name(package)
-        tag = wheel_tag(name, machine) if name.endswith(".whl") else None
-        if tag and tag.glibc:
-            asked.append((tag.glibc, f"{package.name} {package.version}"))
-        if tag and not tag.stated:
-            unstated.append(f"{package.name} {package.version}")
-    for depend in conda_depends:
-        if match := re.match(r"__glibc\s+>=\s*(\d+\.\d+)", depend):
-            asked.append((match[1], "a conda package"))
-    glibc, of = max(asked, key=lambda item: numbers(item[0]), default=(None, ""))
+        what, glibc = f"{package.name} {package.version}", None
+        if package.file_name.endswith(".whl"):
+            glibc = glibc_needed(package.file_name, machine)
+            unstated += [what] if glibc is None else []
+        elif match := re.match(r">=\s*(\d+\.\d+)", package.dependencies.get("__glibc", "")):
+            glibc = match[1]
+        if glibc:
+            needed.append((glibc, what))
+    glibc, of = max(needed, key=lambda item: numbers(item[0]), default=(None, ""))
     return glibc, of, tuple(unstated)
 
 
@@ -173,11 +109,11 @@ def _cuda(
             return None, f"torch {torch.version}"
         if match := _LOCAL_CUDA.search(torch.version):
             return _dotted(match[1]), f"torch {torch.version}"
-        build = file_name(torch).removesuffix(".conda").removesuffix(".tar.bz2").rpartition("-")[2]
-        if torch.manager == "conda" and (match := _CONDA_CUDA.search(build)):
-            return _dotted(match[1]), f"pytorch {torch.version} ({build})"
-        if torch.manager == "conda" and "cpu" in build:
-            return None, f"pytorch {torch.version} ({build})"
+        what = f"pytorch {torch.version} ({torch.build})"
+        if torch.manager == "conda" and (match := _CONDA_CUDA.search(torch.build)):
+            return _dotted(match[1]), what
+        if torch.manager == "conda" and "cpu" in torch.build:
+            return None, what
     for pattern in _RUNTIMES:
         for package in packages:
             if pattern.fullmatch(package.name):

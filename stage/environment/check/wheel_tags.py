@@ -13,7 +13,6 @@ from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 
 _OLDEST_MINOR = 5  # manylinux1
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 
 
 def ranks(python: str, machine: str, glibc: str) -> dict[Tag, int]:
@@ -62,17 +61,22 @@ def best(file_names: Iterable[str], fitting: Mapping[Tag, int]) -> str | None:
     return min(file_name for rating, file_name in rated if rating == top)
 
 
-def glibc_needed(file_name: str) -> str | None:
-    """The oldest glibc that a wheel's name states; None: it states none.
+def glibc_needed(file_name: str, machine: str) -> str | None:
+    """The oldest glibc that a wheel states for a machine; "": it needs none; None: it is not said.
 
-    >>> glibc_needed("torch-2.7.1-cp311-cp311-manylinux_2_28_x86_64.whl")
+    >>> glibc_needed("torch-2.7.1-cp311-cp311-manylinux_2_28_x86_64.whl", "x86_64")
     '2.28'
     """
-    try:
-        platforms = {tag.platform for tag in parse_wheel_filename(file_name)[3]}
-    except InvalidWheelFilename:
-        return None
+    platforms = file_name.removesuffix(".whl").rpartition("-")[2].split(".")
+    versions = [version for platform in platforms if (version := _glibc(platform, machine))]
+    if versions:
+        return min(versions, key=lambda version: int(version.partition(".")[2]))
+    return None if f"linux_{machine}" in platforms else ""
+
+
+def _glibc(platform: str, machine: str) -> str | None:
     for minor, legacy in _LEGACY.items():
-        platforms = {re.sub(rf"^{legacy}_", f"manylinux_2_{minor}_", p) for p in platforms}
-    versions = [(int(m[1]), int(m[2])) for p in platforms if (m := _MANYLINUX.match(p))]
-    return "{}.{}".format(*min(versions)) if versions else None
+        if platform == f"{legacy}_{machine}":
+            return f"2.{minor}"
+    match = re.fullmatch(rf"manylinux_2_(\d+)_{machine}", platform)
+    return f"2.{match[1]}" if match else None

@@ -18,13 +18,11 @@ import tarfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from stage.environment.image import case_folding, relocate
 from stage.errors import IncompleteError, UsageError
-from stage.files import human_count
 from stage.installation import install_command
 from stage.sandbox import isolated
 
@@ -36,44 +34,6 @@ DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster reco
 _MEMBER = 8 << 20
 _LEVEL = 4  # 6 is a third slower and 3 % smaller
 _DISK_BLOCK = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentFacts:
-    """The contents of `env.json`.
-
-    Attributes:
-        platform: conda's name, `linux-64`.
-        python: version of its interpreter.
-        glibc, cuda, torch, architectures: see `stage.environment.check.needs`; `env-check.sh`
-            reads them.
-        virtual_packages: name -> version, which its lock was solved for.
-        lock_sha256: of its `conda-lock.yml`.
-        tree: the tree digest.
-        placeholder: the text in the files that stands for the prefix; a prefix may not be longer.
-        files: number of files and links, without compiled modules.
-        modules: number of them that are compiled on the cluster, each to one more file.
-        size: bytes on disk, compiled modules included.
-    """
-
-    platform: str
-    python: str
-    glibc: str | None
-    cuda: str | None
-    torch: str | None
-    architectures: str | None
-    virtual_packages: Mapping[str, str]
-    lock_sha256: str
-    tree: str
-    placeholder: str
-    files: int
-    modules: int
-    size: int
-    format: int = FORMAT
-
-    def to_json(self) -> bytes:
-        """The text of `env.json`."""
-        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
 def check_tools() -> None:
@@ -137,60 +97,57 @@ def lay_out(
     return answer
 
 
-def describe_tree(
-    root: Path,
-    *,
-    platform: str,
-    python: str,
-    needs: Mapping[str, str | None],
-    virtual_packages: Mapping[str, str],
-    lock_sha256: str,
-) -> EnvironmentFacts:
+def describe_tree(root: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """Completes a linked folder: adds `activate`, and `.airlift/` with its digests and relocations.
 
     Args:
-        needs: the result of `Needs.facts()`.
+        known: what is known of the environment: `platform`, `python`, `virtual_packages`,
+            `lock_sha256`, and the needs that `env-check.sh` reads.
 
-    Raises:
-        UsageError: a file that cannot be relocated.
+    Returns:
+        The contents of `env.json`: `known`, and
+
+        - tree: the tree digest;
+        - placeholder: the text in the files that stands for the prefix; a prefix may not be longer;
+        - files: number of files and links, without compiled modules;
+        - modules: number of them that are compiled on the cluster, each to one more file;
+        - size: bytes on disk, compiled modules included.
     """
     activate = (TEMPLATES / "activate.sh").read_text(encoding="utf-8")
     (root / "activate").write_text(activate.replace("@PREFIX@", PLACEHOLDER), encoding="utf-8")
     (root / "activate").chmod(0o644)
-    relocations = _relocations(root)
-    placeholder = PLACEHOLDER.encode()
+    relocations, placeholder = _relocations(root), PLACEHOLDER.encode()
     lines = relocate.tree_lines(str(root), relocations, placeholder, placeholder)
     lines = sorted(map(case_folding.real_line, lines))
-    relocations = {case_folding.real_name(path): entry for path, entry in relocations.items()}
-    kept = root / relocate.BOOKKEEPING
-    kept.mkdir()
     real = case_folding.real_name
+    relocations = {real(path): entry for path, entry in relocations.items()}
     sizes = {real(path): (root / path).lstat().st_size for path in relocate.walk(str(root))}
     is_module = re.compile(r"lib/python.*\.py", re.DOTALL).fullmatch
     modules = [size for path, size in sizes.items() if is_module(path)]
-    facts = EnvironmentFacts(
-        platform=platform,
-        python=python,
-        glibc=needs["glibc"],
-        cuda=needs["cuda"],
-        torch=needs["torch"],
-        architectures=needs["architectures"],
-        virtual_packages=dict(virtual_packages),
-        lock_sha256=lock_sha256,
-        tree=relocate.digest_of(lines),
-        placeholder=PLACEHOLDER,
-        files=len(sizes),
-        modules=len(modules),
-        size=sum(map(_on_disk, sizes.values())) + sum(map(_on_disk, modules)),
-    )
+    facts = {
+        **known,
+        "format": FORMAT,
+        "tree": relocate.digest_of(lines),
+        "placeholder": PLACEHOLDER,
+        "files": len(sizes),
+        "modules": len(modules),
+        "size": sum(map(_on_disk, [*sizes.values(), *modules])),
+    }
+    kept = root / relocate.BOOKKEEPING
+    kept.mkdir()
     (kept / relocate.TREE).write_bytes(b"".join(lines))
     text = json.dumps(relocations, sort_keys=True) + "\n"
     (kept / relocate.RELOCATIONS).write_text(text, encoding="utf-8")
-    (kept / relocate.ENV).write_bytes(facts.to_json())
+    (kept / relocate.ENV).write_bytes(to_json(facts))
     (kept / "relocate.py").write_bytes(Path(relocate.__file__).read_bytes())
     for path in kept.iterdir():
         path.chmod(0o644)
     return facts
+
+
+def to_json(facts: Mapping[str, Any]) -> bytes:
+    """The text of `env.json`."""
+    return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _on_disk(size: int) -> int:
@@ -287,9 +244,3 @@ class _Members(io.RawIOBase):
         self._waiting.append(self._pool.submit(self._compress, data, _LEVEL))
         if len(self._waiting) > 2 * self._at_once:
             self._target.write(self._waiting.popleft().result())
-
-
-def describe(facts: EnvironmentFacts) -> str:
-    """One line that describes an environment."""
-    files = human_count(facts.files + facts.modules, "file")
-    return f"Python {facts.python} for {facts.platform}, {files}, tree {facts.tree[:16]}"

@@ -81,8 +81,8 @@ class Linking:
         """
         self._find_collisions()
         records = asyncio.run(self._link_conda())
-        indexes = {name: self._canonical_record(record) for name, record in records.items()}
-        python = next(index for index in indexes.values() if index["name"] == "python")
+        indexes = [self._canonical_record(record) for record in records]
+        python = next(index for index in indexes if index["name"] == "python")
         minor = ".".join(python["version"].split(".")[:2])
         self.site_packages = _site_packages(python)
         (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
@@ -92,9 +92,7 @@ class Linking:
         self._drop_bytecode()
         self._normalize_files()
         return {
-            "indexes": indexes,
             "notes": self.notes,
-            "site_packages": self.site_packages,
             "twins": len(collisions(case_folding.real_name(path) for path in walk(str(self.root)))),
         }
 
@@ -124,14 +122,12 @@ class Linking:
             renamed = str(package.renamed(self.aside, folder, site_packages))
             self.originals[renamed] = str(package.file)
 
-    async def _link_conda(self) -> dict[str, RepoDataRecord]:
+    async def _link_conda(self) -> list[RepoDataRecord]:
         files = self.originals or self.conda
-        records = {
-            Path(path).name: await RepoDataRecord.from_package_archive(Path(path)) for path in files
-        }
+        records = [await RepoDataRecord.from_package_archive(Path(path)) for path in files]
         try:
             await link_packages(
-                list(records.values()),
+                records,
                 self.root,
                 cache_dir=self.cache,
                 platform=Subdir(self.platform),
@@ -169,6 +165,8 @@ class Linking:
         meta = json.loads(path.read_text(encoding="utf-8"))
         extracted = Path(meta["extracted_package_dir"])
         index: dict[str, Any] = json.loads((extracted / "info/index.json").read_bytes())
+        if stem.rsplit("-", 2)[:2] != [index["name"], index["version"]]:
+            raise Refused(f"{file}: inside it is {index['name']} {index['version']}")
         self._check_linked(meta, file)
         for entry in meta["paths_data"]["paths"]:
             if entry.get("prefix_placeholder"):

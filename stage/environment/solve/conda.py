@@ -24,7 +24,7 @@ import yaml
 
 from stage.environment.solve import rattler
 from stage.environment.solve.conflicts import conda_conflict, is_network_problem
-from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
@@ -75,9 +75,9 @@ def lock_conda(
     spec: EnvironmentSpec,
     profile: Profile,
     solver: Solver,
-    kept: Iterable[LockedPackage],
+    kept: Iterable[Package],
     reporter: Reporter,
-) -> list[LockedPackage]:
+) -> list[Package]:
     """Solves the conda half.
 
     Args:
@@ -118,9 +118,9 @@ def _solve_pinned(
     spec: EnvironmentSpec,
     profile: Profile,
     executable: Path,
-    kept: list[LockedPackage],
+    kept: list[Package],
     reporter: Reporter,
-) -> list[LockedPackage]:
+) -> list[Package]:
     """Solves with all kept packages pinned; if there is no solution, with none.
 
     conda, mamba and micromamba know no soft preference. conda-lock accepts one requirement per
@@ -141,7 +141,7 @@ def _solve_pinned(
     return _reachable(packages, [dependency.name for dependency in spec.conda] + ["pip"])
 
 
-def _answering(asked: Mapping[str, str], kept: list[LockedPackage]) -> list[LockedPackage]:
+def _answering(asked: Mapping[str, str], kept: list[Package]) -> list[Package]:
     """The locked packages that still satisfy the spec's requirement on them, or have none."""
     pairs = [[asked[p.name], p.name, p.version, _build(p)] for p in kept if p.name in asked]
     command = isolated(rattler.__name__, "matches")
@@ -152,7 +152,7 @@ def _answering(asked: Mapping[str, str], kept: list[LockedPackage]) -> list[Lock
     return [p for p in kept if matches.get(p.name, True)]
 
 
-def _reachable(packages: list[LockedPackage], roots: Iterable[str]) -> list[LockedPackage]:
+def _reachable(packages: list[Package], roots: Iterable[str]) -> list[Package]:
     """Drops the packages that were there only because they were pinned."""
     by_name = {p.name: p for p in packages}
     found: set[str] = set()
@@ -165,7 +165,7 @@ def _reachable(packages: list[LockedPackage], roots: Iterable[str]) -> list[Lock
     return [p for p in packages if p.name in found]
 
 
-def _build(package: LockedPackage) -> str:
+def _build(package: Package) -> str:
     return package.file_name.removesuffix(".conda").removesuffix(".tar.bz2").rpartition("-")[2]
 
 
@@ -174,8 +174,8 @@ def _solve(
     profile: Profile,
     executable: Path | None,
     dependencies: list[str],
-    kept: list[LockedPackage],
-) -> list[LockedPackage]:
+    kept: list[Package],
+) -> list[Package]:
     with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
         folder = Path(name)
         environment = {**os.environ}
@@ -210,11 +210,11 @@ def write_lookalike(folder: Path) -> Path:
     return program
 
 
-def _read(path: Path) -> list[LockedPackage]:
+def _read(path: Path) -> list[Package]:
     """The packages of conda-lock's file; a package may have no sha256 here."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["package"]
     packages = [
-        LockedPackage(
+        Package(
             name=entry["name"],
             version=str(entry["version"]),
             manager="conda",
@@ -230,7 +230,7 @@ def _read(path: Path) -> list[LockedPackage]:
     return sorted(packages, key=lambda p: p.name)
 
 
-def with_sha256(package: LockedPackage, spec: EnvironmentSpec) -> LockedPackage:
+def with_sha256(package: Package, spec: EnvironmentSpec) -> Package:
     """A solved package with its sha256, and without secrets in its URL.
 
     Raises:

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.utils import canonicalize_name
 
 from stage.environment.solve.rattler import run_and_exit
-from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError
 from stage.files import write_atomically
@@ -55,7 +55,7 @@ class Provided:
     metadata: str
 
 
-def provided(packages: Iterable[LockedPackage], addresses: Mapping[str, str]) -> list[Provided]:
+def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[Provided]:
     """The Python distributions in those conda packages that need Python, sorted by name.
 
     Args:

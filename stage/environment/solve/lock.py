@@ -25,7 +25,7 @@ from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import address_to_ask, choose_indexes
 from stage.environment.solve.pip import lock_pip
 from stage.environment.solve.uv import PipRequest
-from stage.environment.spec.conda_lock import OURS, EnvironmentLock, LockedPackage, made_by_stage
+from stage.environment.spec.conda_lock import EnvironmentLock, Package, made_by_stage
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
@@ -196,13 +196,10 @@ def _resolve(
         channels=tuple(without_secrets(channel) for channel in spec.channels),
         sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
         packages=(*conda_packages, *pip_packages),
-        notes=dict([OURS]),
     )
 
 
-def _with_torch_that_runs(
-    request: PipRequest, conda_packages: Sequence[LockedPackage]
-) -> list[LockedPackage]:
+def _with_torch_that_runs(request: PipRequest, conda_packages: Sequence[Package]) -> list[Package]:
     """Resolves the pip half with the newest torch that runs on the cluster, if the spec pins none.
 
     If no such torch fits the rest, the result has one that does not run: `_check_fit` refuses it.
@@ -229,7 +226,7 @@ def _with_torch_that_runs(
     return fitting
 
 
-def _torch_problem(packages: Iterable[LockedPackage], profile: Profile) -> str | None:
+def _torch_problem(packages: Iterable[Package], profile: Profile) -> str | None:
     """Why pip's torch would not run on the cluster; None: it runs, or nothing is known."""
     needs = Needs.of(packages, machine=profile.machine)
     if needs.torch_manager != "pip":
@@ -245,7 +242,7 @@ def _torch_indexes(request: PipRequest) -> set[str]:
     return {match[1] for text in addresses for match in re.finditer(r"/(cu\d{3})/?(?=\s|$)", text)}
 
 
-def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: Reporter) -> str:
+def _python(packages: Iterable[Package], spec: EnvironmentSpec, reporter: Reporter) -> str:
     version = next((p.version for p in packages if p.name == "python"), None)
     if version is None:
         raise UsageError(
@@ -264,7 +261,7 @@ def _python(packages: Iterable[LockedPackage], spec: EnvironmentSpec, reporter: 
 
 
 def _report_origins(
-    in_conda: Sequence[Provided], packages: Sequence[LockedPackage], reporter: Reporter
+    in_conda: Sequence[Provided], packages: Sequence[Package], reporter: Reporter
 ) -> None:
     sdists = [f"{p.name} {p.version}" for p in packages if p.is_sdist]
     if sdists:
@@ -278,21 +275,14 @@ def _report_origins(
 
 
 def _check_fit(
-    packages: Iterable[LockedPackage], profile: Profile, spec: EnvironmentSpec, reporter: Reporter
+    packages: Iterable[Package], profile: Profile, spec: EnvironmentSpec, reporter: Reporter
 ) -> None:
     """Checks that the packages run on the cluster; prints the notes.
 
     Raises:
         UsageError: they do not; with versions that do.
     """
-    packages = list(packages)
-    depends = [
-        f"{name} {wanted}"
-        for p in packages
-        for name, wanted in p.dependencies.items()
-        if name == "__glibc"
-    ]
-    found = verdicts(Needs.of(packages, machine=profile.machine, conda_depends=depends), profile)
+    found = verdicts(Needs.of(packages, machine=profile.machine), profile)
     refused = [verdict for verdict in found if verdict.refused]
     if refused:
         problems = " ".join(verdict.problem for verdict in refused)

@@ -22,7 +22,7 @@ from stage.environment.check import wheel_tags
 from stage.environment.check.torch_builds import numbers
 from stage.environment.solve.advice import advice_for
 from stage.environment.solve.uv import PipRequest, Uv
-from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.urls import without_secrets
 from stage.errors import DamageError, StageError, UsageError
@@ -39,7 +39,7 @@ _MOST_SOURCES = 20  # rounds, each of which permits at least one more package to
 _PLACEHOLDER = (0, 0, 1)
 
 
-def lock_pip(request: PipRequest) -> list[LockedPackage]:
+def lock_pip(request: PipRequest) -> list[Package]:
     """Resolves the pip half.
 
     Raises:
@@ -231,7 +231,7 @@ def _is_placeholder(version: str) -> bool:
 
 def _package(
     entry: Mapping[str, Any], fitting: Mapping[Any, int], sources: set[str], request: PipRequest
-) -> LockedPackage:
+) -> Package:
     """One entry of a pylock -> the one file to lock."""
     name = canonicalize_name(entry["name"])
     offered = {_file_name(wheel): wheel for wheel in entry.get("wheels", [])}
@@ -249,7 +249,7 @@ def _package(
             "Take it from another index, or write its address with its digest: "
             "NAME @ URL#sha256=...",
         )
-    return LockedPackage(
+    return Package(
         name=name,
         version=str(entry.get("version") or _version_in(_file_name(chosen))),
         manager="pip",
@@ -271,7 +271,7 @@ def _unfitting(entry: Mapping[str, Any], name: str, request: PipRequest) -> Stag
     names += [_file_name(entry["archive"])] if "archive" in entry else []
     why = f"it is for another Python or machine: {', '.join(names[:3])}"
     for file_name in names:
-        needed = wheel_tags.glibc_needed(file_name)
+        needed = wheel_tags.glibc_needed(file_name, profile.machine)
         if needed and numbers(needed) > numbers(profile.glibc):
             why = f"it needs glibc {needed}"
             break
@@ -294,7 +294,7 @@ def _version_in(file_name: str) -> str:
     return str(parse_sdist_filename(file_name)[1])
 
 
-def _check_hashes(packages: Iterable[LockedPackage], spec: EnvironmentSpec) -> None:
+def _check_hashes(packages: Iterable[Package], spec: EnvironmentSpec) -> None:
     """Compares the chosen files with the `--hash` options of the spec.
 
     Raises:

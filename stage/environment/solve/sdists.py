@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from stage.environment.solve.advice import Target, compiled_advice
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.uv import find_uv, uv_environment
-from stage.environment.spec.packages import Package
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.pip_section import PipSection
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.progress import Reporter

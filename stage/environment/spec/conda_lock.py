@@ -3,10 +3,9 @@
 It has each package of conda and pip, with URL and sha256. `conda-lock install`, micromamba and
 py-rattler read the same file. The text is deterministic (sorted; no date, host or tool version).
 
-A lock may come from anyone, so reading checks everything: the types of fields, a sha256 for each
-package (md5 alone proves nothing today), and no password in a URL.
-`stage.environment.spec.packages` checks file names, and decides the path of each package in an
-asset.
+A lock may come from anyone, and names files to download. So reading checks everything: the types
+of fields, a sha256 for each package (md5 alone proves nothing today), no password in a URL, and
+that a file's name has the name and version of the lock.
 """
 
 from __future__ import annotations
@@ -19,14 +18,24 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
 
+from stage.environment.spec.profile import MACHINES
 from stage.errors import PolicyError, UsageError
 from stage.file_kinds import CONDA_LOCK, check_kind, suggest_file
 from stage.lock.fields import Fields
-from stage.paths import printable
+from stage.paths import check_collisions, check_path, printable
 
+LOCK_NAME = "conda-lock.yml"
 VERSION = 1
-OURS = ("made_by", "stage env lock")
+OURS = {"made_by": "stage env lock"}
 MANAGERS = ("conda", "pip")
 SCHEMES = ("https", "http", "file")
 REMEDY = "Make the lock again: stage env lock ENVIRONMENT.yml --profile PROFILE"
@@ -35,15 +44,15 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LockedPackage:
-    """One locked package.
+class Package:
+    """One package of an environment.
 
     Attributes:
         manager: `conda` or `pip`.
         platform: the platform of the lock (also for packages that fit any).
         url: of the conda package, the wheel, or the sdist where no wheel is published. Without
             credentials.
-        sha256: hex.
+        sha256: hex, of that file.
         md5: hex; conda-lock needs it for conda packages. Nothing is checked by it alone.
         dependencies: name -> version spec of the package; empty for pip.
     """
@@ -63,9 +72,9 @@ class LockedPackage:
         return unquote(urlsplit(self.url).path).rpartition("/")[2]
 
     @property
-    def subdir(self) -> str:
-        """The folder of a conda package in its channel: `linux-64` or `noarch`."""
-        return PurePosixPath(urlsplit(self.url).path).parent.name
+    def build(self) -> str:
+        """The build string of a conda package."""
+        return self.file_name.removesuffix(".conda").removesuffix(".tar.bz2").rpartition("-")[2]
 
     @property
     def is_sdist(self) -> bool:
@@ -82,34 +91,32 @@ class EnvironmentLock:
             Another one now: the lock is stale.
         channels: of conda, in order of priority, without credentials.
         sources: names of its input files.
-        notes: conda-lock's `custom_metadata`. With `OURS`, `content_hash` is airlift's digest.
     """
 
     platform: str
     content_hash: str
     channels: tuple[str, ...]
     sources: tuple[str, ...]
-    packages: tuple[LockedPackage, ...]
-    notes: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[Package, ...]
 
-    def of(self, manager: str) -> list[LockedPackage]:
+    def of(self, manager: str) -> list[Package]:
         """The packages of `conda` or `pip`, sorted by name."""
         return sorted((p for p in self.packages if p.manager == manager), key=lambda p: p.name)
 
-    def find(self, name: str, manager: str) -> LockedPackage | None:
-        """A package by name."""
-        return next((p for p in self.packages if p.name == name and p.manager == manager), None)
+    @property
+    def python(self) -> str:
+        """Version of the interpreter, `3.10.13`."""
+        return next(p.version for p in self.of("conda") if p.name == "python")
 
     def to_yaml(self) -> bytes:
         """The text of the lock."""
-        metadata: dict[str, Any] = {
+        metadata = {
             "content_hash": {self.platform: self.content_hash},
             "channels": [{"url": url, "used_env_vars": []} for url in self.channels],
             "platforms": [self.platform],
             "sources": list(self.sources),
+            "custom_metadata": OURS,
         }
-        if self.notes:
-            metadata["custom_metadata"] = dict(sorted(self.notes.items()))
         packages = sorted(self.packages, key=lambda p: (p.manager, p.name))
         entries = [_to_document(package) for package in packages]
         document = {"version": VERSION, "metadata": metadata, "package": entries}
@@ -117,13 +124,13 @@ class EnvironmentLock:
         return (_HEADER + body).encode()
 
     @staticmethod
-    def load(path: Path | str) -> EnvironmentLock:
+    def load(path: Path | str, platform: str | None = None) -> EnvironmentLock:
         """Reads the lock in a file, see `parse`.
 
         Raises:
             UsageError, PolicyError: no such file; else as for `parse`.
         """
-        return EnvironmentLock.parse(_read(Path(path)), str(path))
+        return EnvironmentLock.parse(_read(Path(path)), str(path), platform)
 
     @staticmethod
     def parse(data: bytes, where: str, platform: str | None = None) -> EnvironmentLock:
@@ -134,29 +141,37 @@ class EnvironmentLock:
             platform: which of the lock's platforms; None: the only one it has.
 
         Raises:
-            UsageError: no such lock, or a field that is missing or invalid.
+            UsageError: no such lock, a field that is missing or invalid, another platform than
+                `MACHINES`, or no Python.
             PolicyError: a package without sha256, a URL with a secret or of another scheme than
-                `SCHEMES`.
+                `SCHEMES`, or a file's name that may not be on every disk.
         """
         document = _document(data, where)
         entries = document.get("package")
         if not isinstance(entries, list) or not entries:
             raise UsageError(f"{where}: the lock lists no packages.", REMEDY)
         metadata = _mapping(document.get("metadata"))
-        found = [_entry(entry, number, where) for number, entry in enumerate(entries)]
-        stated = metadata.get("platforms") or [entry.text("platform") for entry in found]
-        platform = _platform(sorted({str(name) for name in stated}), where, platform)
-        packages = [_package(entry) for entry in found if entry.text("platform") == platform]
-        channels = (str(_mapping(c).get("url", c)) for c in metadata.get("channels") or ())
-        notes = _mapping(metadata.get("custom_metadata"))
-        return EnvironmentLock(
+        rows = [_entry(entry, number, where) for number, entry in enumerate(entries)]
+        stated = metadata.get("platforms") or [row.text("platform") for row in rows]
+        platform = _platform(sorted({str(n) for n in stated}), where, platform, metadata)
+        packages = [_package(row) for row in rows if row.text("platform") == platform]
+        lock = EnvironmentLock(
             platform=platform,
             content_hash=str(_mapping(metadata.get("content_hash")).get(platform) or ""),
-            channels=tuple(channels),
+            channels=tuple(
+                str(_mapping(channel).get("url", channel))
+                for channel in metadata.get("channels") or ()
+            ),
             sources=tuple(str(source) for source in metadata.get("sources") or ()),
             packages=_each_once(packages, where),
-            notes={str(key): str(value) for key, value in notes.items()},
         )
+        if not any(package.name == "python" for package in lock.of("conda")):
+            raise UsageError(
+                f"{where}: no conda package `python`.",
+                "Name it in the environment file, such as `python=3.10`, and lock again.",
+            )
+        check_collisions([package.file_name for package in lock.packages], where)
+        return lock
 
 
 def made_by_stage(path: Path) -> bool:
@@ -165,18 +180,25 @@ def made_by_stage(path: Path) -> bool:
     Raises:
         UsageError: no such file, or no such lock.
     """
-    metadata = _mapping(_document(_read(path), str(path)).get("metadata"))
-    return _mapping(metadata.get("custom_metadata")).get(OURS[0]) == OURS[1]
+    return _is_ours(_mapping(_document(_read(path), str(path)).get("metadata")))
+
+
+def _is_ours(metadata: Mapping[str, Any]) -> bool:
+    return _mapping(metadata.get("custom_metadata")).items() >= OURS.items()
+
+
+def lock_beside(spec: Path) -> Path:
+    """The lock of `environment.yml` is `conda-lock.yml`, that of `x.yml` is `x.conda-lock.yml`."""
+    return spec.with_name(LOCK_NAME if spec.stem == "environment" else f"{spec.stem}.{LOCK_NAME}")
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UsageError(
-            f"{path}: no such file.",
-            suggest_file(path, CONDA_LOCK, "Make it: stage env lock ENVIRONMENT.yml --profile P"),
-        ) from None
+        make = "Make it: stage env lock ENVIRONMENT.yml --profile P"
+        remedy = suggest_file(path, CONDA_LOCK, make)
+        raise UsageError(f"{path}: no such file.", remedy) from None
 
 
 def _document(data: bytes, where: str) -> Mapping[str, Any]:
@@ -201,27 +223,44 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _platform(found: Sequence[str], where: str, wanted: str | None) -> str:
-    if wanted is not None and wanted not in found:
+def _platform(
+    stated: Sequence[str], where: str, wanted: str | None, metadata: Mapping[str, Any]
+) -> str:
+    listed = ", ".join(map(printable, stated))
+    again = REMEDY
+    if not _is_ours(metadata):  # locking here would replace it
+        again = "Lock it for that platform with the tool that made it: conda-lock lock --platform "
+        again += wanted or next(iter(MACHINES))
+    if wanted is not None and wanted not in stated:
         raise UsageError(
-            f"{where}: locked for {', '.join(found)}; the profile's platform is {wanted}.", REMEDY
+            f"{where}: locked for {listed}; the profile's platform is {wanted}.",
+            again,
         )
-    if wanted is None and len(found) > 1:
+    if wanted is None and len(stated) > 1:
         raise UsageError(
-            f"{where}: locked for {', '.join(found)}: which of them?",
-            f"Name the cluster's `profile:` in the manifest. {REMEDY}",
+            f"{where}: locked for {listed}: which of them?",
+            "Name the cluster's `profile:` in the manifest (stage env probe prints one there): "
+            "that platform is taken. To lock anew with stage env lock, move this file away first.",
         )
-    return wanted or found[0]
+    platform = wanted or stated[0]
+    if platform not in MACHINES:
+        raise UsageError(
+            f"{where}: locked for {printable(platform)}; a cluster's nodes are "
+            f"{' or '.join(MACHINES)}.",
+            again,
+        )
+    return platform
 
 
-def _each_once(packages: Sequence[LockedPackage], where: str) -> tuple[LockedPackage, ...]:
+def _each_once(packages: Sequence[Package], where: str) -> tuple[Package, ...]:
     """Merges equal entries: conda-lock writes one for each category of a package."""
-    once: dict[tuple[str, str], LockedPackage] = {}
+    once: dict[tuple[str, str], Package] = {}
     for package in packages:
-        known = once.setdefault((package.manager, package.name), package)
+        name = canonicalize_name(package.name) if package.manager == "pip" else package.name
+        known = once.setdefault((package.manager, name), package)
         if (known.url, known.sha256) != (package.url, package.sha256):
-            name = printable(package.name)
-            raise UsageError(f"{where}: {name} is listed twice, with two addresses.", REMEDY)
+            shown = printable(package.name)
+            raise UsageError(f"{where}: {shown} is listed twice, with two addresses.", REMEDY)
     return tuple(once.values())
 
 
@@ -232,13 +271,13 @@ def _entry(data: Any, number: int, where: str) -> Fields:
     return Fields(data, file, REMEDY, ("package", number))
 
 
-def _package(entry: Fields) -> LockedPackage:
+def _package(entry: Fields) -> Package:
     digests, dependencies = entry.maybe_inside("hash"), entry.maybe("dependencies", dict) or {}
     if digests is None or not digests.data.get("sha256"):
         raise PolicyError(f"{entry.place()} has no sha256 (an md5 alone proves nothing).", REMEDY)
     url = entry.text("url")
     _check_address(url, entry)
-    return LockedPackage(
+    package = Package(
         name=entry.text("name"),
         version=entry.text("version"),
         manager=entry.choice("manager", MANAGERS) or entry.missing("manager"),
@@ -248,6 +287,8 @@ def _package(entry: Fields) -> LockedPackage:
         md5=digests.maybe("md5", str),
         dependencies={str(name): str(spec) for name, spec in dependencies.items()},
     )
+    _check_file_name(package, entry.file)
+    return package
 
 
 def _check_address(url: str, entry: Fields) -> None:
@@ -266,6 +307,33 @@ def _check_address(url: str, entry: Fields) -> None:
     is_bare = parts.scheme == "file" and len(parts.path.split("/")) < 3
     if parts.path.rpartition("/")[2] == "" or is_bare:
         raise PolicyError(f"{what}: {printable(url)} names no file.", REMEDY)
+
+
+def _check_file_name(package: Package, what: str) -> None:
+    """Checks that the file is the package that the lock says: a file's name decides what it is."""
+    check_path(package.file_name, what)
+    if not _is_named_so(package):
+        raise UsageError(
+            f"{what} {package.version}: its address ends in {printable(package.file_name)}, which "
+            "is another package, or none.",
+            REMEDY,
+        )
+    subdir = PurePosixPath(urlsplit(package.url).path).parent.name
+    if package.manager == "conda" and subdir not in (package.platform, "noarch"):
+        raise UsageError(f"{what} is for the platform {printable(subdir)}.", REMEDY)
+
+
+def _is_named_so(package: Package) -> bool:
+    file = package.file_name
+    if package.manager == "conda":
+        stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
+        return stem != file and stem.rsplit("-", 2)[:-1] == [package.name, package.version]
+    try:
+        parse = parse_sdist_filename if package.is_sdist else parse_wheel_filename
+        name, version = parse(file)[:2]
+        return name == canonicalize_name(package.name) and version == Version(package.version)
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return False
 
 
 _HEADER = """\
@@ -291,7 +359,7 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def _to_document(package: LockedPackage) -> dict[str, Any]:
+def _to_document(package: Package) -> dict[str, Any]:
     md5 = {"md5": package.md5} if package.md5 else {}
     return {
         "name": package.name,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stage.environment.spec.packages import lock_beside
+from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets

@@ -1,30 +1,34 @@
-"""An environment as an asset: a manifest's `environment:` entry and its lock -> the files to fetch.
+"""An environment as an asset: a manifest's `environment:` entry and its lock -> what is fetched.
 
-Packages travel as they are published, each with its URL and sha256 in the lock. When they are here,
-`stage.environment.image.assemble` makes all other files in the asset's folder.
+Packages are fetched as they are published, each with its URL and sha256 in the lock. They do not
+travel: `stage.environment.image.assemble` makes the files of the asset's folder from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stage.digests import FileDigests, hash_file, sha256_of_bytes
-from stage.download.downloader import Downloader
-from stage.environment.image.assemble import Assembly, assemble, check_holds_airlift
+from stage.environment.image.assemble import FILES, assemble, check_holds_airlift
 from stage.environment.image.image import check_tools
 from stage.environment.image.try_imports import check_imports
 from stage.environment.solve.advice import Target
-from stage.environment.solve.indexes import AuthenticatedUrl, PrivateAddresses
+from stage.environment.solve.indexes import private_address
 from stage.environment.solve.lock import is_stale, lock_environment
 from stage.environment.solve.sdists import build_wheel
-from stage.environment.spec.conda_lock import made_by_stage
-from stage.environment.spec.packages import LOCK_NAME, LockedPackages, lock_beside, read_packages
+from stage.environment.spec.conda_lock import (
+    LOCK_NAME,
+    EnvironmentLock,
+    Package,
+    lock_beside,
+    made_by_stage,
+)
 from stage.environment.spec.profile import MACHINES, Profile
-from stage.errors import IncompleteError, UsageError, suggest_relative
-from stage.lock.manifest import Manifest
+from stage.errors import DamageError, IncompleteError, UsageError, suggest_relative
+from stage.files import human_count
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
@@ -33,258 +37,15 @@ from stage.lock.model import (
     PackageEntry,
     Source,
 )
-from stage.lock.requests import EnvironmentRequest, as_lock_request
-from stage.progress import Reporter
+from stage.lock.requests import EnvironmentRequest
+from stage.paths import check_path
 from stage.staging.sources.files import bring_local
 from stage.staging.sources.source import AssetSource, Made, Progress, Run
 from stage.staging.sources.url import download_of
 from stage.threads import together
 
 _AT_ONCE = 8
-
-
-def resolve_environment(
-    name: str,
-    request: EnvironmentRequest,
-    manifest: Manifest,
-    downloader: Downloader,
-    private: PrivateAddresses,
-    reporter: Reporter,
-    *,
-    write: bool = True,
-) -> LockedAsset:
-    """Reads the lock beside the environment file; makes it if there is none that matches.
-
-    Asks the servers for the size of each package.
-
-    Args:
-        write: whether a new lock is written beside the environment file.
-
-    Raises:
-        UsageError: no profile, no solution, a lock without the requirements of airlift, or a tool
-            that makes the environment is not installed here.
-        PolicyError: as for `read_packages`.
-        IncompleteError: an index or a channel cannot be reached.
-    """
-    lock, text = _matching_lock(name, request, manifest, reporter, write=write)
-    profile_path = _profile(request, manifest)
-    profile = Profile.load(profile_path) if profile_path else None
-    locked = read_packages(text, str(lock), profile.platform if profile else None)
-    check_holds_airlift(locked, str(lock))
-    check_tools()
-    entries = (PackageEntry(p.name, p.version, p.manager, p.path) for p in locked.packages)
-    virtual_packages = profile.virtual_packages() if profile else {}
-    asset = LockedAsset(
-        name=name,
-        kind="environment",
-        request=as_lock_request(request),
-        source=Source("environment", request.environment),
-        files=(),
-        environment=LockedEnvironment(locked.platform, virtual_packages, tuple(entries)),
-    )
-    spec = manifest.path.parent / request.environment
-    urls = [package.url for package in locked.packages]
-    asked = {url: (f"{name}: {_shown(url)}", private.of(url, spec)) for url in urls}
-    sizes = _sizes(asked, downloader)
-    files = [
-        LockedFile(f"{asset.folder}/{p.path}", sizes[p.url], p.sha256, None, p.url)
-        for p in locked.packages
-    ]
-    digest = sha256_of_bytes(text)
-    files.append(LockedFile(f"{asset.folder}/{LOCK_NAME}", len(text), digest, None, lock.name))
-    made_from = [Ingredient(lock.name, len(text), digest)]
-    made_from += [Ingredient(p.url, sizes[p.url], p.sha256) for p in locked.packages if p.is_sdist]
-    return replace(asset, files=tuple(files), made_from=tuple(made_from))
-
-
-def _matching_lock(
-    asset: str, request: EnvironmentRequest, manifest: Manifest, reporter: Reporter, *, write: bool
-) -> tuple[Path, bytes]:
-    """The lock beside the environment file, and its text; made as by `stage env lock` if needed."""
-    what = f"{manifest.place(asset, 'environment')}: `{asset}`"
-    lock, spec = lock_path(request, manifest), manifest.path.parent / request.environment
-    profile = _profile(request, manifest)
-    named = [("profile", profile)] if profile else []
-    named += [] if lock.is_file() else [("environment", spec)]
-    for key, path in named:
-        if not path.is_file():
-            raise UsageError(
-                f"{manifest.place(asset, key)}: `{asset}`: there is no {path}.",
-                suggest_relative(getattr(request, key), path, "the manifest's folder"),
-            )
-    if lock.is_file() and not made_by_stage(lock):
-        reporter.note(f"{what}: {lock} was made by another tool, and is used unchanged")
-    elif profile is not None:
-        made = lock_environment(spec, profile, reporter=reporter, output=lock, write=write)
-        if made.changed:
-            return lock, made.lock.to_yaml()
-    elif not lock.is_file():
-        raise UsageError(
-            f"{what}: there is no {lock}, and no `profile` to make it for.",
-            "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe "
-            "prints one there).",
-        )
-    else:
-        reporter.note(
-            f"{what}: {lock} is used unchanged: without `profile:` it is not known whether it "
-            f"still matches {spec.name}"
-        )
-    return lock, lock.read_bytes()
-
-
-def _profile(request: EnvironmentRequest, manifest: Manifest) -> Path | None:
-    return manifest.path.parent / request.profile if request.profile is not None else None
-
-
-def lock_path(request: EnvironmentRequest, manifest: Manifest) -> Path:
-    """The path of the lock of an environment."""
-    return lock_beside(manifest.path.parent / request.environment)
-
-
-def check_lock_unchanged(
-    asset: LockedAsset, request: EnvironmentRequest, manifest: Manifest
-) -> None:
-    """Checks that the lock beside the environment file, if any, is the one that was resolved.
-
-    Raises:
-        UsageError: it changed, or its environment file did.
-    """
-    path = lock_path(request, manifest)
-    pinned = next((i.sha256 for i in asset.made_from if i.origin == path.name), None)
-    spec = manifest.path.parent / request.environment
-    profile, what = _profile(request, manifest), f"{manifest.place(asset.name)}: `{asset.name}`"
-    update = manifest.update_command(asset.name)
-    if not path.is_file():
-        return
-    if profile and spec.is_file() and is_stale(path, spec, profile):
-        raise UsageError(
-            f"{what}: {spec.name}, its profile or the requirements of airlift changed since "
-            f"{path.name} was written.",
-            f"To lock it again: {update}",
-        )
-    if hash_file(path).sha256 != pinned:
-        raise UsageError(
-            f"{what}: {path.name} changed since {manifest.lock_path.name} was written.",
-            f"To use it as it is now: {update}",
-        )
-
-
-def fetch_package(
-    asset: LockedAsset,
-    file: LockedFile,
-    manifest: Manifest,
-    downloader: Downloader,
-    private: PrivateAddresses,
-    target: Path,
-    progress: Callable[[int], None],
-) -> FileDigests:
-    """Fetches a package or the lock.
-
-    Raises:
-        DamageError: its bytes are not the locked ones.
-        UsageError: a local file is missing or changed.
-        IncompleteError: the network failed; run again.
-    """
-    spec = manifest.path.parent / asset.source.location
-    if urlsplit(file.origin).scheme in ("http", "https"):
-        ingredient = Ingredient(file.origin, file.size, file.sha256)
-        asked = private.of(file.origin, spec)
-        download = download_of(asset.name, ingredient, None)
-        download = replace(download, url=asked.url, login=asked.login)
-        return downloader.fetch(download, target, progress)
-    is_url = file.origin.startswith("file:")
-    source = _local(file.origin) if is_url else spec.with_name(file.origin)
-    remedy = (
-        f"Lock it as it is now: stage env lock {spec} --profile FILE --update PACKAGE, then: "
-        f"{manifest.update_command(asset.name)}"
-    )
-    return bring_local(source, file, target, progress, remedy)
-
-
-def make_environment(
-    asset: LockedAsset, folder: Path, out: Path, reporter: Reporter, *, try_imports: bool = True
-) -> tuple[LockedAsset, list[tuple[LockedFile, Path]]]:
-    """Makes the files that travel beside the packages, all of which are in `folder`.
-
-    Args:
-        try_imports: whether its large packages are imported once, behind the wall.
-
-    Raises:
-        UsageError: the wheel of an sdist is for one platform only; packages that cannot be one
-            environment, or that cannot be imported together.
-        IncompleteError: a build, py-rattler or installer failed.
-    """
-    assert asset.environment is not None
-    lock = (folder / LOCK_NAME).read_bytes()
-    locked = read_packages(lock, str(folder / LOCK_NAME), asset.environment.platform)
-    torch = next((package.version for package in locked.pip if package.name == "torch"), None)
-    target = Target(locked.python, MACHINES[locked.platform], torch)
-    built = {
-        package.path: build_wheel(folder / package.path, package, out / "wheels", target, reporter)
-        for package in locked.pip
-        if package.is_sdist
-    }
-
-    def check(root: Path) -> None:
-        if try_imports:
-            names = [package.name for package in locked.packages]
-            check_imports(asset.name, root, names, locked.platform, reporter)
-
-    virtual_packages = asset.environment.virtual_packages
-    done = assemble(asset.name, folder, locked, built, virtual_packages, out, check)
-    _report(asset, locked, done, reporter)
-    files = []
-    for made in done.made:
-        path = f"{asset.folder}/{made.path}"
-        locked_file = LockedFile(path, 0, None, None, made.origin, made.made_by)
-        files.append((locked_file, made.file))
-    return replace(asset, environment=replace(asset.environment, tree=done.facts.tree)), files
-
-
-def _report(asset: LockedAsset, locked: LockedPackages, done: Assembly, reporter: Reporter) -> None:
-    facts = done.facts
-    reporter.note(
-        f"{asset.name}: {len(locked.conda)} conda and {len(locked.pip)} pip packages, Python "
-        f"{facts.python} for {facts.platform}, glibc {facts.glibc or 'any'}; "
-        f"{facts.files + facts.modules:,} files once created; tree {facts.tree[:16]}"
-    )
-    for note in done.notes:
-        reporter.warn(f"{asset.name}: {note}")
-
-
-def _sizes(
-    addresses: dict[str, tuple[str, AuthenticatedUrl]], downloader: Downloader
-) -> dict[str, int]:
-    """The size in bytes of the file at each URL.
-
-    Args:
-        addresses: locked URL -> its name in messages, and the URL to fetch it from.
-    """
-
-    def size(address: tuple[str, tuple[str, AuthenticatedUrl]]) -> int:
-        url, (what, asked) = address
-        if url.startswith("file:"):
-            path = _local(url)
-            if not path.is_file():
-                raise UsageError(f"{what}: {path} is not there.", "Lock the environment again.")
-            return path.stat().st_size
-        download = download_of(what, Ingredient(url, None, None), None, what)
-        found, _ = downloader.probe(replace(download, url=asked.url, login=asked.login))
-        if found is None:
-            raise IncompleteError(
-                f"{what}: {_shown(url)}: the server does not say how large it is.", "Try a mirror."
-            )
-        return found
-
-    return dict(zip(addresses, together(size, addresses.items(), _AT_ONCE), strict=True))
-
-
-def _local(url: str) -> Path:
-    return Path(unquote(urlsplit(url).path))
-
-
-def _shown(url: str) -> str:
-    return unquote(urlsplit(url).path.rpartition("/")[2])
+MADE_BY = "environment"
 
 
 class EnvironmentSource(AssetSource[EnvironmentRequest]):
@@ -296,22 +57,118 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
 
     def __init__(self, name: str, request: EnvironmentRequest, run: Run) -> None:
         super().__init__(name, request, run)
-        self._private = PrivateAddresses()
+        folder = run.manifest.path.parent
+        self._spec = folder / request.environment
+        self._lock = lock_beside(self._spec)
+        self._profile = folder / request.profile if request.profile is not None else None
 
     def resolve(self) -> LockedAsset:
-        run = self.run
-        return resolve_environment(
-            self.name,
-            self.request,
-            run.manifest,
-            run.downloader,
-            self._private,
-            run.reporter,
-            write=not run.options.dry_run,
+        """Reads the lock beside the environment file; makes it if there is none that matches.
+
+        Asks the servers for the size of each package.
+
+        Raises:
+            UsageError: no profile, no solution, a lock without the requirements of airlift, or a
+                tool that makes the environment is not installed here.
+            PolicyError: as for `EnvironmentLock.parse`.
+            IncompleteError: an index or a channel cannot be reached.
+        """
+        text = self._matching_lock()
+        profile = Profile.load(self._profile) if self._profile else None
+        lock = EnvironmentLock.parse(text, str(self._lock), profile.platform if profile else None)
+        check_holds_airlift(lock, str(self._lock))
+        check_tools()
+        sizes = together(self._size, lock.packages, _AT_ONCE)
+        asset = self.new_asset("environment", Source("environment", self.request.environment))
+        own = LockedFile(
+            f"{asset.folder}/{LOCK_NAME}", len(text), sha256_of_bytes(text), None, self._lock.name
+        )
+        return replace(
+            asset,
+            files=(own,),
+            made_from=tuple(
+                Ingredient(package.url, size, package.sha256)
+                for package, size in zip(lock.packages, sizes, strict=True)
+            ),
+            environment=LockedEnvironment(
+                lock.platform,
+                profile.virtual_packages() if profile else {},
+                tuple(PackageEntry(p.name, p.version, p.manager, p.url) for p in lock.packages),
+            ),
         )
 
+    def _matching_lock(self) -> bytes:
+        """The text of the lock; made as by `stage env lock` if needed."""
+        manifest, reporter, lock, spec = self.run.manifest, self.run.reporter, self._lock, self._spec
+        what = f"{manifest.place(self.name, 'environment')}: `{self.name}`"
+        named = [("profile", self._profile)] if self._profile else []
+        named += [] if lock.is_file() else [("environment", spec)]
+        for key, path in named:
+            if not path.is_file():
+                raise UsageError(
+                    f"{manifest.place(self.name, key)}: `{self.name}`: there is no {path}.",
+                    suggest_relative(getattr(self.request, key), path, "the manifest's folder"),
+                )
+        if lock.is_file() and not made_by_stage(lock):
+            reporter.note(f"{what}: {lock} was made by another tool, and is used unchanged")
+        elif self._profile is not None:
+            write = not self.run.options.dry_run
+            made = lock_environment(
+                spec, self._profile, reporter=reporter, output=lock, write=write
+            )
+            if made.changed:
+                return made.lock.to_yaml()
+        elif not lock.is_file():
+            raise UsageError(
+                f"{what}: there is no {lock}, and no `profile` to make it for.",
+                "Name the cluster's profile, such as `profile: profiles/a800.yml` (stage env probe "
+                "prints one there).",
+            )
+        else:
+            reporter.note(
+                f"{what}: {lock} is used unchanged: without `profile:` it is not known whether it "
+                f"still matches {spec.name}"
+            )
+        return lock.read_bytes()
+
+    def _size(self, package: Package) -> int:
+        what = f"{self.name}: {package.file_name}"
+        if package.url.startswith("file:"):
+            path = _local(package.url)
+            if not path.is_file():
+                raise UsageError(f"{what}: {path} is not there.", "Lock the environment again.")
+            return path.stat().st_size
+        download = download_of(what, Ingredient(package.url, None, None), None, what)
+        asked = private_address(package.url, self._spec)
+        size, _ = self.run.downloader.probe(replace(download, url=asked.url, login=asked.login))
+        if size is None:
+            raise IncompleteError(
+                f"{what}: the server does not say how large it is.", "Try a mirror."
+            )
+        return size
+
     def check_unchanged(self, asset: LockedAsset) -> None:
-        check_lock_unchanged(asset, self.request, self.run.manifest)
+        """Checks that the lock beside the environment file, if any, is the one that was resolved.
+
+        Raises:
+            UsageError: it changed, or its environment file did.
+        """
+        manifest, lock, spec = self.run.manifest, self._lock, self._spec
+        if not lock.is_file():
+            return
+        update = manifest.update_command(self.name)
+        if self._profile and spec.is_file() and is_stale(lock, spec, self._profile):
+            raise UsageError(
+                f"{self.what}: {spec.name}, its profile or the requirements of airlift changed "
+                f"since {lock.name} was written.",
+                f"To lock it again: {update}",
+            )
+        own = f"{asset.folder}/{LOCK_NAME}"
+        if hash_file(lock).sha256 not in [f.sha256 for f in asset.files if f.path == own]:
+            raise UsageError(
+                f"{self.what}: {lock.name} changed since {manifest.lock_path.name} was written.",
+                f"To use it as it is now: {update}",
+            )
 
     def fetch(
         self,
@@ -320,17 +177,84 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         target: Path,
         progress: Progress,
     ) -> FileDigests:
-        assert isinstance(file, LockedFile)
-        manifest, downloader = self.run.manifest, self.run.downloader
-        return fetch_package(asset, file, manifest, downloader, self._private, target, progress)
+        """Fetches a package, or the lock."""
+        update = self.run.manifest.update_command(self.name)
+        if isinstance(file, LockedFile):
+            remedy = f"To use it as it is now: {update}"
+            return bring_local(self._lock, file, target, progress, remedy)
+        if file.origin.startswith("file:"):
+            remedy = (
+                f"Lock it as it is now: stage env lock {self._spec} --profile FILE --update "
+                f"PACKAGE, then: {update}"
+            )
+            return bring_local(_local(file.origin), file.at(""), target, progress, remedy)
+        asked = private_address(file.origin, self._spec)
+        download = replace(
+            download_of(self.name, file, None), url=asked.url, login=asked.login
+        )
+        return self.run.downloader.fetch(download, target, progress)
 
-    def fetch_input(
-        self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
-    ) -> tuple[Path, FileDigests]:
-        """Every package is a file of the asset: nothing more is fetched."""
-        return folder, FileDigests(ingredient.size or 0, ingredient.sha256 or "")
+    def input_name(self, origin: str) -> str:
+        """The name of a package's file, which says what it is."""
+        name = _local(origin).name
+        check_path(name, self.name)
+        return name
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
+        """Makes the files that travel.
+
+        Raises:
+            DamageError: the two locks name different packages.
+            UsageError: the wheel of an sdist is for one platform only; packages that cannot be one
+                environment, or that cannot be imported together.
+            IncompleteError: a build, py-rattler or installer failed.
+        """
+        assert asset.environment is not None
+        reporter, lock_path = self.run.reporter, root / asset.folder / LOCK_NAME
+        lock = EnvironmentLock.load(lock_path, asset.environment.platform)
+        if {p.url: p.sha256 for p in lock.packages} != {i.origin: i.sha256 for i in asset.made_from}:
+            raise DamageError(
+                f"{self.what}: {LOCK_NAME} and {self.run.manifest.lock_path.name} name different "
+                "packages.",
+                f"To lock it again: {self.run.manifest.update_command(self.name)}",
+            )
         out.mkdir(parents=True)
-        reporter, try_imports = self.run.reporter, self.run.options.offline_check
-        return make_environment(asset, root / asset.folder, out, reporter, try_imports=try_imports)
+        torch = next((p.version for p in lock.of("pip") if p.name == "torch"), None)
+        target = Target(lock.python, MACHINES[lock.platform], torch)
+        built = {
+            p.url: build_wheel(inputs[p.url], p, out / "built", target, reporter)
+            for p in lock.packages
+            if p.is_sdist
+        }
+
+        def check(folder: Path) -> None:
+            if self.run.options.offline_check:
+                names = [package.name for package in lock.packages]
+                check_imports(self.name, folder, names, lock.platform, reporter)
+
+        facts, notes = assemble(
+            self.name,
+            lock,
+            hash_file(lock_path).sha256,
+            {**inputs, **built},
+            asset.environment.virtual_packages,
+            out,
+            check,
+        )
+        reporter.note(
+            f"{self.name}: {len(lock.of('conda'))} conda and {len(lock.of('pip'))} pip packages, "
+            f"Python {lock.python} for {lock.platform}, glibc {facts['glibc'] or 'any'}; "
+            f"{human_count(facts['files'] + facts['modules'], 'file')} once created; tree "
+            f"{facts['tree'][:16]}"
+        )
+        for note in notes:
+            reporter.warn(f"{self.name}: {note}")
+        files = [
+            (LockedFile(f"{asset.folder}/{name}", 0, None, None, LOCK_NAME, MADE_BY), out / name)
+            for name in FILES
+        ]
+        return replace(asset, environment=replace(asset.environment, tree=facts["tree"])), files
+
+
+def _local(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))

@@ -10,9 +10,11 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from stage.digests import sha256_of_bytes
 from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap, run, tree_of
 
 
@@ -37,12 +39,24 @@ def test_the_bundle_is_sound_and_says_what_is_in_it(environment_laptop: Environm
         environment["tree"]
         == json.loads((environment_laptop.asset / "env.json").read_text())["tree"]
     )
-    files = {file["path"]: file for file in lock["assets"]["small-env"]["files"]}
-    built = files["data/envs/small-env/wheels/made-1.0-py3-none-any.whl"]
-    assert built["made_by"] == "wheel"
-    assert built["origin"] == files["data/envs/small-env/sdists/made-1.0.tar.gz"]["origin"]
-    for package in environment["packages"]:
-        assert files[f"data/envs/small-env/{package['path']}"]["origin"].startswith("file://")
+    sources = {i["origin"]: i for i in lock["assets"]["small-env"]["made_from"]}
+    assert {package["url"] for package in environment["packages"]} == sources.keys()
+    for url, source in sources.items():
+        content = Path(unquote(urlsplit(url).path)).read_bytes()
+        assert (source["sha256"], source["size"]) == (sha256_of_bytes(content), len(content))
+
+
+def test_the_packages_do_not_travel(environment_laptop: EnvironmentLaptop) -> None:
+    assert sorted(path.name for path in environment_laptop.asset.rglob("*")) == [
+        "bootstrap.sh",
+        "conda-lock.yml",
+        "env-check.sh",
+        "env-probe.sh",
+        "env.json",
+        "image.tar.gz",
+        "node-local.sh",
+    ]
+    assert not list(environment_laptop.bundle.glob("*.partial"))
 
 
 def test_everything_in_the_environment_runs_with_an_empty_environment(created: Path) -> None:

@@ -108,10 +108,11 @@ def test_the_bill_lists_the_packages_of_an_environment_by_what_was_published(
         packages["click"]["purl"].startswith("pkg:pypi/click@")
         and packages["click"]["type"] == "library"
     )
-    (sdist,) = (environment_laptop.asset / "sdists").iterdir()
+    sdist = environment_laptop.channel.parent / "made-1.0.tar.gz"
     assert packages["made"]["hashes"] == [
         {"alg": "SHA-256", "content": sha256(sdist.read_bytes()).hexdigest()}
     ]
+    assert "pedigree" not in environment
     locked = json.loads((environment_laptop.bundle / "stage.lock").read_text())["assets"][
         "small-env"
     ]["environment"]

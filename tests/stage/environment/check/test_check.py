@@ -5,13 +5,13 @@ The rules are tables, and so are their tests; what is not known must never be re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stage.environment.check.check import Verdict, torch_limit, verdicts
-from stage.environment.check.needs import Needs, WheelTag, wheel_tag
+from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
     TORCH_BUILDS,
     architectures_of,
@@ -21,34 +21,44 @@ from stage.environment.check.torch_builds import (
     toolkit_dropped,
     what_fits,
 )
+from stage.environment.check.wheel_tags import glibc_needed
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.profile import Profile
 
 PROFILES = Path(__file__).resolve().parents[4] / "envs" / "profiles"
 CU126 = "https://download.pytorch.org/whl/cu126"
 
 
-@dataclass(frozen=True)
-class Locked:
-    name: str
-    version: str
-    manager: str = "pip"
-    url: str = "https://example.org/none-any.whl"
+def locked(
+    name: str,
+    version: str,
+    manager: str = "pip",
+    url: str = "https://example.org/none-any.whl",
+) -> Package:
+    return Package(
+        name=name,
+        version=version,
+        manager=manager,
+        platform="linux-64",
+        url=url,
+        sha256="0" * 64,
+    )
 
 
-def torch(version: str, tag: str = "manylinux_2_28_x86_64") -> Locked:
-    return Locked(
+def torch(version: str, tag: str = "manylinux_2_28_x86_64") -> Package:
+    return locked(
         "torch",
         version,
         url=f"https://example.org/torch-{version}-cp310-cp310-{tag}.whl".replace("+", "%2B"),
     )
 
 
-def runtime(version: str) -> Locked:
-    return Locked(f"nvidia-cuda-runtime-cu{numbers(version)[0]}", version)
+def runtime(version: str) -> Package:
+    return locked(f"nvidia-cuda-runtime-cu{numbers(version)[0]}", version)
 
 
-def conda(name: str, version: str, build: str) -> Locked:
-    return Locked(
+def conda(name: str, version: str, build: str) -> Package:
+    return locked(
         name, version, "conda", f"https://conda.example.org/linux-64/{name}-{version}-{build}.conda"
     )
 
@@ -185,7 +195,7 @@ def test_for_arm_pypis_torch_has_no_cuda_below_2_11() -> None:
     )
     (verdict,) = verdicts(
         Needs.of(
-            [torch("2.11.0", "manylinux_2_28_aarch64"), Locked("cuda-toolkit", "13.0.2")], "aarch64"
+            [torch("2.11.0", "manylinux_2_28_aarch64"), locked("cuda-toolkit", "13.0.2")], "aarch64"
         ),
         GH200,
     )
@@ -269,30 +279,30 @@ def test_where_nothing_fits_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("a-1-py3-none-any.whl", WheelTag(None)),
-        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", WheelTag("2.28")),
-        ("a-1-cp310-cp310-manylinux1_x86_64.whl", WheelTag("2.5")),
-        ("a-1-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", WheelTag("2.17")),
-        ("a-1-cp310-cp310-manylinux_2_27_x86_64.manylinux_2_34_x86_64.whl", WheelTag("2.27")),
-        ("a-1-cp310-cp310-linux_x86_64.whl", WheelTag(None, stated=False)),
-        ("a-1-cp310-cp310-manylinux_2_28_aarch64.whl", None),
-        ("a-1-cp310-cp310-musllinux_1_2_x86_64.whl", None),
-        ("a-1-cp310-cp310-macosx_11_0_arm64.whl", None),
-        ("a-1-cp310-cp310-win_amd64.whl", None),
+        ("a-1-py3-none-any.whl", ""),
+        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", "2.28"),
+        ("a-1-cp310-cp310-manylinux1_x86_64.whl", "2.5"),
+        ("a-1-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "2.17"),
+        ("a-1-cp310-cp310-manylinux_2_27_x86_64.manylinux_2_34_x86_64.whl", "2.27"),
+        ("a-1-cp310-cp310-linux_x86_64.whl", None),
+        ("a-1-cp310-cp310-manylinux_2_28_aarch64.whl", ""),
+        ("a-1-cp310-cp310-musllinux_1_2_x86_64.whl", ""),
+        ("a-1-cp310-cp310-macosx_11_0_arm64.whl", ""),
+        ("a-1-cp310-cp310-win_amd64.whl", ""),
     ],
 )
-def test_what_a_wheels_name_says_of_glibc(file: str, expected: WheelTag | None) -> None:
-    assert wheel_tag(file, "x86_64") == expected
+def test_what_a_wheels_name_says_of_glibc(file: str, expected: str | None) -> None:
+    assert glibc_needed(file, "x86_64") == expected
 
 
 @pytest.mark.parametrize(
     ("packages", "cuda", "of"),
     [
         ([torch("2.8.0"), runtime("12.8.90")], "12.8", "nvidia-cuda-runtime-cu12 12.8.90"),
-        ([torch("2.11.0"), Locked("cuda-toolkit", "13.0.2")], "13.0", "cuda-toolkit 13.0.2"),
-        ([torch("2.11.0+cu126"), Locked("cuda-toolkit", "13.0.2")], "12.6", "torch 2.11.0+cu126"),
+        ([torch("2.11.0"), locked("cuda-toolkit", "13.0.2")], "13.0", "cuda-toolkit 13.0.2"),
+        ([torch("2.11.0+cu126"), locked("cuda-toolkit", "13.0.2")], "12.6", "torch 2.11.0+cu126"),
         (
-            [torch("2.13.0"), Locked("nvidia-cuda-runtime", "13.0.96")],
+            [torch("2.13.0"), locked("nvidia-cuda-runtime", "13.0.96")],
             "13.0",
             "nvidia-cuda-runtime 13.0.96",
         ),
@@ -310,11 +320,11 @@ def test_what_a_wheels_name_says_of_glibc(file: str, expected: WheelTag | None) 
         ),
         ([conda("cuda-version", "12.6", "h0_3")], "12.6", "cuda-version 12.6"),
         ([conda("cudatoolkit", "11.8.0", "h0_3")], "11.8", "cudatoolkit 11.8.0"),
-        ([Locked("numpy", "2.4.6")], None, ""),
+        ([locked("numpy", "2.4.6")], None, ""),
     ],
 )
 def test_which_cuda_an_environment_brings(
-    packages: list[Locked], cuda: str | None, of: str | None
+    packages: list[Package], cuda: str | None, of: str | None
 ) -> None:
     needs = Needs.of(packages)
     assert needs.cuda == cuda
@@ -322,15 +332,20 @@ def test_which_cuda_an_environment_brings(
 
 
 def test_the_newest_glibc_that_anything_needs_counts() -> None:
-    wheel = Locked(
+    wheel = locked(
         "new", "1", url="https://example.org/new-1-cp310-cp310-manylinux_2_34_x86_64.whl"
     )
     assert Needs.of([torch("2.8.0"), wheel]).glibc == "2.34"
     assert (
-        Needs.of([torch("2.8.0")], conda_depends=["python >=3.10", "__glibc >=2.30,<3.0.a0"]).glibc
+        Needs.of(
+            [
+                torch("2.8.0"),
+                replace(conda("a", "1", "0"), dependencies={"__glibc": ">=2.30,<3.0.a0"}),
+            ]
+        ).glibc
         == "2.30"
     )
-    assert Needs.of([Locked("pure", "1")]).glibc is None
+    assert Needs.of([locked("pure", "1")]).glibc is None
 
 
 def test_what_env_json_says_is_flat_text() -> None:
@@ -340,18 +355,18 @@ def test_what_env_json_says_is_flat_text() -> None:
         "glibc": "2.28",
         "torch": "2.8.0",
     }
-    assert Needs.of([Locked("numpy", "2.4.6")]).facts()["architectures"] is None
+    assert Needs.of([locked("numpy", "2.4.6")]).facts()["architectures"] is None
 
 
 # --- verdicts
 
 
-def refusal(packages: list[Locked], node: str) -> Verdict:
+def refusal(packages: list[Package], node: str) -> Verdict:
     (verdict,) = [v for v in verdicts(Needs.of(packages), profile(node)) if v.refused]
     return verdict
 
 
-def notes(packages: list[Locked], node: str) -> str:
+def notes(packages: list[Package], node: str) -> str:
     found = verdicts(Needs.of(packages), profile(node))
     assert not [verdict for verdict in found if verdict.refused]
     return " ".join(f"{verdict.problem} {verdict.remedy}" for verdict in found)
@@ -364,7 +379,7 @@ def test_torch_without_code_for_the_gpu_is_refused_with_what_fits() -> None:
 
 
 def test_cuda_newer_than_the_driver_is_refused_with_what_fits() -> None:
-    verdict = refusal([torch("2.13.0"), Locked("cuda-toolkit", "13.0.3")], "a800")
+    verdict = refusal([torch("2.13.0"), locked("cuda-toolkit", "13.0.3")], "a800")
     assert (
         "needs a driver with CUDA 13.0 or newer (driver 580+); the driver of a800 has CUDA 12.2"
         in verdict.problem
@@ -376,7 +391,7 @@ def test_a_wheel_newer_than_the_clusters_glibc_is_refused() -> None:
     verdict = refusal([torch("2.7.1+cu118")], "v100-cuda11")
     assert "torch 2.7.1+cu118 needs glibc 2.28; v100-cuda11 has 2.17" in verdict.problem
     assert "torch 2.6.0+cu118" in verdict.remedy
-    wheel = Locked(
+    wheel = locked(
         "pyarrow",
         "26.0",
         url="https://example.org/pyarrow-26.0-cp310-cp310-manylinux_2_28_x86_64.whl",
@@ -451,8 +466,8 @@ def test_cuda_for_nodes_without_a_gpu_is_a_note() -> None:
         ([torch("2.8.0"), runtime("12.8.90")], "h200"),
         ([torch("2.6.0+cu118", "manylinux1_x86_64")], "v100-cuda11"),
         ([torch("2.13.0+cpu")], "cpu"),
-        ([Locked("numpy", "2.4.6")], "a800"),
+        ([locked("numpy", "2.4.6")], "a800"),
     ],
 )
-def test_what_fits_without_reserve_is_not_spoken_of(packages: list[Locked], node: str) -> None:
+def test_what_fits_without_reserve_is_not_spoken_of(packages: list[Package], node: str) -> None:
     assert verdicts(Needs.of(packages), profile(node)) == []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -19,7 +20,7 @@ from stage.environment.image import image
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.advice import Target
 from stage.environment.solve.sdists import build_wheel
-from stage.environment.spec.packages import Package, read_packages
+from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
 from stage.staging.working_folder import WORKSHOP, WorkFolder
@@ -41,9 +42,9 @@ def package(path: Path) -> Package:
         name="made",
         version="1.0",
         manager="pip",
+        platform="linux-64",
         url=path.as_uri(),
         sha256=sha256,
-        path=f"sdists/{path.name}",
     )
 
 
@@ -95,17 +96,44 @@ def test_fetched_again_elsewhere_every_byte_is_the_same(
     assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
 
 
+def test_packages_that_an_earlier_image_was_made_from_are_not_downloaded_again(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    """The store has them, though they do not travel; what is damaged there is fetched anew."""
+    store = {"AIRLIFT_STORE": str(tmp_path / "store")}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    done = environment_laptop.stage("fetch", "small.yaml", "-o", folders[0], **store)
+    assert done.returncode == 0, done.stderr
+    packages = [i for i in lock_of(folders[0])["made_from"] if i["size"] >= 2**20]
+    entries = [tmp_path / "store/sha256" / p["sha256"][:2] / p["sha256"] for p in packages]
+    assert entries and all(entry.is_file() for entry in entries)
+    (folders[0] / "data/envs/small-env/image.tar.gz").unlink()
+    image = next(f for f in lock_of(folders[0])["files"] if f["path"].endswith("image.tar.gz"))
+    (tmp_path / "store/sha256" / image["sha256"][:2] / image["sha256"]).unlink()
+    done = environment_laptop.stage("fetch", "small.yaml", "-o", folders[0], **store)
+    assert done.returncode == 0, done.stderr
+    assert f"in the store {tmp_path / 'store'}" in done.stderr
+    entries[0].chmod(0o644)
+    entries[0].write_bytes(b"damaged")
+    done = environment_laptop.stage("fetch", "small.yaml", "-o", folders[1], **store)
+    assert done.returncode == 0, done.stderr
+    assert bundle_id(folders[1]) == bundle_id(folders[0])
+
+
+def lock_of(bundle: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / "stage.lock").read_text())["assets"]["small-env"]
+    return found
+
+
 @pytest.mark.slow
 def test_a_patch_with_a_changed_image_makes_the_new_environment(
     environment_laptop: EnvironmentLaptop, tmp_path: Path
 ) -> None:
     """A package was removed: a patch carries the new files, and the cluster gets the new bundle."""
     laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
-    locked = read_packages(
-        (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
-    )
-    conda = {package.name for package in locked.conda} - {"links", "greeter"}
-    laptop.lock(sorted(conda), [Path(unquote(urlsplit(p.url).path)) for p in locked.pip])
+    locked = EnvironmentLock.load(environment_laptop.asset / "conda-lock.yml")
+    conda = {package.name for package in locked.of("conda")} - {"links", "greeter"}
+    laptop.lock(sorted(conda), [Path(unquote(urlsplit(p.url).path)) for p in locked.of("pip")])
     for command in (
         ("fetch", "small.yaml", "-o", "bundle"),
         (
@@ -138,9 +166,7 @@ def test_packages_that_do_not_go_together_are_refused_where_the_environment_is_m
 ) -> None:
     """By its own Python, from the very files that travel; `--no-offline-check` takes them."""
     laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
-    locked = read_packages(
-        (environment_laptop.asset / "conda-lock.yml").read_bytes(), "conda-lock.yml"
-    )
+    locked = EnvironmentLock.load(environment_laptop.asset / "conda-lock.yml")
     info = "deepspeed-9.0.dist-info"
     wheel = tmp_path / "deepspeed-9.0-py3-none-any.whl"
     files = {
@@ -149,8 +175,8 @@ def test_packages_that_do_not_go_together_are_refused_where_the_environment_is_m
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     write_wheel(wheel, files, f"{info}/RECORD")
-    wheels = [Path(unquote(urlsplit(p.url).path)) for p in locked.pip]
-    laptop.lock(sorted(package.name for package in locked.conda), [*wheels, wheel])
+    wheels = [Path(unquote(urlsplit(p.url).path)) for p in locked.of("pip")]
+    laptop.lock(sorted(package.name for package in locked.of("conda")), [*wheels, wheel])
     done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
     assert done.returncode == 2, done.stderr
     assert "small-env: packages of this environment do not go together" in done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.lib.conda.channel import index as index_channel
 from stage.environment.solve.lock import own_requirements
-from stage.environment.spec.conda_lock import EnvironmentLock, LockedPackage
+from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop
 from tests.support.environment.pypi import Index, serve_index, wheel
@@ -54,7 +54,7 @@ class Desk:
     folder: Path
     channel: Path
     index: Index
-    conda: tuple[LockedPackage, ...] | None = None
+    conda: tuple[Package, ...] | None = None
 
     @property
     def lock_path(self) -> Path:

@@ -14,7 +14,7 @@ from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
 from stage.environment.solve.uv import PipRequest
-from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.conda_lock import Package as Locked
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.errors import DamageError, IncompleteError, PolicyError, StageError, UsageError
@@ -58,7 +58,7 @@ def asked(folder: Path, *lines: str, glibc: str = "2.28", index: Index | None = 
     )
 
 
-def names(packages: list[LockedPackage]) -> dict[str, str]:
+def names(packages: list[Locked]) -> dict[str, str]:
     return {package.name: package.version for package in packages}
 
 
@@ -156,7 +156,7 @@ def test_an_extra_of_what_conda_provides_brings_its_packages(tmp_path: Path, ind
         payload={"site-packages/fsspec-2026.1.dist-info/METADATA": File(metadata.encode())},
     )  # fmt: skip
     path = write_package(tmp_path / "channel", package)
-    locked = LockedPackage(
+    locked = Locked(
         name="fsspec-core", version="2026.1", manager="conda", platform="linux-64",
         url=path.as_uri(), sha256="a" * 64,
         dependencies={"python": ""},

@@ -110,6 +110,7 @@ def test_passwords_are_asked_with_and_never_kept(
         run = Run(manifest, FetchOptions(), reporter, *connect(None, reporter))
         source = open_sources(run)["small-env"]
         for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
-            (file,) = [file for file in asset.files if file.path.endswith(ending)]
-            target = desk.folder / file.path
-            assert source.fetch(asset, file, target, lambda _: None).sha256 == file.sha256
+            (package,) = [p for p in asset.made_from if p.origin.endswith(ending)]
+            target = desk.folder / ending.strip("/")
+            found = source.fetch(asset, package, target, lambda _: None)
+            assert found.sha256 == package.sha256

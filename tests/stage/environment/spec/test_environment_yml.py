@@ -10,7 +10,7 @@ import pytest
 from stage.environment.solve.conda import with_sha256
 from stage.environment.solve.indexes import Indexes, address_to_ask
 from stage.environment.solve.uv import uv_platform
-from stage.environment.spec.conda_lock import LockedPackage
+from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
@@ -253,8 +253,8 @@ def test_a_conda_package_without_sha256_is_hashed_if_it_lies_here_and_else_refus
     spec = load(tmp_path, "channels: [c]\ndependencies: [python]\n")
     (tmp_path / "a b-1-0.conda").write_bytes(b"package")
 
-    def package(url: str) -> LockedPackage:
-        return LockedPackage(
+    def package(url: str) -> Package:
+        return Package(
             name="a",
             version="1",
             manager="conda",
@@ -272,12 +272,11 @@ def test_a_conda_package_without_sha256_is_hashed_if_it_lies_here_and_else_refus
 
 
 def test_an_sdist_is_known_by_its_name() -> None:
-    def package(url: str, manager: str = "pip") -> LockedPackage:
-        return LockedPackage(
+    def package(url: str, manager: str = "pip") -> Package:
+        return Package(
             name="a", version="1", manager=manager, platform="linux-64", url=url, sha256="a" * 64
         )
 
     assert package("https://a.example/a-1.tar.gz").is_sdist
     assert not package("https://a.example/a-1-py3-none-any.whl#sha256=1").is_sdist
     assert not package("https://a.example/noarch/a-1-0.tar.bz2", "conda").is_sdist
-    assert package("https://a.example/noarch/a-1-0.conda", "conda").subdir == "noarch"
