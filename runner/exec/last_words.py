@@ -133,6 +133,11 @@ ADVICE = (
         "FlashAttention2 has been toggled on",
         'flash-attn is not usable here: attn_implementation="sdpa" in the script needs none',
     ),
+    (
+        "undefined symbol",
+        "two packages were compiled for different versions, as flash-attn for another torch: "
+        "install the one whose file name says this torch, CUDA and Python",
+    ),
     ("compiled using NumPy 1", "a package is older than NumPy 2: ask for `numpy<2`"),
     ("numpy.dtype size changed", "a package is older than NumPy 2: ask for `numpy<2`"),
     (

@@ -46,27 +46,25 @@ def torch_on_disk() -> Dict[str, Optional[str]]:
 
 
 def torch_facts(torch: Any) -> Dict[str, Any]:
-    """The GPUs that this torch has code for, and whether it works with the numpy that is here."""
-    facts = {}  # type: Dict[str, Any]
+    """The GPUs that this torch has code for."""
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
-    if flags is not None and torch.version.cuda:
-        facts["architectures"] = (flags() or "").split()
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        facts["numpy"] = numpy.__version__
-        try:
-            torch.zeros(1).numpy()
-        except RuntimeError as error:
-            facts["numpy_fault"] = str(error)
-    return facts
+    if flags is None or not torch.version.cuda:
+        return {}
+    return {"architectures": (flags() or "").split()}
 
 
-def cuda_libraries(package: Any) -> List[str]:
-    """The CUDA versions that bitsandbytes has a library for: `121` is 12.1."""
-    names = os.listdir(os.path.dirname(package.__file__))
-    found = (re.match(r"libbitsandbytes_cuda(\d+)(_\w+)?\.so$", name) for name in names)
-    return sorted({match.group(1) for match in found if match})
+def check_partners(package: str, imported: Any) -> None:
+    """Raises what a package raises only where it is used, for a partner of another version."""
+    if package == "torch" and importlib.util.find_spec("numpy") is not None:
+        imported.zeros(1).numpy()
+    if package == "bitsandbytes":
+        names = os.listdir(os.path.dirname(imported.__file__))
+        found = (re.match(r"libbitsandbytes_cuda(\d+)(\d)(_\w+)?\.so$", name) for name in names)
+        have = sorted({match.group(1, 2) for match in found if match})
+        cuda = torch_on_disk().get("cuda")
+        if have and cuda and cuda.partition(".")[0] not in [major for major, _ in have]:
+            listed = ", ".join(map(".".join, have))
+            raise RuntimeError("it has libraries for CUDA %s, and torch has %s" % (listed, cuda))
 
 
 def try_import(name: str) -> Any:
@@ -87,30 +85,25 @@ def changed(path: str) -> List[Any]:
         return [path]
 
 
-def origin(name: str) -> str:
-    """The file of a package; empty: it is not found. Nothing is imported."""
+def folders_of(name: str) -> List[str]:
+    """Paths that change with a package; none: it is not found. Nothing is imported."""
     try:
-        spec = importlib.util.find_spec(name.partition(":")[0].partition(".")[0])
-        return spec.origin or "" if spec is not None else ""
+        spec = importlib.util.find_spec(name.partition(":")[0])
+        origin = (spec.origin if spec is not None else None) or ""
     except Exception:
-        return ""
+        return []
+    folder = os.path.dirname(origin)
+    return [origin, folder, os.path.join(folder, "lib")]
 
 
 def what_decides(names: List[str]) -> Tuple[List[Any], List[str]]:
     """What decides whether the imports work, for one day, and the paths that do."""
     paths = [sys.executable, __file__, "/etc/ld.so.cache"]
-    paths += sys.path
-    paths += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    paths += sys.path + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for name in names:
-        folder = os.path.dirname(origin(name))
-        paths += [origin(name), folder, os.path.join(folder, "lib")]
-    basis = [
-        names,
-        sys.version,
-        os.uname().nodename,
-        int(time.time() // 86400),
-        sorted(item for item in os.environ.items() if not OF_A_SHELL.match(item[0])),
-    ]
+        paths += folders_of(name)
+    variables = sorted(item for item in os.environ.items() if not OF_A_SHELL.match(item[0]))
+    basis = [names, sys.version, os.uname().nodename, int(time.time() // 86400), variables]
     return basis, paths
 
 
@@ -118,11 +111,6 @@ def fingerprint(basis: List[Any], paths: List[str]) -> str:
     """A digest of both, and of when each path changed last."""
     text = json.dumps([basis, [changed(path) for path in paths]])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def name_of(names: List[str]) -> str:
-    """The name of the file in which the answers about these packages are kept."""
-    return hashlib.sha256(" ".join([sys.executable, *names]).encode()).hexdigest()[:32] + ".json"
 
 
 def read_kept(kept: str, digest: str) -> List[str]:
@@ -138,11 +126,10 @@ def read_kept(kept: str, digest: str) -> List[str]:
 def keep(kept: str, digest: str, answers: str) -> None:
     """Keeps the answers about packages, if none of them failed."""
     with open(answers) as file:
-        lines = [line for line in file if line.startswith(('{"imported"', '{"done"'))]
-        file.seek(0)
-        failed = any(line.startswith('{"failed"') for line in file)
-    if failed:
+        lines = file.readlines()
+    if any(line.startswith('{"failed"') for line in lines):
         return
+    lines = [line for line in lines if line.startswith(('{"imported"', '{"done"'))]
     try:
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         whole = "%s.%d" % (kept, os.getpid())
@@ -177,7 +164,8 @@ def main(path: str, names: List[str], kept: str = "") -> None:
         import_all(path, names)
         return
     decides = what_decides(names)
-    kept = os.path.join(kept, name_of(names))
+    name = hashlib.sha256(" ".join([sys.executable, *names]).encode()).hexdigest()[:32]
+    kept = os.path.join(kept, name + ".json")
     lines = read_kept(kept, fingerprint(*decides))
     if lines:
         write(path, kept=True)
@@ -196,16 +184,14 @@ def import_all(path: str, names: List[str]) -> None:
         write(path, begin=package)
         try:
             imported = try_import(name)
-            version = str(getattr(imported, "__version__", ""))
-            facts = {"version": version}  # type: Dict[str, Any]
+            facts = {"version": str(getattr(imported, "__version__", ""))}  # type: Dict[str, Any]
             if package == "torch":
                 facts.update(torch_facts(imported))
                 os.environ.setdefault(  # deepspeed looks for a GPU at its import
                     "DS_ACCELERATOR", "cuda" if imported.cuda.is_available() else "cpu"
                 )
-            if package == "bitsandbytes":
-                facts["libraries"] = cuda_libraries(imported)
             write(path, imported=package, facts=facts)
+            check_partners(package, imported)
         except Exception as error:
             missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
             write(path, failed=package, kind=type(error).__name__, text=str(error), missing=missing)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stage.environment.check.imports import PROBE, Fault, faults, importable, read_answers
+from stage.environment.check.imports import PROBE, Answers, faults, importable, read_answers
 from stage.environment.spec.profile import MACHINES
 from stage.errors import UsageError
 from stage.progress import Reporter
@@ -52,24 +52,31 @@ def check_imports(
             f"and this machine is {sys.platform} {machine}"
         )
         return
-    found, unknown = _try(root.absolute(), wanted)
+    answers, code, last_line = _try(root.absolute(), wanted)
+    found = faults(answers, code)
+    unknown = [fault.message for fault in found if not fault.known_here]
+    if not answers.python:
+        unknown = [f"its Python does not start here: {last_line or code}"]
+    elif code is None:
+        unknown.append(f"`import {answers.unfinished}` took more than {TIMEOUT_S:.0f} s")
     for text in unknown:
         reporter.note(f"{asset}: not known here: {text}")
-    if not found:
-        if not unknown:
-            reporter.note(f"{asset}: {shown} can be imported, without network")
-        return
-    listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in found)
-    raise UsageError(
-        f"{asset}: packages of this environment do not go together:\n{listed}",
-        "Change the environment file, then fetch again. To take it as it is: --no-offline-check",
-    )
+    if refused := [fault for fault in found if fault.known_here]:
+        listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in refused)
+        raise UsageError(
+            f"{asset}: packages of this environment do not go together:\n{listed}",
+            "Change the environment file, then fetch again. To take it as it is: "
+            "--no-offline-check",
+        )
+    if not unknown:
+        reporter.note(f"{asset}: {shown} can be imported, without network")
 
 
-def _try(root: Path, wanted: Sequence[str]) -> tuple[list[Fault], list[str]]:
-    """The faults, and texts on what this machine cannot tell."""
+def _try(root: Path, wanted: Sequence[str]) -> tuple[Answers, int | None, str]:
+    """The answers, the exit code (None: out of time), and the last line that was printed."""
     with tempfile.TemporaryDirectory(prefix="airlift-imports-") as folder:
-        answers, errors = Path(folder, "answers"), Path(folder, "errors")
+        path, printed = Path(folder, "answers"), Path(folder, "printed")
+        path.touch()
         environ = {
             **OFFLINE,
             "PATH": f"{root / 'bin'}:/usr/bin:/bin",
@@ -77,18 +84,17 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[list[Fault], list[str]]:
             "LANG": "C.UTF-8",
         }
         # -B: compiled files would become part of the environment. -I: nothing of this user.
-        python = root / "bin" / "python"
-        command = [str(python), "-I", "-B", str(PROBE), str(answers), *wanted]
+        command = [root / "bin/python", "-I", "-B", PROBE, path, *wanted]
         code: int | None = None
-        with errors.open("wb") as stderr:
+        with printed.open("wb") as output:
             try:
                 code = subprocess.run(
                     command,
                     env=environ,
                     cwd=folder,
                     stdin=subprocess.DEVNULL,
-                    stdout=stderr,
-                    stderr=stderr,
+                    stdout=output,
+                    stderr=output,
                     timeout=TIMEOUT_S,
                     preexec_fn=_close_network,
                     check=False,
@@ -96,17 +102,10 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[list[Fault], list[str]]:
             except subprocess.TimeoutExpired:
                 pass
             except OSError as error:  # such as a musl Python here
-                return [], [f"its Python does not start here: {error.strerror}"]
-        text = answers.read_text(encoding="utf-8") if answers.exists() else ""
-        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    read = read_answers(text)
-    if not read.python:
-        return [], [f"its Python does not start here: {said[-1] if said else code}"]
-    found = faults(read, code)
-    unknown = [fault.message for fault in found if not fault.known_here]
-    if code is None:
-        unknown.append(f"`import {read.unfinished}` took more than {TIMEOUT_S:.0f} s")
-    return [fault for fault in found if fault.known_here], unknown
+                return Answers(), None, error.strerror or ""
+        lines = printed.read_text(encoding="utf-8", errors="replace").split("\n")
+        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        return read_answers(path.read_text(encoding="utf-8")), code, last_line
 
 
 def _close_network() -> None:

@@ -77,12 +77,16 @@ BROKEN = {
     "flash-attn for another torch": (
         "flash_attn",
         "raise ImportError('flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi')",
-        ("flash_attn was built for another version than torch 2.6.0", "Install the flash_attn"),
+        (
+            "undefined symbol: _ZN3c104",
+            "built for another version than torch 2.6.0",
+            "Install the flash_attn",
+        ),
     ),
     "torchvision for another torch": (
         "torchvision",
         "raise RuntimeError('operator torchvision::nms does not exist')",
-        ("torchvision was built for another version than torch 2.6.0",),
+        ("`import torchvision` fails", "built for another version than torch 2.6.0"),
     ),
     "a package that nobody asked for": (
         "deepspeed",
@@ -92,13 +96,13 @@ BROKEN = {
     "an older package than the other expects": (
         "peft",
         "from torch import nothing_of_that_name",
-        ("peft and torch 2.6.0 do not go together", "versions of peft and torch"),
+        ("peft and torch do not go together", "versions of peft and torch"),
     ),
     "another version is required": (
         "datasets",
         "raise ImportError('tokenizers>=0.21,<0.22 is required for a normal functioning of this "
         "module, but found tokenizers==0.15.2.')",
-        ("datasets refuses a package that is installed", "Ask for 'tokenizers>=0.21,<0.22'"),
+        ("datasets refuses a package that is installed", "Ask for `tokenizers>=0.21,<0.22`"),
     ),
     "a library of CUDA": (
         "xformers",
@@ -132,7 +136,7 @@ def test_a_torch_compiled_with_the_other_numpy_is_found_though_its_import_only_w
     broken += "            raise RuntimeError('Numpy is not available')\n    return T()\n"
     write_packages(root, torch=TORCH + broken, numpy="__version__ = '2.1.0'\n")
     said = tried(root, "torch", "numpy")
-    assert "torch 2.6.0 was compiled with NumPy 1, and numpy 2.1.0 is installed" in said
+    assert "torch was compiled with NumPy 1, and NumPy 2 is installed" in said
     assert "`numpy<2`" in said
 
 
@@ -141,7 +145,7 @@ def test_what_only_a_machine_with_a_driver_knows_is_a_note(root: Path) -> None:
         root, deepspeed="raise ImportError('libcuda.so.1: cannot open shared object file: No such')"
     )
     said = tried(root, "deepspeed")
-    assert "train-env: not known here: deepspeed needs libcuda.so.1" in said
+    assert "train-env: not known here: `import deepspeed` fails: ImportError: libcuda.so.1" in said
     assert "no GPU driver" in said and "can be imported" not in said
 
 
@@ -160,7 +164,7 @@ def test_a_bitsandbytes_without_a_library_for_torchs_cuda_is_refused(root: Path)
     for cuda in ("118", "126"):
         (site / f"libbitsandbytes_cuda{cuda}.so").touch()
     said = tried(root, "torch", "bitsandbytes")
-    assert "bitsandbytes 0.45 has libraries for CUDA 11.8, 12.6" in said and "CUDA 13.0" in said
+    assert "it has libraries for CUDA 11.8, 12.6, and torch has 13.0" in said
 
 
 def test_a_line_that_is_cut_off_does_not_hide_the_lines_before() -> None:
