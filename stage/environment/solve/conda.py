@@ -6,7 +6,6 @@ temporary folder, on a file with the conda half only. It gets an executable, so 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -16,19 +15,18 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import yaml
 
 from stage.environment.solve import rattler
 from stage.environment.solve.conflicts import conda_conflict, is_network_problem
-from stage.environment.spec.conda_lock import Package
+from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import IncompleteError, PolicyError, StageError, UsageError
 from stage.installation import install_command
 from stage.progress import Reporter
 from stage.sandbox import isolated
@@ -78,7 +76,10 @@ def lock_conda(
     kept: Iterable[Package],
     reporter: Reporter,
 ) -> list[Package]:
-    """Solves the conda half.
+    """Solves the conda half, with all kept packages pinned; if there is no solution, with none.
+
+    conda, mamba and micromamba know no soft preference. conda-lock accepts one requirement per
+    name, so a pin replaces the requirement of the spec that it satisfies.
 
     Args:
         kept: packages of an earlier lock, kept where that is possible.
@@ -87,63 +88,33 @@ def lock_conda(
         UsageError: no solution, with the solver's message; or conda-lock is not installed.
         IncompleteError: a channel cannot be reached.
     """
-    _check_tools()
-    kept = list(kept)
-    dependencies = _with_pip(spec)
-    if solver.executable is None:
-        packages = _solve(spec, profile, None, dependencies, kept)
-    elif not kept:
-        packages = _solve(spec, profile, solver.executable, dependencies, [])
-    else:
-        packages = _solve_pinned(spec, profile, solver.executable, kept, reporter)
-    return [with_sha256(package, spec) for package in packages]
-
-
-def _with_pip(spec: EnvironmentSpec) -> list[str]:
-    """The conda half, with pip: `conda-lock install` needs it to install the other half."""
-    pip = [] if any(d.name == "pip" for d in spec.conda) else ["pip"]
-    return [d.text for d in spec.conda] + pip
-
-
-def _check_tools() -> None:
     for module, name in (("conda_lock", "conda-lock"), ("rattler", "py-rattler")):
         if importlib.util.find_spec(module) is None:
             raise UsageError(
                 f"{name} is not installed here, and locking an environment needs it.",
                 install_command("laptop"),
             )
-
-
-def _solve_pinned(
-    spec: EnvironmentSpec,
-    profile: Profile,
-    executable: Path,
-    kept: list[Package],
-    reporter: Reporter,
-) -> list[Package]:
-    """Solves with all kept packages pinned; if there is no solution, with none.
-
-    conda, mamba and micromamba know no soft preference. conda-lock accepts one requirement per
-    name, so a pin replaces the requirement of the spec that it satisfies.
-    """
     asked = {dependency.name: dependency.text for dependency in spec.conda}
-    kept = _answering(asked, kept)
-    pins = [f"{p.name}={p.version}={_build(p)}" for p in kept]
-    pinned = {p.name for p in kept}
-    dependencies = [d.text for d in spec.conda if d.name not in pinned]
-    try:
-        packages = _solve(spec, profile, executable, [*dependencies, *pins], [])
-    except UsageError:
-        reporter.note(
-            f"{spec.path}: the locked versions conflict now: the conda packages are solved again"
-        )
-        return _solve(spec, profile, executable, _with_pip(spec), [])
-    return _reachable(packages, [dependency.name for dependency in spec.conda] + ["pip"])
+    asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
+    if kept := _answering(asked, list(kept)):
+        pins = {
+            package.name: f"{package.name}={package.version}={package.build}" for package in kept
+        }
+        try:
+            return _reachable(_solve(spec, profile, solver, {**asked, **pins}), asked)
+        except UsageError:
+            reporter.note(
+                f"{spec.path}: the locked versions conflict now: the conda packages are solved "
+                "again"
+            )
+    return _solve(spec, profile, solver, asked)
 
 
 def _answering(asked: Mapping[str, str], kept: list[Package]) -> list[Package]:
     """The locked packages that still satisfy the spec's requirement on them, or have none."""
-    pairs = [[asked[p.name], p.name, p.version, _build(p)] for p in kept if p.name in asked]
+    pairs = [[asked[p.name], p.name, p.version, p.build] for p in kept if p.name in asked]
+    if not pairs:
+        return kept
     command = isolated(rattler.__name__, "matches")
     done = subprocess.run(
         command, input=json.dumps(pairs), capture_output=True, text=True, check=True
@@ -156,50 +127,49 @@ def _reachable(packages: list[Package], roots: Iterable[str]) -> list[Package]:
     """Drops the packages that were there only because they were pinned."""
     by_name = {p.name: p for p in packages}
     found: set[str] = set()
-    waiting = [name for name in roots if name in by_name]
+    waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in found:
+        if name in by_name and name not in found:
             found.add(name)
-            waiting += [d for d in by_name[name].dependencies if d in by_name]
+            waiting += by_name[name].dependencies
     return [p for p in packages if p.name in found]
 
 
-def _build(package: Package) -> str:
-    return package.file_name.removesuffix(".conda").removesuffix(".tar.bz2").rpartition("-")[2]
-
-
 def _solve(
-    spec: EnvironmentSpec,
-    profile: Profile,
-    executable: Path | None,
-    dependencies: list[str],
-    kept: list[Package],
+    spec: EnvironmentSpec, profile: Profile, solver: Solver, asked: Mapping[str, str]
 ) -> list[Package]:
     with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
         folder = Path(name)
-        environment = {**os.environ}
-        if executable is None:
-            executable = write_lookalike(folder)
-            locked = folder / "locked.json"
-            locked.write_text(json.dumps([p.url for p in kept]))
-            environment[rattler.LOCKED] = str(locked)
         source, virtual = folder / "environment.yml", folder / "virtual.yml"
         lock = folder / "lock.yml"
-        half = {"channels": list(spec.channels), "dependencies": dependencies}
+        half = {"channels": list(spec.channels), "dependencies": list(asked.values())}
         source.write_text(yaml.safe_dump(half))
         source.chmod(0o600)
         subdirs = {profile.platform: {"packages": profile.virtual_packages()}}
         virtual.write_text(yaml.safe_dump({"subdirs": subdirs}))
+        executable = solver.executable or write_lookalike(folder)
         command = isolated("conda_lock", "lock", "--conda", str(executable), "--file", str(source))
         command += ["--platform", profile.platform, "--lockfile", str(lock)]
         command += ["--virtual-package-spec", str(virtual)]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not lock.exists():
             raise _failure(done.stdout + done.stderr, spec, profile)
-        return _read(lock)
+        text = _without_secrets(lock.read_text(encoding="utf-8"), spec)
+    try:
+        return EnvironmentLock.parse(text.encode(), str(spec.path), profile.platform).of("conda")
+    except PolicyError as error:  # most often: without a sha256
+        raise UsageError(
+            error.message,
+            "Index that channel again with a current tool (rattler-index, conda-index), or take "
+            "another channel.",
+        ) from None
+
+
+def _without_secrets(text: str, spec: EnvironmentSpec) -> str:
+    for channel in spec.channels:
+        text = text.replace(channel.rstrip("/"), without_secrets(channel).rstrip("/"))
+    return text
 
 
 def write_lookalike(folder: Path) -> Path:
@@ -210,46 +180,6 @@ def write_lookalike(folder: Path) -> Path:
     return program
 
 
-def _read(path: Path) -> list[Package]:
-    """The packages of conda-lock's file; a package may have no sha256 here."""
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["package"]
-    packages = [
-        Package(
-            name=entry["name"],
-            version=str(entry["version"]),
-            manager="conda",
-            platform=entry["platform"],
-            url=entry["url"],
-            sha256=entry["hash"].get("sha256") or "",
-            md5=entry["hash"].get("md5"),
-            dependencies=entry.get("dependencies") or {},
-        )
-        for entry in entries
-        if entry["manager"] == "conda"
-    ]
-    return sorted(packages, key=lambda p: p.name)
-
-
-def with_sha256(package: Package, spec: EnvironmentSpec) -> Package:
-    """A solved package with its sha256, and without secrets in its URL.
-
-    Raises:
-        UsageError: its channel publishes none, and it is not a file of this machine.
-    """
-    sha256 = package.sha256
-    parts = urlsplit(package.url)
-    if not sha256 and parts.scheme == "file":
-        sha256 = hashlib.sha256(Path(unquote(parts.path)).read_bytes()).hexdigest()
-    if not sha256:
-        raise UsageError(
-            f"{spec.path}: {package.name} {package.version}: {without_secrets(package.url)} is "
-            "published without a sha256, and md5 alone proves nothing.",
-            "Index that channel again with a current tool (rattler-index, conda-index), or take "
-            "another channel.",
-        )
-    return replace(package, url=without_secrets(package.url), sha256=sha256)
-
-
 def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
     """conda-lock's output -> an error with the solver's message, which is in the middle of it."""
     match = re.search(
@@ -257,9 +187,7 @@ def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
         said,
         re.DOTALL,
     )
-    message = (match[1] if match else said).strip()
-    for channel in spec.channels:
-        message = message.replace(channel, without_secrets(channel))
+    message = _without_secrets((match[1] if match else said).strip(), spec)
     if is_network_problem(message):
         return IncompleteError(
             f"{spec.path}: a conda channel cannot be reached: {' '.join(message.split())[:400]}",

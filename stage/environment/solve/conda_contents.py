@@ -2,21 +2,19 @@
 
 There is no table of names: each package lists its files, and a distribution has a
 `NAME-VERSION.dist-info` (or `.egg-info`) among them. So conda's `pytorch` is found to be pip's
-`torch`. Only that list is read from a remote package (range requests), and cached by the package's
-sha256. py-rattler runs in a child process, see `rattler`.
+`torch`. Only that list is read from a remote package (range requests). py-rattler runs in a child
+process, see `rattler`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,7 +24,6 @@ from stage.environment.solve.rattler import run_and_exit
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError
-from stage.files import write_atomically
 from stage.sandbox import isolated
 
 _METADATA = re.compile(
@@ -37,7 +34,7 @@ _AT_ONCE = 16
 _TRIES = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Provided:
     """A Python distribution inside a conda package.
 
@@ -64,23 +61,12 @@ def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[
     Raises:
         IncompleteError: a package cannot be reached.
     """
-    wanted = [p for p in packages if "python" in p.dependencies or "python_abi" in p.dependencies]
-    known = {p.sha256: paths for p in wanted if (paths := _remembered(p.sha256)) is not None}
-    missing = [p for p in wanted if p.sha256 not in known]
-    asked = {p.sha256: {"url": addresses.get(p.url, p.url), "read": []} for p in missing}
-    for sha256, answer in _ask(asked).items():
-        known[sha256] = answer["paths"]
-        _remember(sha256, answer["paths"])
+    wanted = {p.sha256: p for p in packages if {"python", "python_abi"} & p.dependencies.keys()}
+    asked = {sha: {"url": addresses.get(p.url, p.url), "read": []} for sha, p in wanted.items()}
     found = [
-        Provided(
-            name=canonicalize_name(m["name"]),
-            version=m["version"],
-            conda=p.name,
-            url=p.url,
-            metadata=path,
-        )
-        for p in wanted
-        for path in known[p.sha256]
+        Provided(canonicalize_name(m["name"]), m["version"], p.name, p.url, path)
+        for sha256, answer in _ask(asked).items()
+        for p, path in ((wanted[sha256], path) for path in answer["paths"])
         if (m := _METADATA.search(path))
     ]
     return sorted(found, key=lambda d: d.name)
@@ -116,25 +102,6 @@ def _ask(asked: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
             "Run the same command again.",
         )
     return answer
-
-
-def _memory(sha256: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "airlift" / "conda-contents" / f"{sha256}.json"
-
-
-def _remembered(sha256: str) -> list[str] | None:
-    try:
-        paths = json.loads(_memory(sha256).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return [str(path) for path in paths] if isinstance(paths, list) else None
-
-
-def _remember(sha256: str, paths: list[str]) -> None:
-    memory = _memory(sha256)
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(memory, json.dumps(paths).encode())
 
 
 # ---- the child process

@@ -243,11 +243,7 @@ def _torch_indexes(request: PipRequest) -> set[str]:
 
 
 def _python(packages: Iterable[Package], spec: EnvironmentSpec, reporter: Reporter) -> str:
-    version = next((p.version for p in packages if p.name == "python"), None)
-    if version is None:
-        raise UsageError(
-            f"{spec.place('dependencies')}: no Python.", "Add python=3.11 to `dependencies`."
-        )
+    version = next(package.version for package in packages if package.name == "python")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UsageError(

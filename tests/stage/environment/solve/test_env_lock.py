@@ -207,21 +207,17 @@ def test_without_any_conda_nothing_is_looked_for_on_the_network(desk: Desk, tmp_
     assert desk.versions["tool"] == "1.0"
 
 
-def test_conda_lock_installs_what_we_locked(desk: Desk) -> None:
-    """`conda-lock install`, with py-rattler for conda: both halves are in the prefix and run."""
-    program = write_lookalike(desk.folder)
-    prefix = desk.folder / "prefix"
-    done = subprocess.run(
-        [sys.executable, "-m", "conda_lock", "install", "--conda", program,
-         "--prefix", prefix, desk.lock_path],
-        env=desk.environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    code = "import sys, greeter, tool, lib; print(sys.prefix, greeter.VERSION, tool.__version__)"
-    ran = subprocess.run(
-        [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.split() == [str(prefix.resolve()), "1.1", "1.0"]
+def test_a_channel_without_sha256_is_refused_with_what_gives_it_some(desk: Desk) -> None:
+    """An md5 alone proves nothing."""
+    repodata = desk.channel / "noarch/repodata.json"
+    document = json.loads(repodata.read_text())
+    for record in document["packages.conda"].values():
+        del record["sha256"]
+    repodata.write_text(json.dumps(document))
+    desk.lock_path.unlink()
+    said = desk.refused(2)
+    assert "`greeter`: " in said or "`pip`: " in said
+    assert "has no sha256" in said and "rattler-index" in said
 
 
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(

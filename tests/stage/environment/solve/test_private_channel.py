@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,6 @@ from threading import Thread
 
 import pytest
 
-from stage.environment.solve import rattler
-from stage.environment.solve.conda import write_lookalike
 from tests.stage.environment.solve.conftest import A800, Desk
 from tests.support.environment.laptop import MANIFEST
 
@@ -39,33 +36,6 @@ def private_channel(desk: Desk) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_of_a_private_channel_too_what_was_locked_stays(desk: Desk, private_channel: str) -> None:
-    """The lock has the address without the token, the channel's record has it with."""
-    locked = desk.folder / "locked.json"
-    locked.write_text(json.dumps([f"{private_channel}/noarch/greeter-1.0-pyh0000000_0.conda"]))
-    host, _, channel = private_channel.rpartition("/")
-    command = [
-        write_lookalike(desk.folder),
-        "create",
-        "--dry-run",
-        "--json",
-        "--prefix",
-        desk.folder / "none",
-    ]
-    done = subprocess.run(
-        [*command, "--channel", f"{host}/t/tk-s3cret/{channel}", "greeter"],
-        capture_output=True, text=True,
-        env=desk.environment(CONDA_SUBDIR="linux-64", CONDA_OVERRIDE_GLIBC="2.28",
-                             **{rattler.LOCKED: str(locked)}),
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    versions = {
-        action["name"]: action["version"] for action in json.loads(done.stdout)["actions"]["LINK"]
-    }
-    assert versions["greeter"] == "1.0"
 
 
 def test_passwords_are_asked_with_and_never_kept(

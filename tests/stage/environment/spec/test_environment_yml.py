@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
-from stage.environment.solve.conda import with_sha256
 from stage.environment.solve.indexes import Indexes, address_to_ask
 from stage.environment.solve.uv import uv_platform
 from stage.environment.spec.conda_lock import Package
@@ -245,30 +243,6 @@ def test_a_glibc_that_uv_does_not_know_is_rounded_down() -> None:
     ]
     with pytest.raises(UsageError, match=r"older than 2\.17"):
         uv_platform("x86_64", "2.12")
-
-
-def test_a_conda_package_without_sha256_is_hashed_if_it_lies_here_and_else_refused(
-    tmp_path: Path,
-) -> None:
-    spec = load(tmp_path, "channels: [c]\ndependencies: [python]\n")
-    (tmp_path / "a b-1-0.conda").write_bytes(b"package")
-
-    def package(url: str) -> Package:
-        return Package(
-            name="a",
-            version="1",
-            manager="conda",
-            platform="linux-64",
-            url=url,
-            sha256="",
-            md5="0" * 32,
-        )
-
-    here = with_sha256(package((tmp_path / "a b-1-0.conda").as_uri()), spec)
-    assert here.sha256 == hashlib.sha256(b"package").hexdigest()
-    with pytest.raises(UsageError, match="md5 alone proves nothing") as refused:
-        with_sha256(package("https://me:s3cret@h.example/noarch/a-1-0.conda"), spec)
-    assert "s3cret" not in str(refused.value)
 
 
 def test_an_sdist_is_known_by_its_name() -> None:
