@@ -2,8 +2,7 @@
 
 The file is the best wheel for the target's Python, machine and glibc, or the sdist of a package
 that is published as source only. uv takes wheels only, so it goes back to old versions, even to
-empty placeholders, where a newer version has only a source. `_catch_up` looks for that after each
-resolution, and prints what it cannot improve.
+empty placeholders, where a newer version has only a source: that is printed, or refused.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def lock_pip(request: PipRequest) -> list[Package]:
     with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
         run = Uv(Path(name), request)
         document, said = _with_extras(run)
-        document, said = _catch_up(run, request, document, said)
+        _report_older(run, request, document)
         _check_extras(run, request, document, said)
         _check_placeholders(run, request, document)
         fitting = wheel_tags.ranks(request.python, request.profile.machine, request.profile.glibc)
@@ -95,35 +94,8 @@ def _resolved(run: Uv) -> tuple[Document, str]:
     raise run.failure(said)
 
 
-def _catch_up(run: Uv, request: PipRequest, document: Document, said: str) -> tuple[Document, str]:
-    """Resolves again where a version is old only because newer ones need sources."""
-    for name, newest, entry in _behind(run, request, document):
-        before = set(run.sources)
-        if "sdist" in entry and not entry.get("wheels"):
-            if advice_for(name, request.advice_target()) is None:
-                run.sources.add(name)
-        else:
-            found, output = run.compile(f"{name}>={newest}")
-            if found is None:
-                run.permit_sources(output)
-        if run.sources == before:
-            continue
-        again, output = run.compile()
-        if again is not None:
-            document, said = again, output
-        else:
-            request.say(
-                f"{name}: older than the newest, {newest}, which could not be built from source "
-                "here"
-            )
-            run.sources = before
-    return document, said
-
-
-def _behind(
-    run: Uv, request: PipRequest, document: Document
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Requirements of the spec resolved to less than their newest version: name, newest, entry.
+def _report_older(run: Uv, request: PipRequest, document: Document) -> None:
+    """Prints which requirements are older than their newest version, on any platform.
 
     Requirements that an earlier lock or a constraint of airlift holds back are left out.
     """
@@ -135,12 +107,14 @@ def _behind(
         if r.name in chosen and r.name not in held and not r.is_pinned
         if request.kept.get(r.name) != chosen[r.name]
     }
-    newest = run.newest_anywhere(moving.values()) if moving else {}
-    return [
-        (name, str(entry["version"]), entry)
-        for name, entry in newest.items()
-        if name in moving and _is_older(chosen[name], str(entry.get("version", "")))
-    ]
+    newest = _versions({"packages": run.newest_anywhere(moving.values()) if moving else []})
+    older = [name for name in moving if _is_older(chosen[name], newest.get(name, ""))]
+    if older:
+        listed = ", ".join(f"{name} {chosen[name]} ({newest[name]})" for name in older)
+        request.say(
+            f"older than the newest: {listed}. To see why, or to have it built where only its "
+            "source is published, write NAME>=NEWEST"
+        )
 
 
 def _versions(document: Document) -> dict[str, str]:
@@ -175,7 +149,8 @@ def _check_extras(run: Uv, request: PipRequest, document: Document, said: str) -
             raise UsageError(
                 f"{request.place_of(name)}: {what}: {name} {version} has no extra `{extra}`: "
                 "nothing would be installed for it.",
-                _instead_of_extra(run, request, name, version, extra),
+                f"Take `[{extra}]` out, or ask for a version that has it. "
+                f"{advice_for(name, request.advice_target()) or ''}".strip(),
             )
         request.say(
             f"{what}: a package asks for this; {name} {version} has no such extra, so nothing is "
@@ -189,15 +164,6 @@ def _asks_for(request: PipRequest, name: str, extra: str) -> bool:
         r.name == name and wanted in map(canonicalize_name, Requirement(r.text).extras)
         for r in request.spec.pip.requirements
     )
-
-
-def _instead_of_extra(run: Uv, request: PipRequest, name: str, version: str, extra: str) -> str:
-    advice = advice_for(name, request.advice_target())
-    newest = None if name in run.stubbed else run.newest_fitting(name)
-    why = f"Take `[{extra}]` out, or look up what {name} {version} calls it."
-    if newest and _is_older(version, newest):
-        why = f"Write `{name}[{extra}]=={newest}`, the newest: locking again prints the conflict."
-    return f"{why} {advice}" if advice else why
 
 
 def _check_placeholders(run: Uv, request: PipRequest, document: Document) -> None:

@@ -117,11 +117,8 @@ class Uv:
             lines.append(f"{name} @ {path.as_uri()}\n")
         (self._folder / "provided.txt").write_text("".join(lines))
 
-    def compile(self, *more: str) -> tuple[dict[str, Any] | None, str]:
+    def compile(self) -> tuple[dict[str, Any] | None, str]:
         """Resolves the requirements.
-
-        Args:
-            more: constraints for this call only.
 
         Returns:
             the pylock document (PEP 751), None without a solution; and the output of uv.
@@ -130,31 +127,26 @@ class Uv:
             IncompleteError: an index cannot be reached.
         """
         request = self._request
-        asked, output = self._folder / "requirements.in", self._folder / "pylock.toml"
-        asked_for = (requirement.text for requirement in request.spec.pip.requirements)
-        lines = [*request.indexes.lines, *asked_for, *request.own_requirements]
-        _write_private(asked, "\n".join(lines) + "\n")
         constraints = self._folder / "constraints.txt"
-        listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints, *more]
+        listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints]
         constraints.write_text("".join(f"{text}\n" for text in listed))
-        _write_kept(output, request.kept)
-        command = [*self._command(), str(asked), "-o", str(output)]
+        _write_kept(self._folder / "pylock.toml", request.kept)
+        command = self._command()
         provided = self._folder / "provided.txt"
         for file in (constraints, provided, *map(Path, request.indexes.constraints)):
             command += ["-c", str(file)] if file.stat().st_size else []
         for name in self.stubbed:
             command += ["--no-emit-package", name]
-        done = self._run(command)
-        said = _without_secrets(done.stderr, request.indexes)
-        if done.returncode == 0:
-            return tomllib.loads(output.read_text(encoding="utf-8")), said
-        if is_network_problem(said):
+        texts = (requirement.text for requirement in request.spec.pip.requirements)
+        document, said = self._locked(command, [*texts, *request.own_requirements])
+        said = _without_secrets(said, request.indexes)
+        if document is None and is_network_problem(said):
             raise IncompleteError(
                 f"{request.spec.path}: a Python index cannot be reached: "
                 f"{' '.join(said.split())[:400]}",
                 "Check the network and the index, then run the same command again.",
             )
-        return None, said
+        return document, said
 
     def permit_sources(self, said: str) -> bool:
         """Permits as source the packages without a wheel for any platform.
@@ -183,40 +175,48 @@ class Uv:
 
     def is_source_only(self, requirement: str) -> bool:
         """Whether the newest version that meets a requirement has no wheel for any platform."""
-        entries = self.newest_anywhere([requirement])
-        return bool(entries) and all("sdist" in e and not e.get("wheels") for e in entries.values())
+        found = self.newest_anywhere([requirement])
+        return bool(found) and all("sdist" in entry and not entry.get("wheels") for entry in found)
 
-    def newest_anywhere(self, requirements: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Name -> pylock entry of the newest version that meets each requirement, for any platform.
+    def newest_anywhere(self, requirements: Iterable[str]) -> list[dict[str, Any]]:
+        """Pylock entry of the newest version that meets each requirement, for any platform.
 
         Empty if uv finds no answer. Nothing is built, and dependencies are not resolved.
         """
-        asked, output = self._folder / "anywhere.in", self._folder / "pylock.anywhere.toml"
-        _write_private(asked, "\n".join([*self._request.indexes.lines, *requirements]) + "\n")
-        output.unlink(missing_ok=True)
-        command = [*self._common(), "--universal", "--no-deps", str(asked), "-o", str(output)]
-        done = self._run(command)
-        if done.returncode != 0:
-            return {}
-        packages = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", [])
-        return {canonicalize_name(package["name"]): package for package in packages}
+        document, _ = self._locked([*self._common(), "--universal", "--no-deps"], requirements)
+        return list(document.get("packages", []) if document else [])
 
     def newest_fitting(self, name: str) -> str | None:
-        """The newest version of a package with a wheel for the target; None: there is none."""
-        asked = self._folder / "one.in"
-        _write_private(asked, "\n".join([*self._request.indexes.lines, name]) + "\n")
-        output = self._folder / "pylock.one.toml"
-        done = self._run([*self._command(), str(asked), "-o", str(output), "--no-deps"])
-        if "No solution found" in done.stderr:
-            return None
+        """The newest version of a package with a wheel for the target; None: none is found."""
+        document, _ = self._locked([*self._command(), "--no-deps"], [name])
+        found = document["packages"] if document else []
+        return next(
+            (str(p["version"]) for p in found if p["name"] == name and p.get("wheels")), None
+        )
+
+    def _locked(
+        self, command: list[str], requirements: Iterable[str]
+    ) -> tuple[dict[str, Any] | None, str]:
+        """The pylock document for requirements, None without one; and the output of uv."""
+        asked, output = self._folder / "requirements.in", self._folder / "pylock.toml"
+        asked.touch(mode=0o600)  # addresses of indexes may have passwords
+        asked.write_text("\n".join([*self._request.indexes.lines, *requirements]) + "\n")
+        environment = uv_environment(os.environ)
+        if self._request.spec.pip.index_url:  # to uv, these come before the file's index
+            environment = {k: v for k, v in environment.items() if k not in _INDEX_VARIABLES}
+        done = subprocess.run(
+            [*command, str(asked), "-o", str(output)],
+            cwd=self._folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
-            raise IncompleteError(
-                f"{name}: uv cannot find a version that fits: {done.stderr.strip()[-400:]}",
-                "Run the same command again; if it ends the same way, pin this package.",
-            )
-        packages = tomllib.loads(output.read_text(encoding="utf-8"))["packages"]
-        found = (str(p["version"]) for p in packages if p["name"] == name and p.get("wheels"))
-        return next(found, None)
+            return None, done.stderr
+        document = tomllib.loads(output.read_text(encoding="utf-8"))
+        output.unlink()  # uv prefers the versions of an output file that exists
+        return document, done.stderr
 
     def _common(self) -> list[str]:
         command = [find_uv(), "pip", "compile", "--format", "pylock.toml"]
@@ -233,15 +233,6 @@ class Uv:
         for name in sorted(self.sources):
             command += ["--no-binary", name]
         return command
-
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        environment = uv_environment(os.environ)
-        if self._request.spec.pip.index_url:  # to uv, these variables come before the file's index
-            for name in _INDEX_VARIABLES:
-                environment.pop(name, None)
-        return subprocess.run(
-            command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False
-        )
 
     def failure(self, said: str) -> StageError:
         """The error for a resolution without a solution, with what to write instead.
@@ -375,11 +366,6 @@ def uv_platform(machine: str, glibc: str) -> str:
             "Use a container there.",
         )
     return f"{machine}-manylinux_2_{fitting[-1]}"
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
 
 
 def _write_kept(path: Path, kept: Mapping[str, str]) -> None:

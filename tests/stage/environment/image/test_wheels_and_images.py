@@ -107,12 +107,11 @@ def test_packages_that_an_earlier_image_was_made_from_are_not_downloaded_again(
     packages = [i for i in lock_of(folders[0])["made_from"] if i["size"] >= 2**20]
     entries = [tmp_path / "store/sha256" / p["sha256"][:2] / p["sha256"] for p in packages]
     assert entries and all(entry.is_file() for entry in entries)
-    (folders[0] / "data/envs/small-env/image.tar.gz").unlink()
-    image = next(f for f in lock_of(folders[0])["files"] if f["path"].endswith("image.tar.gz"))
-    (tmp_path / "store/sha256" / image["sha256"][:2] / image["sha256"]).unlink()
-    done = environment_laptop.stage("fetch", "small.yaml", "-o", folders[0], **store)
-    assert done.returncode == 0, done.stderr
-    assert f"in the store {tmp_path / 'store'}" in done.stderr
+    would = environment_laptop.stage(
+        "fetch", "small.yaml", "-o", folders[1], "--dry-run", AIRLIFT_STORE=f"{tmp_path}/store"
+    )
+    others = len(lock_of(folders[0])["made_from"]) - len(packages)
+    assert f"would fetch {others + 1} files, " in would.stderr  # the lock too
     entries[0].chmod(0o644)
     entries[0].write_bytes(b"damaged")
     done = environment_laptop.stage("fetch", "small.yaml", "-o", folders[1], **store)
