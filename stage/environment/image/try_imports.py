@@ -84,7 +84,7 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[Answers, int | None, str]:
             "LANG": "C.UTF-8",
         }
         # -B: compiled files would become part of the environment. -I: nothing of this user.
-        command = [root / "bin/python", "-I", "-B", PROBE, path, *wanted]
+        command = [str(root / "bin/python"), "-I", "-B", str(PROBE), str(path), *wanted]
         code: int | None = None
         with printed.open("wb") as output:
             try:

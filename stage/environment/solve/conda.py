@@ -155,21 +155,18 @@ def _solve(
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not lock.exists():
             raise _failure(done.stdout + done.stderr, spec, profile)
-        text = _without_secrets(lock.read_text(encoding="utf-8"), spec)
+        document = yaml.safe_load(lock.read_text(encoding="utf-8"))
+    for entry in document["package"]:
+        entry["url"] = without_secrets(entry["url"])
+    text = yaml.safe_dump(document).encode()
     try:
-        return EnvironmentLock.parse(text.encode(), str(spec.path), profile.platform).of("conda")
+        return EnvironmentLock.parse(text, str(spec.path), profile.platform).of("conda")
     except PolicyError as error:  # most often: without a sha256
         raise UsageError(
             error.message,
             "Index that channel again with a current tool (rattler-index, conda-index), or take "
             "another channel.",
         ) from None
-
-
-def _without_secrets(text: str, spec: EnvironmentSpec) -> str:
-    for channel in spec.channels:
-        text = text.replace(channel.rstrip("/"), without_secrets(channel).rstrip("/"))
-    return text
 
 
 def write_lookalike(folder: Path) -> Path:
@@ -187,7 +184,9 @@ def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
         said,
         re.DOTALL,
     )
-    message = _without_secrets((match[1] if match else said).strip(), spec)
+    message = (match[1] if match else said).strip()
+    for channel in spec.channels:
+        message = message.replace(channel, without_secrets(channel))
     if is_network_problem(message):
         return IncompleteError(
             f"{spec.path}: a conda channel cannot be reached: {' '.join(message.split())[:400]}",
