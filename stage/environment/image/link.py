@@ -19,7 +19,7 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,11 +29,9 @@ from installer.sources import WheelFile
 from installer.utils import Scheme, parse_entrypoints
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
-from rattler.exceptions import InstallerError, LinkError, TransactionError
 
 from stage.environment.image import case_folding, shebang
 from stage.environment.image.relocate import ignores_case, walk
-from stage.environment.image.shebang import Shebang
 from stage.files import human_count
 from stage.paths import collisions
 
@@ -56,7 +54,6 @@ class Linking:
         conda: file of each conda package -> its URL, which the environment records.
         wheels: files, in the order of installation.
         notes: messages for the user.
-        conda_files: names in the environment of the files that conda packages brought.
         aside: name in the environment -> its other path in the folder, on a disk that ignores case.
         originals: with such names: the repacked file of each conda package -> its original.
     """
@@ -68,8 +65,6 @@ class Linking:
     conda: Mapping[str, str]
     wheels: list[str]
     notes: list[str] = field(default_factory=list)
-    conda_files: set[str] = field(default_factory=set)
-    site_packages: str = ""
     aside: Mapping[str, str] = field(default_factory=dict)
     originals: dict[str, str] = field(default_factory=dict)
 
@@ -77,24 +72,26 @@ class Linking:
         """Links and installs all packages.
 
         Raises:
-            Refused: two packages have the same file, or a link leads out of the environment.
+            Refused: a package is another one than its name says, or a link leads out of the
+                environment.
         """
         self._find_collisions()
-        records = asyncio.run(self._link_conda())
-        indexes = [self._canonical_record(record) for record in records]
-        python = next(index for index in indexes if index["name"] == "python")
-        minor = ".".join(python["version"].split(".")[:2])
-        self.site_packages = _site_packages(python)
+        asyncio.run(self._link_conda())
+        records = sorted((self.root / "conda-meta").glob("*.json"))
+        metas = [self._canonical_record(path) for path in records]
+        python = next(meta for meta in metas if meta["name"] == "python")
+        site_packages = self.root / _site_packages(python)
         (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
         (self.root / "conda-meta/history").write_bytes(b"")
-        self._install_wheels(f"python{minor}")
+        for wheel in self.wheels:
+            self._install(Path(wheel), site_packages, f"python{_minor(python)}")
         self._start_scripts()
         self._drop_bytecode()
         self._normalize_files()
-        return {
-            "notes": self.notes,
-            "twins": len(collisions(case_folding.real_name(path) for path in walk(str(self.root)))),
-        }
+        for record in site_packages.glob("*.dist-info/RECORD"):
+            _normalize_record(self.root, record, self.placeholder.encode(), self.aside)
+        names = (case_folding.real_name(path) for path in walk(str(self.root)))
+        return {"notes": self.notes, "twins": len(collisions(names))}
 
     def _find_collisions(self) -> None:
         """Finds names that are one on this disk, before anything is linked."""
@@ -107,7 +104,7 @@ class Linking:
         names = {name for p in packages for name in p.installed(site_packages).values()}
         names |= {f"bin/{command}" for p in packages for command in p.entry_points or ()}
         for wheel in self.wheels:
-            names |= _files_of_wheel(Path(wheel), site_packages).keys()
+            names |= _files_of_wheel(Path(wheel), site_packages)
         if not (pairs := collisions(names)):
             return
         first, second = pairs[0]
@@ -122,101 +119,48 @@ class Linking:
             renamed = str(package.renamed(self.aside, folder, site_packages))
             self.originals[renamed] = str(package.file)
 
-    async def _link_conda(self) -> list[RepoDataRecord]:
+    async def _link_conda(self) -> None:
         files = self.originals or self.conda
-        records = [await RepoDataRecord.from_package_archive(Path(path)) for path in files]
-        try:
-            await link_packages(
-                records,
-                self.root,
-                cache_dir=self.cache,
-                platform=Subdir(self.platform),
-                show_progress=False,
-                execute_link_scripts=False,
-                alternative_target_prefix=self.placeholder,
-            )
-        except (InstallerError, LinkError, TransactionError) as error:
-            if "longer than the placeholder" not in str(error):
-                raise
-            if not (short := self._with_short_placeholder()):
-                raise
-            raise Refused(
-                f"{', '.join(short)}: built with space for a shorter prefix than the "
-                f"{len(self.placeholder)} bytes that an environment needs"
-            ) from None
-        return records
+        await link_packages(
+            [await RepoDataRecord.from_package_archive(Path(path)) for path in files],
+            self.root,
+            cache_dir=self.cache,
+            platform=Subdir(self.platform),
+            show_progress=False,
+            execute_link_scripts=False,
+            alternative_target_prefix=self.placeholder,
+        )
 
-    def _with_short_placeholder(self) -> list[str]:
-        """The conda packages without space for the prefix; py-rattler does not name them."""
-        found = []
-        for paths in sorted(self.cache.glob("*/info/paths.json")):
-            entries = json.loads(paths.read_text(encoding="utf-8"))["paths"]
-            binaries = [entry for entry in entries if entry.get("file_mode") == "binary"]
-            has = (len(entry.get("prefix_placeholder") or self.placeholder) for entry in binaries)
-            if any(length < len(self.placeholder) for length in has):
-                found.append(paths.parents[1].name)
-        return found
-
-    def _canonical_record(self, record: RepoDataRecord) -> dict[str, Any]:
-        """Removes this machine's data from a `conda-meta` record; returns the `index.json`."""
-        file = record.file_name
-        stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
-        path = self.root / "conda-meta" / f"{stem}.json"
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        extracted = Path(meta["extracted_package_dir"])
-        index: dict[str, Any] = json.loads((extracted / "info/index.json").read_bytes())
-        if stem.rsplit("-", 2)[:2] != [index["name"], index["version"]]:
-            raise Refused(f"{file}: inside it is {index['name']} {index['version']}")
-        self._check_linked(meta, file)
-        for entry in meta["paths_data"]["paths"]:
-            if entry.get("prefix_placeholder"):
-                self._restore_python_shebang(entry, extracted)
-            if entry.get("prefix_placeholder") or entry["path_type"] == "unix_python_entry_point":
-                # They depend on the prefix.
-                for key in ("sha256", "sha256_in_prefix", "size_in_bytes"):
-                    entry.pop(key, None)
+    def _canonical_record(self, path: Path) -> dict[str, Any]:
+        """Removes this machine's data from a `conda-meta` record; returns it."""
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        file = meta["fn"]
+        if file.rsplit("-", 2)[:2] != [meta["name"], meta["version"]]:
+            raise Refused(f"{file}: inside it is {meta['name']} {meta['version']}")
         package, url = next(item for item in self.conda.items() if Path(item[0]).name == file)
         for key in _VOLATILE:
             meta.pop(key, None)
         if self.aside:
             meta |= case_folding.digests(Path(package))  # the original, not the repacked one
-            meta["files"] = [case_folding.real_name(name) for name in meta["files"]]
-            for entry in meta["paths_data"]["paths"]:
-                entry["_path"] = case_folding.real_name(entry["_path"])
-        meta["url"], meta["channel"] = url, url.rsplit("/", 2)[0]
-        meta["files"] = sorted(f for f in meta["files"] if not _is_bytecode(f))
+        entries = meta["paths_data"]["paths"]
+        for entry in entries:
+            entry["_path"] = case_folding.real_name(entry["_path"])
+            if entry.get("prefix_placeholder") or entry["path_type"] == "unix_python_entry_point":
+                # They depend on the prefix.
+                for key in ("sha256", "sha256_in_prefix", "size_in_bytes"):
+                    entry.pop(key, None)
+        names = map(case_folding.real_name, meta["files"])
+        meta["files"] = sorted(name for name in names if not _is_bytecode(name))
         meta["paths_data"]["paths"] = sorted(
-            (entry for entry in meta["paths_data"]["paths"] if not _is_bytecode(entry["_path"])),
+            (entry for entry in entries if not _is_bytecode(entry["_path"])),
             key=lambda entry: str(entry["_path"]),
         )
-        _replace(path, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
-        return index
-
-    def _check_linked(self, meta: Mapping[str, Any], file: str) -> None:
-        for path in meta["files"]:
-            name = case_folding.real_name(path)
-            if name in self.conda_files:
-                self.notes.append(f"{file}: {name} comes from another conda package too")
-            self.conda_files.add(name)
-            if not os.path.lexists(self.root / path):
-                raise Refused(f"{file}: {name} was not written")
+        for name in meta["files"]:
             if re.fullmatch(r"bin/\..*-post-link\.sh", name):
                 self.notes.append(f"{file}: its post-link script is not run ({name})")
-
-    def _restore_python_shebang(self, entry: Mapping[str, Any], extracted: Path) -> None:
-        """Makes a script name the environment's python, instead of the first python on PATH.
-
-        Where the prefix makes the first line too long for the kernel, py-rattler writes another
-        start: `#!/usr/bin/env python` in some versions, a call from sh in others.
-        """
-        original = _unpacked(extracted, entry["_path"])
-        if entry.get("file_mode") != "text" or original.is_symlink():
-            return
-        found = shebang.read(original.read_bytes())
-        if not found or found.prefix != entry["prefix_placeholder"].encode():
-            return
-        target = self.root / entry["_path"]
-        self._start(target, found, shebang.without_start(target.read_bytes()))
+        meta["url"], meta["channel"] = url, url.rsplit("/", 2)[0]
+        _replace(path, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+        return meta
 
     def _start_scripts(self) -> None:
         """Gives scripts the same start, whether a wheel, `installer` or py-rattler wrote them."""
@@ -225,61 +169,37 @@ class Linking:
                 continue
             content = path.read_bytes()
             found = shebang.read(content)
-            is_ours = found is not None and found.options.startswith(shebang.NO_USER_SITE)
-            if found and not is_ours and found.prefix == self.placeholder.encode():
-                self._start(path, found, shebang.without_start(content))
-
-    def _start(self, target: Path, found: Shebang, code: bytes) -> None:
-        start, reason = shebang.start(replace(found, prefix=self.placeholder.encode()), code)
-        if reason:
-            name = case_folding.real_name(target.relative_to(self.root).as_posix())
-            self.notes.append(
-                f"{name}: {reason}, so the path of its python stays on its first line: where "
-                f"that is longer than {shebang.LONGEST} bytes, only Linux 5.1 or newer starts it"
-            )
-        _replace(target, start + code)
-
-    def _install_wheels(self, python: str) -> None:
-        root = self.root
-        owners: dict[str, tuple[str, int]] = {}
-        for wheel in self.wheels:
-            self._check_overlaps(Path(wheel), owners)
-            name = Path(wheel).name.split("-")[0]
-            destination = _Destination(
-                {
-                    "purelib": str(root / self.site_packages),
-                    "platlib": str(root / self.site_packages),
-                    "scripts": str(root / "bin"),
-                    "data": str(root),
-                    "headers": str(root / "include" / python / name),
-                },
-                interpreter=f"{self.placeholder}/bin/{python}",
-                script_kind="posix",
-                bytecode_optimization_levels=[],
-                overwrite_existing=True,
-            )
-            destination.root, destination.aside = root, self.aside
-            with WheelFile.open(Path(wheel)) as source:
-                install(
-                    source=source,
-                    destination=destination,
-                    additional_metadata={"INSTALLER": b"airlift\n"},
-                )
-
-    def _check_overlaps(self, wheel: Path, owners: dict[str, tuple[str, int]]) -> None:
-        """Notes a file of two wheels: the wheel that is last by name wins. pip prints nothing then.
-
-        Raises:
-            Refused: a conda package has the file.
-        """
-        for file, crc in _files_of_wheel(wheel, self.site_packages).items():
-            if file in self.conda_files:
-                raise Refused(f"{wheel.name}: would overwrite {file} of a conda package")
-            if file in owners and (owners[file][1] != crc or file.startswith("bin/")):
+            if found is None or found.prefix != self.placeholder.encode():
+                continue
+            code = shebang.without_start(content)
+            start, reason = shebang.start(found, code)
+            if reason:
+                name = case_folding.real_name(path.relative_to(self.root).as_posix())
                 self.notes.append(
-                    f"{file} is in {owners[file][0]} and in {wheel.name}: the latter's is there"
+                    f"{name}: {reason}, so the path of its python stays on its first line: where "
+                    f"that is longer than {shebang.LONGEST} bytes, only Linux 5.1 or newer starts "
+                    "it"
                 )
-            owners[file] = (wheel.name, crc)
+            _replace(path, start + code)
+
+    def _install(self, wheel: Path, site_packages: Path, python: str) -> None:
+        destination = _Destination(
+            {
+                "purelib": str(site_packages),
+                "platlib": str(site_packages),
+                "scripts": str(self.root / "bin"),
+                "data": str(self.root),
+                "headers": str(self.root / "include" / python / wheel.name.split("-")[0]),
+            },
+            interpreter=f"{self.placeholder}/bin/{python}",
+            script_kind="posix",
+            bytecode_optimization_levels=[],
+            overwrite_existing=True,
+        )
+        destination.root, destination.aside = self.root, self.aside
+        with WheelFile.open(wheel) as source:
+            metadata = {"INSTALLER": b"airlift\n"}
+            install(source=source, destination=destination, additional_metadata=metadata)
 
     def _drop_bytecode(self) -> None:
         """Deletes compiled modules, which have paths and dates; `relocate.py` compiles again."""
@@ -291,8 +211,7 @@ class Linking:
                 Path(folder).rmdir()
 
     def _normalize_files(self) -> None:
-        """Sets modes to 755 or 644, refuses links to the outside, and normalizes RECORDs."""
-        placeholder = self.placeholder.encode()
+        """Sets modes to 755 or 644, and refuses links to the outside."""
         for folder, folders, files in os.walk(self.root):
             for name in [*files, *(n for n in folders if Path(folder, n).is_symlink())]:
                 path = Path(folder, name)
@@ -307,8 +226,6 @@ class Linking:
                 if path.stat().st_nlink > 1:  # with another file of the package, or the cache
                     _replace(path, path.read_bytes())
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
-        for record in (self.root / self.site_packages).glob("*.dist-info/RECORD"):
-            _normalize_record(self.root, record, placeholder, self.aside)
 
 
 def _normalize_record(
@@ -332,14 +249,6 @@ def _normalize_record(
         _replace(record, new.encode())
 
 
-def _unpacked(extracted: Path, name: str) -> Path:
-    """Path of a file in an unpacked package; `noarch: python` ones have folders of other names."""
-    if os.path.lexists(extracted / name):
-        return extracted / name
-    name = re.sub(r"^bin/", "python-scripts/", name)
-    return extracted / re.sub(r"^lib/[^/]+/site-packages/", "site-packages/", name)
-
-
 class _Destination(SchemeDictionaryDestination):
     """The destination of the files of a wheel.
 
@@ -359,19 +268,23 @@ class _Destination(SchemeDictionaryDestination):
 
 def _site_packages(python: Mapping[str, Any]) -> str:
     """The site-packages folder of a Python, from its package's `index.json`."""
-    minor = ".".join(python["version"].split(".")[:2])
-    return python.get("python_site_packages_path") or f"lib/python{minor}/site-packages"
+    default = f"lib/python{_minor(python)}/site-packages"
+    return python.get("python_site_packages_path") or default
 
 
-def _files_of_wheel(wheel: Path, site_packages: str) -> dict[str, int]:
-    """The files that a wheel installs -> their CRC-32; 0: a generated command."""
+def _minor(python: Mapping[str, Any]) -> str:
+    return ".".join(python["version"].split(".")[:2])
+
+
+def _files_of_wheel(wheel: Path, site_packages: str) -> set[str]:
+    """The files that a wheel installs, generated commands included."""
     with zipfile.ZipFile(wheel) as archive:
-        members = [entry for entry in archive.infolist() if not entry.is_dir()]
-        files = {_installed_as(entry.filename, site_packages): entry.CRC for entry in members}
-        for entry in archive.namelist():
+        members = [name for name in archive.namelist() if not name.endswith("/")]
+        files = {_installed_as(name, site_packages) for name in members}
+        for entry in members:
             if entry.endswith(".dist-info/entry_points.txt") and entry.count("/") == 1:
                 text = archive.read(entry).decode()
-                files |= {f"bin/{script}": 0 for script, _, _, _ in parse_entrypoints(text)}
+                files |= {f"bin/{script}" for script, _, _, _ in parse_entrypoints(text)}
     return files
 
 

@@ -345,7 +345,7 @@ def test_a_tool_that_is_not_installed_is_named_before_anything_is_downloaded(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=f"{name} is not installed here") as told:
         image.check_tools()
-    assert "env" in told.value.remedy
+    assert "laptop" in told.value.remedy
 
 
 def test_names_without_twins_stay_where_they_are() -> None:

@@ -15,8 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from scripts.lib.conda import channel as conda_channel
-from stage.environment.image import image
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.solve.advice import Target
 from stage.environment.solve.sdists import build_wheel
@@ -264,23 +262,3 @@ def test_deepspeed_built_twice_is_the_same_wheel_without_torch_or_a_compiler(
         )
     assert first.name == "deepspeed-0.19.8-py3-none-any.whl"
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_a_conda_package_with_too_little_space_for_the_prefix_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its builder's placeholder was short; py-rattler does not name the package."""
-    monkeypatch.setattr(conda_channel, "PLACEHOLDER", "/short/placeholder")
-    payload = {"bin/x": conda_channel.File(b"\x7fELF\0/short/placeholder/lib\0tail")}
-    tight = conda_channel.write_package(
-        tmp_path, conda_channel.Package(name="tight", version="1", payload=payload)
-    )
-    with pytest.raises(
-        UsageError, match="tight-1-0: built with space for a shorter prefix than the 200 bytes"
-    ):
-        image.lay_out(
-            tmp_path / "root",
-            conda={tight: "https://x.example/tight"},
-            wheels=[],
-            platform="linux-64",
-        )
