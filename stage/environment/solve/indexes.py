@@ -14,9 +14,9 @@ import ast
 import os
 import re
 import subprocess
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -68,15 +68,16 @@ def choose_indexes(section: PipSection, environment: Mapping[str, str]) -> Index
 
 
 def _configured(environment: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    named = [name for name in _UV_VARIABLES if environment.get(name)]
-    if named:
-        return {}, f"uv's own settings ({', '.join(named)})"
-    if file := _uv_file(environment):
-        return {}, f"uv's own settings ({file})"
+    """The settings of this machine's pip, and what to print of them; uv has its own if it is set.
+
+    Folders of this machine are left out.
+    """
+    own = [name for name in _UV_VARIABLES if environment.get(name)] or _uv_files(environment)
+    if own:
+        return {}, f"uv's own settings ({', '.join(own)})"
     found = _pip_configuration(environment)
     kept: dict[str, str] = {}
     ignored: list[str] = []
-    shown: list[str] = []
     for key in ("index-url", "extra-index-url", "find-links", "constraint"):
         values = found.get(key, "").split()
         if key in ("extra-index-url", "find-links"):
@@ -84,7 +85,7 @@ def _configured(environment: Mapping[str, str]) -> tuple[dict[str, str], str | N
             values = [value for value in values if not _is_local(value)]
         if values:
             kept[key] = " ".join(values)
-            shown.append(f"{key} {' '.join(map(without_secrets, values))}")
+    shown = [f"{key} {' '.join(map(without_secrets, v.split()))}" for key, v in kept.items()]
     if ignored:
         shown.append(f"without its folders of this machine ({', '.join(ignored)})")
     return kept, f"pip's configuration: {', '.join(shown)}" if shown else None
@@ -94,13 +95,11 @@ def _is_local(place: str) -> bool:
     return "://" not in place or place.startswith("file:")
 
 
-def _uv_file(environment: Mapping[str, str]) -> Path | None:
+def _uv_files(environment: Mapping[str, str]) -> list[str]:
     home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
-    for path in (Path(home) / "uv" / "uv.toml", Path("/etc/uv/uv.toml")):
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        if re.search(r"index|find-links", text):
-            return path
-    return None
+    files = [path for path in (Path(home, "uv/uv.toml"), Path("/etc/uv/uv.toml")) if path.is_file()]
+    texts = {str(path): path.read_text(encoding="utf-8", errors="replace") for path in files}
+    return [path for path, text in texts.items() if re.search(r"index|find-links", text)][:1]
 
 
 def _pip_configuration(environment: Mapping[str, str]) -> dict[str, str]:
@@ -127,32 +126,22 @@ class AuthenticatedUrl:
         return f"AuthenticatedUrl({without_secrets(self.url)!r})"
 
 
-class PrivateAddresses:
-    """The URLs to fetch from, for the packages of several environment files; each is read once."""
+def private_address(url: str, spec_path: Path) -> AuthenticatedUrl:
+    """The URL to fetch a package from; the locked one if the environment file is not here.
 
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[EnvironmentSpec, Indexes] | None] = {}
-        self._lock = threading.Lock()
-
-    def of(self, url: str, spec_path: Path) -> AuthenticatedUrl:
-        """The URL to fetch a package from; the locked one if the environment file is not here.
-
-        Raises:
-            UsageError: the file cannot be read, or names a variable that is not set.
-        """
-        with self._lock:
-            if spec_path not in self._known:
-                self._known[spec_path] = _read(spec_path)
-            known = self._known[spec_path]
-        if known is None:
-            return AuthenticatedUrl(url)
-        asked = address_to_ask(url, *known)
-        login = userinfo(asked)
-        parts = urlsplit(asked)
-        bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        return AuthenticatedUrl(bare, unquote(login) if login else None)
+    Raises:
+        UsageError: the file cannot be read, or names a variable that is not set.
+    """
+    known = _read(spec_path)
+    if known is None:
+        return AuthenticatedUrl(url)
+    asked = address_to_ask(url, *known)
+    login, parts = userinfo(asked), urlsplit(asked)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return AuthenticatedUrl(bare, unquote(login) if login else None)
 
 
+@lru_cache
 def _read(spec_path: Path) -> tuple[EnvironmentSpec, Indexes] | None:
     if not spec_path.is_file():
         return None
@@ -170,13 +159,9 @@ def address_to_ask(url: str, spec: EnvironmentSpec, indexes: Indexes) -> str:
         if clean != channel.rstrip("/") and url.startswith(f"{clean}/"):
             return channel.rstrip("/") + url.removeprefix(clean)
     parts = urlsplit(url)
-    for index in _urls(indexes):
+    for index in (line.partition(" ")[2] for line in indexes.lines if "://" in line):
         login = userinfo(index)
         if login and origin_of(index) == origin_of(url):
             netloc = f"{login}@{parts.netloc}"
             return urlunsplit((parts.scheme, netloc, parts.path, parts.query, ""))
     return url
-
-
-def _urls(indexes: Indexes) -> Iterable[str]:
-    return (line.partition(" ")[2] for line in indexes.lines if "://" in line)
