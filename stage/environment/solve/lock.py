@@ -215,12 +215,12 @@ def _with_torch_that_runs(request: PipRequest, conda_packages: Sequence[Package]
         fitting = lock_pip(replace(request, constraints=(constraint,)))
     except (UsageError, PolicyError):
         return packages
-    chosen = next((p for p in fitting if p.name == "torch"), None)
-    if chosen is None or _torch_problem([*conda_packages, *fitting], profile):
+    versions = {p.name: p.version for p in fitting}
+    if "torch" not in versions or _torch_problem([*conda_packages, *fitting], profile):
         return packages
     newest = next(p.version for p in packages if p.name == "torch")
     request.say(
-        f"torch {chosen.version}: the newest that runs on {profile.name} ({constraint}); not "
+        f"torch {versions['torch']}: the newest that runs on {profile.name} ({constraint}); not "
         f"{newest}: {problem} {torch_that_fits(profile)}"
     )
     return fitting
@@ -291,12 +291,10 @@ def _check_fit(
         reporter.note(f"{verdict.problem} {verdict.remedy}".strip())
 
 
-def _moved(before: EnvironmentLock, after: EnvironmentLock) -> tuple[str, ...]:
-    old = {(p.manager, p.name): p.version for p in before.packages}
-    new = {(p.manager, p.name): p.version for p in after.packages}
-    lines = []
-    for key in sorted(old.keys() | new.keys(), key=lambda k: (k[1], k[0])):
-        if old.get(key) != new.get(key):
-            was = f"{old[key]} -> " if key in old else ""
-            lines.append(f"{key[1]} {was}{new.get(key, '(gone)')}")
-    return tuple(lines)
+def _moved(before: EnvironmentLock, after: EnvironmentLock) -> list[str]:
+    old, new = ({(p.name, p.manager): p.version for p in lock.packages} for lock in (before, after))
+    return [
+        f"{key[0]} {f'{old[key]} -> ' if key in old else ''}{new.get(key, '(gone)')}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]

@@ -68,7 +68,7 @@ class PipRequirement:
         return bool(self.url) or exact
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PipSection:
     """The requirements and options for pip.
 
@@ -78,15 +78,15 @@ class PipSection:
         sdists: names that may come as source distributions.
     """
 
-    requirements: tuple[PipRequirement, ...] = ()
-    constraints: tuple[PipRequirement, ...] = ()
+    requirements: list[PipRequirement] = field(default_factory=list)
+    constraints: list[PipRequirement] = field(default_factory=list)
     index_url: str | None = field(default=None, repr=False)
-    extra_index_urls: tuple[str, ...] = field(default=(), repr=False)
-    find_links: tuple[str, ...] = field(default=(), repr=False)
+    extra_index_urls: list[str] = field(default_factory=list, repr=False)
+    find_links: list[str] = field(default_factory=list, repr=False)
     no_index: bool = False
     prereleases: bool = False
-    insecure_hosts: tuple[str, ...] = ()
-    sdists: tuple[str, ...] = SDISTS
+    insecure_hosts: list[str] = field(default_factory=list)
+    sdists: list[str] = field(default_factory=lambda: list(SDISTS))
 
     def as_document(self, folder: Path) -> dict[str, object]:
         """The inputs of a lock, without secrets; local folders relative to `folder`."""
@@ -101,7 +101,7 @@ class PipSection:
             ],
             "no_index": self.no_index,
             "prereleases": self.prereleases,
-            "sdists": sorted(self.sdists),
+            "sdists": sorted(set(self.sdists)),
         }
 
 
@@ -125,34 +125,14 @@ def read_pip_section(
         with mistakes:
             reader.line(text, place, folder)
     mistakes.check(str(folder))
-    return reader.section()
+    return reader.section
 
 
 class _Reader:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
-        self._requirements: list[PipRequirement] = []
-        self._constraints: list[PipRequirement] = []
-        self._index_url: str | None = None
-        self._extra: list[str] = []
-        self._find_links: list[str] = []
-        self._hosts: list[str] = []
-        self._sdists: list[str] = list(SDISTS)
-        self._no_index = self._prereleases = False
+        self.section = PipSection()
         self._open_files: list[Path] = []
-
-    def section(self) -> PipSection:
-        return PipSection(
-            requirements=tuple(self._requirements),
-            constraints=tuple(self._constraints),
-            index_url=self._index_url,
-            extra_index_urls=tuple(self._extra),
-            find_links=tuple(self._find_links),
-            no_index=self._no_index,
-            prereleases=self._prereleases,
-            insecure_hosts=tuple(self._hosts),
-            sdists=tuple(dict.fromkeys(self._sdists)),
-        )
 
     def line(self, text: str, place: str, folder: Path, *, constraint: bool = False) -> None:
         text = expand(re.sub(r"(^|\s+)#.*$", "", text).strip(), self._variables, place)
@@ -167,30 +147,38 @@ class _Reader:
                 if requirement.name == "airlift":
                     problem += " The index has another program of that name."
                 raise UsageError(problem, "Remove this line.")
-            (self._constraints if constraint else self._requirements).append(requirement)
+            known = self.section.constraints if constraint else self.section.requirements
+            known.append(requirement)
 
     def _option(self, text: str, place: str, folder: Path) -> None:
         flag, value = _split_option(text, place)
+        section = self.section
         match flag:
             case "-r" | "--requirement":
                 self._file(folder / value, place, constraint=False)
             case "-c" | "--constraint":
                 self._file(folder / value, place, constraint=True)
             case "-i" | "--index-url":
-                self._index_url = value
+                section.index_url = value
             case "--extra-index-url":
-                self._extra.append(value)
+                section.extra_index_urls.append(value)
             case "-f" | "--find-links":
-                is_url = "://" in value
-                self._find_links.append(value if is_url else str((folder / value).resolve()))
+                section.find_links.append(
+                    value if "://" in value else str((folder / value).resolve())
+                )
+            case "--no-binary" if value.startswith(":"):
+                raise PolicyError(
+                    f"{place}: `--no-binary {value}` would have every package built from source.",
+                    "Name those that have no wheel: --no-binary NAME",
+                )
             case "--no-binary":
-                self._permit_sdists(value, place)
+                section.sdists += [canonicalize_name(name) for name in value.split(",") if name]
             case "--no-index":
-                self._no_index = True
+                section.no_index = True
             case "--pre":
-                self._prereleases = True
+                section.prereleases = True
             case "--trusted-host":
-                self._hosts.append(value)
+                section.insecure_hosts.append(value)
             case "--only-binary" | "--prefer-binary" | "--require-hashes":
                 pass  # always so
             case "-e" | "--editable":
@@ -202,14 +190,6 @@ class _Reader:
                     "Known are -r, -c, --index-url, --extra-index-url, --find-links, --no-index, "
                     "--pre, --trusted-host and --no-binary NAME.",
                 )
-
-    def _permit_sdists(self, value: str, place: str) -> None:
-        if value.startswith(":"):
-            raise PolicyError(
-                f"{place}: `--no-binary {value}` would have every package built from source.",
-                "Name those that have no wheel: --no-binary NAME",
-            )
-        self._sdists += [canonicalize_name(name) for name in value.split(",") if name]
 
     def _file(self, path: Path, place: str, *, constraint: bool) -> None:
         if path.resolve() in self._open_files:

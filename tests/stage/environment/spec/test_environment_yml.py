@@ -50,7 +50,7 @@ dependencies:
     (torch,) = spec.pip.requirements
     assert (torch.name, torch.text) == ("torch", 'Torch>=2; sys_platform == "linux"')
     assert torch.place.endswith("environment.yml:8")
-    assert spec.pip.extra_index_urls == ("https://two.example/simple",)
+    assert spec.pip.extra_index_urls == ["https://two.example/simple"]
     assert spec.lock_path == tmp_path / "conda-lock.yml"
 
 
@@ -160,7 +160,7 @@ def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) ->
     ]
     assert pip.requirements[0].place.endswith("a.txt:2")
     assert [r.text for r in pip.constraints] == ["numpy<3"]
-    assert pip.find_links == (str(tmp_path / "more" / "wheels"),)
+    assert pip.find_links == [str(tmp_path / "more" / "wheels")]
     (tmp_path / "more" / "b.txt").write_text("-r a.txt\n")
     with pytest.raises(UsageError, match=r"b\.txt:1: .* names itself again"):
         with_pip(tmp_path, "-r more/a.txt")
