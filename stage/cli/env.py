@@ -14,7 +14,6 @@ from stage.cli.base import (
     Group,
     bundle_argument,
     quiet_option,
-    say,
     silent,
 )
 
@@ -105,12 +104,12 @@ def probe(script: bool) -> None:
       stage env probe > cluster.yml
       stage env probe --script > env-probe.sh    # for a cluster without airlift
     """
-    from stage.environment.check.node import PROBE, read_script, run_script
+    from stage.environment.check.node import PROBE, run_script
 
     if script:
-        click.echo(read_script(PROBE), nl=False)
+        click.echo(PROBE.read_text(encoding="utf-8"), nl=False)
     else:
-        sys.exit(run_script(PROBE).returncode)
+        sys.exit(run_script(PROBE))
 
 
 @env.command()
@@ -135,11 +134,7 @@ def check(bundle: Path, asset: str | None, prefix: Path | None) -> None:
     """
     from stage.environment.check.node import check_environments
 
-    findings = check_environments(bundle, asset, prefix)
-    several = len({finding.asset for finding in findings}) > 1
-    for finding in findings:
-        say(f"{finding.asset}: {finding}" if several else str(finding))
-    sys.exit(1 if any(finding.status == "bad" for finding in findings) else 0)
+    sys.exit(0 if check_environments(bundle, asset, prefix) else 1)
 
 
 @env.command()

@@ -1,4 +1,4 @@
-"""Whether this node can run the environments of a bundle: runs `env-check.sh`, reads its findings.
+"""Whether this node can run the environments of a bundle: `env-check.sh` says.
 
 The checks are shell scripts, because the Python of most clusters is too old for anything else. They
 are in `stage/templates`, need only `sh`, and print for people; the exit code is the answer. The
@@ -8,79 +8,40 @@ same scripts travel in the bundle, for nodes without `stage`.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from stage.bundle.advice import remedy_for_damage
 from stage.bundle.bundle import Bundle
 from stage.errors import DamageError, IncompleteError, UsageError
 
-PROBE = "env-probe.sh"
-CHECK = "env-check.sh"
-
-_FOLDER = Path(__file__).resolve().parents[2] / "templates"
+PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"
+CHECK = PROBE.with_name("env-check.sh")
 
 
-def script_path(name: str) -> Path:
-    """The path of a script."""
-    return _FOLDER / name
-
-
-def read_script(name: str) -> str:
-    """The text of a script."""
-    return script_path(name).read_text(encoding="utf-8")
-
-
-def run_script(
-    name: str, *arguments: str | Path, read: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Runs a script to its end.
-
-    Args:
-        read: its stdout is in the result; False: it goes to the stdout of this process.
+def run_script(script: Path, *arguments: str | Path) -> int:
+    """Runs a script to its end, on the stdout of this process; returns its exit code.
 
     Raises:
         UsageError: there is no `sh`.
     """
-    command = ["sh", str(script_path(name)), *map(str, arguments)]
-    stdout = subprocess.PIPE if read else None
     try:
-        return subprocess.run(command, stdout=stdout, text=True, errors="replace", check=False)
+        return subprocess.run(["sh", script, *arguments], check=False).returncode
     except FileNotFoundError:
         raise UsageError(
             "There is no `sh` on PATH.", "PATH=$PATH:/usr/bin:/bin, then the same command again."
         ) from None
 
 
-STATUSES = ("ok", "note", "bad")
-_REMEDY = "      -> "
-
-
-@dataclass(frozen=True)
-class NodeFinding:
-    """One line of the check.
-
-    Attributes:
-        status: `ok`; `note`: it runs, and this is good to know; `bad`: it would not run.
-    """
-
-    asset: str
-    status: str
-    text: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        first = f"{self.status:<5} {self.text}"
-        return f"{first}\n{_REMEDY}{self.remedy}" if self.remedy else first
-
-
 def check_environments(
     bundle_path: Path, asset: str | None = None, prefix: Path | None = None
-) -> list[NodeFinding]:
-    """Checks one environment of a bundle, or all.
+) -> bool:
+    """Checks one environment of a bundle, or all; prints what `env-check.sh` prints.
 
     Args:
         prefix: the folder where it would be created; None: space and quota are not checked.
+
+    Returns:
+        Whether this node can run them.
 
     Raises:
         UsageError: no bundle, no such environment in it, no `sh`.
@@ -98,32 +59,19 @@ def check_environments(
         raise UsageError(
             f"{bundle_path}: there is no environment in this bundle.", "stage show lists what is."
         )
-    return [
-        finding
-        for name in ([asset] if asset else there)
-        for finding in _check(bundle, name, prefix)
-    ]
-
-
-def _check(bundle: Bundle, asset: str, prefix: Path | None) -> list[NodeFinding]:
-    folder = bundle.asset_path(asset)
-    if not (folder / "env.json").is_file():
-        problem = f"{folder / 'env.json'} is missing."
-        raise DamageError(problem, remedy_for_damage(bundle.root))
-    prefixes = [prefix.absolute()] if prefix else []
-    done = run_script(CHECK, "--environment", folder.absolute(), *prefixes, read=True)
-    findings: list[NodeFinding] = []
-    for line in done.stdout.splitlines():
-        status, _, text = line.partition(" ")
-        if status in STATUSES:
-            findings.append(NodeFinding(asset, status, text.strip()))
-        elif line.startswith(_REMEDY) and findings:
-            last = findings.pop()
-            findings.append(NodeFinding(asset, last.status, last.text, line.removeprefix(_REMEDY)))
-    bad = any(finding.status == "bad" for finding in findings)
-    if done.returncode != (1 if bad else 0) or not findings:
-        raise IncompleteError(
-            f"The check of `{asset}` ended with exit code {done.returncode}; its output is above.",
-            f"Run the script itself: sh {script_path(CHECK)} --environment {folder.absolute()}",
-        )
-    return findings
+    codes = set()
+    for name in [asset] if asset else there:
+        folder = bundle.asset_path(name).absolute()
+        if not (folder / "env.json").is_file():
+            problem = f"{folder / 'env.json'} is missing."
+            raise DamageError(problem, remedy_for_damage(bundle.root))
+        if len(there) > 1:
+            print(f"{name}:", flush=True)
+        code = run_script(CHECK, "--environment", folder, *([prefix.absolute()] if prefix else []))
+        if code not in (0, 1):
+            raise IncompleteError(
+                f"The check of `{name}` ended with exit code {code}; its output is above.",
+                f"Run the script itself: sh {CHECK} --environment {folder}",
+            )
+        codes.add(code)
+    return codes == {0}
