@@ -99,7 +99,12 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
 
     def _matching_lock(self) -> bytes:
         """The text of the lock; made as by `stage env lock` if needed."""
-        manifest, reporter, lock, spec = self.run.manifest, self.run.reporter, self._lock, self._spec
+        manifest, reporter, lock, spec = (
+            self.run.manifest,
+            self.run.reporter,
+            self._lock,
+            self._spec,
+        )
         what = f"{manifest.place(self.name, 'environment')}: `{self.name}`"
         named = [("profile", self._profile)] if self._profile else []
         named += [] if lock.is_file() else [("environment", spec)]
@@ -189,9 +194,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
             )
             return bring_local(_local(file.origin), file.at(""), target, progress, remedy)
         asked = private_address(file.origin, self._spec)
-        download = replace(
-            download_of(self.name, file, None), url=asked.url, login=asked.login
-        )
+        download = replace(download_of(self.name, file, None), url=asked.url, login=asked.login)
         return self.run.downloader.fetch(download, target, progress)
 
     def input_name(self, origin: str) -> str:
@@ -212,7 +215,9 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         assert asset.environment is not None
         reporter, lock_path = self.run.reporter, root / asset.folder / LOCK_NAME
         lock = EnvironmentLock.load(lock_path, asset.environment.platform)
-        if {p.url: p.sha256 for p in lock.packages} != {i.origin: i.sha256 for i in asset.made_from}:
+        if {p.url: p.sha256 for p in lock.packages} != {
+            i.origin: i.sha256 for i in asset.made_from
+        }:
             raise DamageError(
                 f"{self.what}: {LOCK_NAME} and {self.run.manifest.lock_path.name} name different "
                 "packages.",
